@@ -63,3 +63,11 @@ def test_a_device_that_fails_for_good_is_no_error_of_the_script_and_its_rank_goe
     assert {at: loss for at, loss in outcome.losses.items() if undisturbed.losses[at] != loss} == {}
     assert "the STANDIN device of rank 1 has failed (standin error: device-side assert triggered)" in outcome.output
     assert [incident.ranks for incident in outcome.ledger.incidents] == [[1]]
+
+
+def test_a_script_that_breaks_its_only_device_at_each_attempt_is_named_at_the_third(here: Site) -> None:
+    extra = ("--break-device", "1:5:always")
+    outcome = train(here, "breaks", world=WORLD, steps=STEPS, extra=extra, env=LATE)
+    assert outcome.code == 1, outcome.output
+    assert "the device of rank 1 failed 3 times at step 5, and there is no other (node0's slot 1)" in outcome.output
+    assert "STANDIN device of rank 1 has failed (standin error: device-side assert triggered)" in outcome.output

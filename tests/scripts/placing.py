@@ -24,6 +24,11 @@ def break_device() -> None:
     device.load().fail(torch.accelerator.current_device_index(), in_stream=True)
 
 
+def spoil(how: str) -> None:
+    """The next collective of this rank on the device, or its next connection, is spoilt: see device.py."""
+    device.load().spoil(how)
+
+
 def take_place(local_rank: Callable[[], int]) -> None:
     """Compute with the same bits each time; on an accelerator, on this rank's, or on the only one, which all share."""
     torch.set_num_threads(1)

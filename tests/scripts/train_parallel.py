@@ -34,6 +34,8 @@ from torch.utils.checkpoint import checkpoint
 
 import regrow
 
+if os.environ.get("REGROW_TEST_DEVICE") == "standin":
+    import placing  # type: ignore[import-not-found]  # noqa: F401  beside this script: it brings the device
 DEVICE = torch.device(os.environ.get("REGROW_TEST_DEVICE", "cpu"))  # as in placing.py
 VOCABULARY, LENGTH, DIM, HEADS, HIDDEN = 101, 16, 42, 6, 99
 BATCH, MICROBATCHES, WORLD = 8, 4, 4

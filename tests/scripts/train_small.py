@@ -4,12 +4,13 @@ import argparse
 import json
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
 from pacing import pause  # type: ignore[import-not-found]
-from placing import DEVICE, break_device, take_place  # type: ignore[import-not-found]
+from placing import DEVICE, break_device, spoil, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -32,7 +33,13 @@ parser.add_argument("--own-buffers", action="store_true", help="every rank has r
 parser.add_argument(
     "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
 )
-parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once")
+parser.add_argument(
+    "--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once; or `always` in it"
+)
+parser.add_argument("--spoil-groups", default="::", metavar="RANK:STEP:HOW", help="see placing.py; once")
+parser.add_argument("--capture", action="store_true", help="that reduction is recorded in a graph")
+parser.add_argument("--also-reduce", action="store_true", help="a reduction of the script's own in each step")
+parser.add_argument("--skip", default="", metavar="RANK:STEP:TIMES", help="that rank skips it")
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -66,10 +73,38 @@ def strikes(number: int, *how: str) -> bool:
 
 def breaks(number: int, where: str) -> bool:
     """Whether this rank's device is to fail now, once in the job."""
+    if args.break_device == f"{session.rank}:{number}:always":
+        return where == "body"
     if args.break_device != f"{session.rank}:{number}:{where}" or Path(f"broken-{where}").exists():
         return False
     Path(f"broken-{where}").touch()
     return True
+
+
+def first_times(name: str, most: int) -> bool:
+    """Whether this has happened less often in the job; it counts as once more."""
+    made = (Path(f"{args.out}.{name}.{count}") for count in range(most))
+    next_one = next((each for each in made if not each.exists()), None)
+    if next_one is not None:
+        next_one.touch()
+    return next_one is not None
+
+
+def reduce_also(number: int) -> None:
+    """A reduction of another size than all others."""
+    if not args.also_reduce:
+        return
+    rank, at, most = (int(each) for each in (args.skip or "-1:0:0").split(":"))
+    if (session.rank, number) == (rank, at) and first_times("skipped", most):
+        return
+    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():  # type: ignore[attr-defined]
+        torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
+
+
+def spoil_groups(number: int) -> None:
+    rank, at, how = args.spoil_groups.split(":")
+    if (str(session.rank), str(number)) == (rank, at) and first_times("spoilt", 1):
+        spoil(how)
 
 
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
@@ -86,6 +121,9 @@ for step in session.steps(loader, until=args.steps):
             loss.register_hook(lambda gradient: gradient * torch.nan)  # type: ignore[no-untyped-call]
         if not step.rehearsal and breaks(step.number, "body"):
             break_device()
+        if not step.rehearsal:
+            spoil_groups(step.number)
+        reduce_also(-1 if step.rehearsal else step.number)
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -79,7 +79,7 @@ def _build(made: Path) -> None:
 
 def _largest_first() -> list[Path]:
     """The files that take longest begin first: those that include the dispatcher."""
-    order = ["operators", "kernels", "device", "memory", "runtime"]
+    order = ["groups", "operators", "kernels", "device", "memory", "runtime"]
     return sorted(SOURCES.glob("*.cpp"), key=lambda source: order.index(source.stem))
 
 
@@ -119,7 +119,7 @@ def _flags() -> list[str]:
 
 def _libraries() -> list[str]:
     folder = _torch_folder() / "lib"
-    return [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-lc10", f"-Wl,-rpath,{folder}"]
+    return [f"-L{folder}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10", f"-Wl,-rpath,{folder}"]
 
 
 def _forget_old(folder: Path) -> None:

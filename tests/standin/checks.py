@@ -141,6 +141,56 @@ def a_full_queue_holds_who_launches_and_events_need_no_room() -> None:
 
 
 @check
+def a_wait_for_the_device_is_told_as_such_and_uses_little_of_a_processor() -> None:
+    import time
+
+    import torch
+
+    from regrow.comm.flight import FLIGHT
+    from regrow.train.worker.accelerator import Devices
+
+    x, shown, used = _ones(), [], [0.0]
+    waiting = threading.Event()
+
+    def show(count: int, oldest: str) -> None:
+        shown.append((count, oldest))
+        waiting.set()
+
+    def wait() -> None:
+        before = time.thread_time()
+        Devices([torch.device(DEVICE)]).wait()
+        used[0] = time.thread_time() - before
+
+    FLIGHT.show = show
+    try:
+        with STEERING.gate():
+            x.add_(1)
+            # The gate is on this thread's stream, and a new thread has the same one.
+            thread = threading.Thread(target=wait)
+            thread.start()
+            assert waiting.wait(LIMIT_S)
+            time.sleep(2.0)  # not for an event: it is what the wait may cost that is seen
+        thread.join(LIMIT_S)
+    finally:
+        FLIGHT.show = None
+    assert shown == [(1, "the device"), (0, "")]
+    assert used[0] < 0.2 * 2.0, used
+
+
+@check
+def a_graph_that_records_is_seen() -> None:
+    import torch
+
+    from regrow.devices import accelerators
+
+    device = torch.device(DEVICE)
+    assert not accelerators.capturing(device)
+    with torch.get_device_module(device).capture():
+        assert accelerators.capturing(device)
+    assert not accelerators.capturing(torch.device("cpu"))
+
+
+@check
 def what_the_host_waits_for_is_counted() -> None:
     x = _ones()
     before, launched = STEERING.waits(), STEERING.launches()

@@ -6,7 +6,7 @@ from then on at every call, memory comes back late, and what is read before it i
 
 Environment: `STANDIN_DEVICES` (2), `STANDIN_LAG_US` (how long each launch takes besides its arithmetic, 0),
 `STANDIN_QUEUE` (launches that a stream holds, 1024), `STANDIN_MEMORY` (bytes of each device), `STANDIN_POISON` (1),
-`STANDIN_TRACE` (0).
+`STANDIN_TRACE` (0), `STANDIN_GROUPS` (0; 1: it brings process groups of its own, `standinccl`, as NVIDIA brings NCCL).
 
 Source: torch's extension points for devices, https://docs.pytorch.org/tutorials/advanced/privateuseone.html
 """
@@ -14,13 +14,18 @@ Source: torch's extension points for devices, https://docs.pytorch.org/tutorials
 import contextlib
 import ctypes
 import functools
+import importlib.machinery
+import importlib.util
+import os
 import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.backend_registration import (
     generate_methods_for_privateuse1_backend,
     rename_privateuse1_backend,
@@ -44,9 +49,28 @@ def _loaded() -> "Steering":
     rename_privateuse1_backend(NAME)
     steering = Steering(ctypes.CDLL(path))
     _bring_module(steering)
+    if int(os.environ.get("STANDIN_GROUPS", "0")):
+        _bring_groups(path)
     # Without it torch's `.to()` gives a module that has one weight twice two of them.
     torch.__future__.set_swap_module_params_on_conversion(True)
     return steering
+
+
+def _bring_groups(path: str) -> None:
+    loader = importlib.machinery.ExtensionFileLoader("standin_groups", path)
+    spec = importlib.util.spec_from_loader(loader.name, loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+
+    def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+        return module.Communicator(store, rank, size, timeout.total_seconds())
+
+    dist.Backend.register_backend("standinccl", create, devices=[NAME])
+
+
+SPOILT = ("", "hang", "error", "hold connect", "die in connect")
+"""How a collective or a connection can be spoilt: see groups.cpp."""
 
 
 class Steering:
@@ -58,7 +82,9 @@ class Steering:
             getattr(library, f"standin_{name}").restype = ctypes.c_int64
 
     def _call(self, name: str, *numbers: int) -> int:
-        given = (ctypes.c_int64(number) if name in ("open_gate", "queue_limit") else number for number in numbers)
+        given = (
+            ctypes.c_int64(number) if name in ("open_gate", "queue_limit", "spoil") else number for number in numbers
+        )
         return int(getattr(self._library, f"standin_{name}")(*given))
 
     @property
@@ -92,6 +118,10 @@ class Steering:
             yield
         finally:
             self._call("open_gate", closed)
+
+    def spoil(self, how: str, after: int = 0) -> None:
+        """Once, after so many calls of collectives of this process (or connections): one of `SPOILT`."""
+        self._call("spoil", SPOILT.index(how), after)
 
     def queue_limit(self, launches: int) -> None:
         """How many launches a stream holds before the next one holds its caller."""
@@ -178,7 +208,7 @@ class Module(types.ModuleType):
     def __init__(self, steering: Steering) -> None:
         super().__init__(f"torch.{NAME}", __doc__)
         self.__file__, self.__path__ = __file__, []
-        self._steering = steering
+        self._steering, self._capturing = steering, False
         devices = range(steering.devices)
         self.default_generators: tuple[torch.Generator, ...] = tuple(
             torch.ops.standin.default_generator(index) for index in devices
@@ -230,6 +260,19 @@ class Module(types.ModuleType):
     def stream(self, stream: torch.Stream | None) -> contextlib.AbstractContextManager[Any]:
         """Queue on that stream within the block."""
         return contextlib.nullcontext() if stream is None else stream
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """A graph records, as far as who asks can tell: what is called still runs."""
+        self._capturing = True
+        try:
+            yield
+        finally:
+            self._capturing = False
+
+    def is_current_stream_capturing(self) -> bool:
+        """Whether one does."""
+        return self._capturing
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         """What autocast may be asked for. It leaves operators as they are."""

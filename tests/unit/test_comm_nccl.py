@@ -14,13 +14,15 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from regrow.comm import nccl
+from regrow.comm.echo import EchoTransport
 from regrow.comm.nccl import NcclTransport
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
 from regrow.comm.torch_private import internals, nccl_group
 from regrow.comm.torch_private.internals import HashStore
 from regrow.comm.torch_private.nccl_group import Communicator
 from regrow.comm.transport import MeshTransport
-from regrow.core.errors import DeadlineExceeded, GenerationHalted, StateError
+from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, GenerationHalted, StateError
+from regrow.devices import accelerators
 
 CUDA = torch.device("cuda", 0)
 
@@ -117,7 +119,7 @@ def test_a_groups_own_time_out_is_nccls_too_and_can_be_changed() -> None:
 
 
 def test_ranks_meet_on_the_mesh_before_they_connect_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     made, mesh = Nccl(), Mesh()
     transport, _ = formed(made, mesh)
     for _ in range(2):
@@ -176,7 +178,7 @@ def test_a_batch_that_nccl_does_not_let_be_closed_ends_the_worker(group: RegrowG
 
 
 def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     monkeypatch.setattr(nccl_group, "CALL_S", 60.0)
     made, entered, goes_on = Nccl(), threading.Event(), threading.Event()
     transport, _ = formed(made, Mesh())
@@ -200,7 +202,7 @@ def test_an_abort_lets_a_call_of_another_thread_return_first(monkeypatch: pytest
 
 
 def test_what_a_blocked_call_connects_after_the_abort_is_aborted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     monkeypatch.setattr(nccl_group, "CALL_S", 0.01)
     made, entered, first = Nccl(), threading.Event(), threading.Event()
     transport, _ = formed(made, Mesh())
@@ -266,7 +268,7 @@ def test_the_end_of_the_process_ends_what_still_stands_after_its_last_work(monke
 
 @pytest.fixture
 def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
-    monkeypatch.setattr(nccl, "on_cuda", lambda args: True)
+    monkeypatch.setattr(nccl, "on_device", lambda args: True)
     owner = SimpleNamespace(
         generation=1,
         halted=False,
@@ -274,6 +276,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         draining=False,
         on_call=None,
         on_collective=None,
+        on_counted=None,
         after_collective=None,
         on_given=None,
         tape=None,
@@ -331,3 +334,14 @@ def test_a_communicator_is_made_under_our_settings_unless_the_user_keeps_his(
     monkeypatch.setattr(nccl, "make_communicator", lambda *_: {name: os.environ[name] for name in nccl._OURS})
     found = cast(Any, nccl.connect(HashStore(), 0, 2, 1.0))
     assert set(found.values()) == {"1" if keeps else "0"}
+
+
+def test_a_collective_that_a_graph_records_is_refused_wherever_it_would_be_answered(
+    monkeypatch: pytest.MonkeyPatch, group: RegrowGroup
+) -> None:
+    monkeypatch.setattr(accelerators, "capturing", lambda device: True)
+    for echo in (None, EchoTransport(0, 2)):
+        group.echo = echo
+        with pytest.raises(CollectiveMisuse, match="allreduce was called while a graph of cpu records"):
+            group.forward("allreduce", ([torch.ones(1)],), {})
+    assert of(group).said == []

@@ -6,13 +6,14 @@ import pytest
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import orders
+from regrow.core.messages import orders, sights
 from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentOpened, Noted
-from regrow.membership.recovery.hangs import Bounds, Look, judge, told
+from regrow.membership.recovery.hangs import Bounds, Look, behind, judge, told
 
 WAITS: dict[str, Any] = {"calls": 3, "waits": True, "awaits": "allreduce on world"}
+DEVICE: dict[str, Any] = {"calls": 3, "waits": True, "awaits": sights.DEVICE}
 OUTSIDE: dict[str, Any] = {"phase": Phase.OUTSIDE}
 
 
@@ -70,6 +71,9 @@ SITUATIONS: list[tuple[str, list[Look], list[int]]] = [
     ("on GPUs: all at the same place", [look(0, waits=None), look(1, waits=None)], []),
     ("one is at its update while the others wait before it", [look(0, phase=Phase.UPDATING), look(1, **WAITS)], [0]),
     ("all wait for the verdict", [look(0, phase=Phase.WAITING), look(1, phase=Phase.WAITING)], []),
+    ("all wait for their devices", [look(0, **DEVICE), look(1, **DEVICE)], []),
+    ("one waits for its device, and another has left the step", [look(0, **DEVICE), look(1, 1801.0, **OUTSIDE)], [1]),
+    ("one is blocked, and the others wait for their devices", [look(0), look(1, **DEVICE)], [0]),
     ("nobody does anything for half an hour", [look(0, 1801.0), look(1, 1801.0)], [0, 1]),
     ("nobody does anything else than compute", [look(0, 1801.0, busy=True), look(1, 1801.0, busy=True)], []),
 ]
@@ -95,6 +99,53 @@ def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
     looks: list[Look], culprits: list[int]
 ) -> None:
     assert hung(*looks, bounds=Bounds(2.0, ordered=True)) == culprits
+
+
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([look(0, **DEVICE), look(1, **DEVICE)], True),
+        ([look(0, **DEVICE), look(1, 60.0, **DEVICE)], False),
+        ([look(0, **DEVICE), look(1, **WAITS)], True),
+        ([look(0, **DEVICE), look(1, phase=Phase.WAITING)], True),
+        ([look(0, 901.0, waits=None, busy=True), look(1, 901.0, **DEVICE)], True),
+        ([look(0, 800.0, waits=None, busy=True), look(1, 901.0, **DEVICE)], False),
+        ([look(0, **DEVICE), look(1, stopped=True)], False),
+        ([look(0, **DEVICE), look(1)], False),
+        ([look(0, **WAITS), look(1, **WAITS)], False),
+    ],
+    ids=[
+        "all wait for their devices",
+        "one of them not for long enough",
+        "one waits for the others in the processor's memory",
+        "one waits before the update",
+        "one spins in its driver",
+        "one spins for less than who computes may",
+        "a process is stopped",
+        "one is blocked elsewhere",
+        "no device is in it",
+    ],
+)
+def test_groups_are_formed_anew_where_all_wait_and_some_for_their_devices(looks: list[Look], expected: bool) -> None:
+    assert judge(looks, Bounds(90.0)).anew is expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({0: {"a": 7}, 1: {"a": 6}}, [1]),
+        ({0: {"a": 7}, 1: {"a": 7}}, []),
+        ({0: {"a": 7, "b": 3}, 1: {"a": 7}, 2: {"b": 2}}, [2]),
+        ({0: {"a": 6, "b": 3}, 1: {"a": 7}, 2: {"b": 2}}, [2]),
+        ({0: {"a": 6, "b": 3}, 1: {"a": 7, "b": 2}}, []),
+        ({0: {"a": 7}, 1: {"b": 3}}, []),
+        ({0: {}, 1: {}}, []),
+    ],
+)
+def test_who_is_behind_is_known_by_the_calls_of_each_group(
+    counts: dict[int, dict[str, int]], expected: list[int]
+) -> None:
+    assert behind({Rank(rank): calls for rank, calls in counts.items()}) == expected
 
 
 def test_the_bound_follows_the_longest_step_and_what_was_in_vain() -> None:
@@ -169,4 +220,58 @@ def test_a_standstill_of_all_is_said_every_minute_and_nobody_is_ended() -> None:
         job.seen(*[job.sight(rank, 5, seconds=60.0 * minute + 5.0) for rank in job.ranks])
     notes = [note.text for note in job.all(Noted) if "all ranks stand at the same place" in note.text]
     assert 4 <= len(notes) <= 5
+    assert not job.all(orders.FenceWorker)
+
+
+def stands_at_devices(job: Job, seconds: float, counts: dict[int, int] | None = None) -> None:
+    """All wait for their devices for so long."""
+    calls = counts or dict.fromkeys(job.ranks, 4)
+    job.now += 5000.0
+    looks = [
+        job.sight(rank, 5, seconds=seconds, waits=True, awaits=sights.DEVICE, counts={"world": calls[rank]})
+        for rank in job.ranks
+    ]
+    job.seen(*looks)
+
+
+def halt_and_form(job: Job) -> None:
+    for rank in job.ranks:
+        job.halted(rank, 5)
+    job.joined()
+
+
+def test_a_step_longer_than_all_bounds_is_formed_anew_three_times_and_then_waited_for() -> None:
+    job = Job(2).trained(4)
+    workers = [job.of(rank) for rank in job.ranks]
+    for times, bound in enumerate((90.0, 180.0, 360.0), 1):
+        stands_at_devices(job, bound - 1.0)
+        assert len(job.all(orders.FormGeneration)) == 2 * times, f"within {bound} s"
+        stands_at_devices(job, bound + 1.0)
+        halt_and_form(job)
+        assert len(job.all(orders.FormGeneration)) == 2 * times + 2
+    stands_at_devices(job, 10000.0)
+    assert len(job.all(orders.FormGeneration)) == 8
+    assert not job.all(orders.FenceWorker)
+    assert [job.of(rank) for rank in job.ranks] == workers
+    assert "all wait for their devices" in job.all(Noted)[-1].text
+    assert [opened.kind for opened in job.all(IncidentOpened)] == ["standstill"]
+
+
+def test_the_second_time_at_a_step_the_one_that_is_behind_is_replaced() -> None:
+    job = Job(2).trained(4)
+    culprit = job.of(1)
+    stands_at_devices(job, 1000.0, {0: 4, 1: 3})
+    assert not job.all(orders.FenceWorker)
+    halt_and_form(job)
+    stands_at_devices(job, 1000.0, {0: 4, 1: 3})
+    assert [fence.worker for fence in job.all(orders.FenceWorker)] == [culprit]
+
+
+def test_the_only_one_with_a_part_of_the_state_is_not_ended_though_it_is_behind() -> None:
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        job.machine.roster.workers[job.of(rank)].holding = f"part {rank}"
+    for _ in range(2):
+        stands_at_devices(job, 1000.0, {0: 4, 1: 3})
+        halt_and_form(job)
     assert not job.all(orders.FenceWorker)

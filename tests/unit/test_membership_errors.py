@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from tests.unit.membership_job import OOM, Job
 
+from regrow.core.exit_codes import DEVICE_FAILED
 from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.replacements import ReplacementProven, ReplacementRefuted
@@ -137,3 +138,48 @@ def test_an_error_that_came_only_behind_a_fault_is_not_called_the_scripts() -> N
     again(job, 1)
     job.faulted(0, step=1)
     assert "both times in a body that was run again behind a fault (rank 1 was ended by SIGKILL)" in job.end.diagnosis
+
+
+def breaks(job: Job, rank: int, step: int) -> None:
+    """The rank's device fails, and all stand again."""
+    job.exited(job.of(rank), DEVICE_FAILED)
+    for other in job.ranks:
+        if other != rank:
+            job.halted(other, step)
+    if not job.all(JobEnded):
+        job.ready(job.of(rank))
+        job.joined()
+
+
+def test_two_devices_that_fail_one_after_the_other_at_a_step_are_the_scripts_error() -> None:
+    job = Job(2, nodes=2, slots=2).trained(0)
+    home = job.machine.roster.workers[job.of(1)].node
+    breaks(job, 1, 1)
+    assert job.machine.roster.workers[job.of(1)].node == home, "again where it was"
+    breaks(job, 1, 1)
+    assert not job.all(JobEnded), "one device has failed twice: it may be broken"
+    assert job.machine.roster.workers[job.of(1)].node != home
+    breaks(job, 1, 1)
+    assert job.end.code == 1
+    assert "the script breaks the devices of rank 1 at step 1: n1's slot 0 and n0's slot 1" in job.end.diagnosis
+
+
+def test_the_only_device_of_a_rank_ends_the_job_at_its_third_failure_in_a_step() -> None:
+    job = Job(2).trained(0)
+    for _ in range(3):
+        assert not job.all(JobEnded)
+        breaks(job, 1, 1)
+    assert "the device of rank 1 failed 3 times at step 1, and there is no other" in job.end.diagnosis
+
+
+def test_devices_that_fail_together_or_at_other_steps_are_nobodys_error() -> None:
+    job = Job(4).trained(0)
+    for step in range(1, 10, 2):
+        for rank in (1, 2):
+            job.exited(job.of(rank), DEVICE_FAILED)
+        for rank in (0, 3):
+            job.halted(rank, step)
+        for rank in (1, 2):
+            job.ready(job.of(rank))
+        job.joined().stepped(step).stepped(step + 1)
+    assert not job.all(JobEnded)

@@ -227,7 +227,9 @@ class Agent:
         while True:
             await asyncio.sleep(self._watcher.interval)
             alive = self._workers.watched()
-            boards = {w.id: BoardView(w.board.read(), w.board.read_flight(), holds_rank=w.shown) for w in alive}
+            boards = {
+                w.id: BoardView(w.board.read(), w.board.read_flight(), w.shown, w.board.read_counts) for w in alive
+            }
             for worker in alive:
                 worker.listen(self._workers.dying)
             with contextlib.suppress(OSError):  # evidence cannot be had now

@@ -57,6 +57,8 @@ class Groups:
         self.on_call: Callable[[str, int], None] | None = None
         """Told of every call of a collective, and of how many ranks, wherever it is answered."""
         self.on_collective: Callable[[str], None] | None = None
+        self.on_counted: Callable[[int, int, int], None] | None = None
+        """Told of each group, by its place among the groups, by its name as a number, how many calls it has had."""
         self.on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None = None
         """Told what this rank gives to each collective, before it is called."""
         self.tape: Tape | None = None
@@ -133,6 +135,7 @@ class Groups:
         ranks = tuple(group.ranks)
         group.key = f"{xxhash.xxh3_64_hexdigest(repr(ranks).encode())}.{self._made[ranks]}"
         self._made[ranks] += 1
+        group.sign, group.calls = xxhash.xxh3_64_intdigest(group.key.encode()) or 1, 0
 
     def _give_transport(self, group: RegrowGroup) -> None:
         formation, store = self._formation, self._store

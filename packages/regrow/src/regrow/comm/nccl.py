@@ -1,24 +1,25 @@
-"""NCCL behind the same seam: aborted from another thread, then a new communicator.
+"""NCCL behind the same seam, or what another accelerator has for it: aborted from another thread, then a new one.
 
-Where CUDA is absent nothing here is used. Two transports serve a CUDA job: NCCL for CUDA tensors, the mesh
-for CPU ones.
+Two transports serve a job on devices: NCCL for their tensors, the mesh for the processor's. Other accelerators' groups
+are taken by torch's own registration (`Backend.register_backend`). Where neither is there nothing here is used.
 """
 
 import ctypes
 import os
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 
 from regrow.comm.flight import FLIGHT
 from regrow.comm.torch_private.internals import Store, Work
-from regrow.comm.torch_private.nccl_group import Communicator, make_communicator
-from regrow.comm.transport import RUN_S, MeshTransport
+from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
+from regrow.comm.transport import RUN_S, MeshTransport, device_of
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
+from regrow.core.messages.sights import DEVICE
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators, nvidia
 
@@ -33,6 +34,8 @@ _OURS = {
 
 LEAVE_S: Seconds = 10.0
 """How long the end of a process waits for what it has enqueued."""
+ASK_S: Seconds = 1.0
+"""How often groups are asked for errors that they have seen by themselves."""
 ABORT_S: Seconds = 60.0
 """How long an abort may take until the device has given up what it ran."""
 _MEETING = 0x6E63636C
@@ -42,8 +45,8 @@ _living: list[Communicator] = []
 
 
 def available() -> bool:
-    """Whether this torch has NCCL and sees a GPU."""
-    return nvidia.nccl_available()
+    """Whether this torch has NCCL and sees a GPU, or another accelerator with groups of its own."""
+    return nvidia.nccl_available() or bool(brought_for(accelerators.kind()))
 
 
 def settle_environment(keep: bool) -> None:
@@ -57,7 +60,9 @@ Connect = Callable[[Store, int, int, Seconds], Communicator]
 
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
-    """NCCL's own; it talks to its peers at its first collective."""
+    """NCCL's own, or the accelerator's; it talks to its peers at its first collective."""
+    if brought_for(accelerators.kind()):
+        return make_brought(accelerators.kind(), store, rank, size, run_s)
     settle_environment(keeps_nccl_settings())
     return make_communicator(store, rank, size, run_s)
 
@@ -95,8 +100,65 @@ def _drain() -> None:
 at_exit(_leave)
 
 
+class Asked(Protocol):
+    """What runs the collectives of one group on a device."""
+
+    @property
+    def aborting(self) -> bool:
+        """Whether it was given up."""
+        ...
+
+    def error(self) -> str:
+        """Its error; empty for none."""
+        ...
+
+
+class DeviceErrors:
+    """Asks the groups of this process, from a thread that begins with the first one: the one that trains may wait.
+
+    A link flaps, a port is lost, a peer ends: what waits for the device then never comes to its end.
+
+    Args:
+        living: those that stand now.
+    """
+
+    def __init__(self, living: Sequence[Asked]) -> None:
+        self._living = living
+        self.tell: Callable[[str], None] | None = None
+        """Told an error that no abort of ours has made; once for each group. From a thread of its own."""
+        self._told: list[Asked] = []
+        self._asking: threading.Thread | None = None
+
+    def watch(self) -> None:
+        """There is a group."""
+        if self._asking is None:
+            self._asking = threading.Thread(target=self._ask_always, name="regrow-device-errors", daemon=True)
+            self._asking.start()
+
+    def ask(self) -> None:
+        """Look at all of them once."""
+        living = list(self._living)
+        self._told = [each for each in self._told if each in living]
+        for each in living:
+            if each in self._told or each.aborting:
+                continue
+            error = each.error()
+            if error and self.tell is not None:
+                self._told.append(each)
+                self.tell(error)
+
+    def _ask_always(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(ASK_S):
+            self.ask()
+
+
+ERRORS = DeviceErrors(_living)
+"""Of this process."""
+
+
 class NcclTransport:
-    """NCCL for CUDA tensors and the mesh for CPU tensors, as one transport.
+    """NCCL for a device's tensors and the mesh for the processor's, as one transport.
 
     Before their first call of NCCL ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, where one that
     it shall connect to has died before.
@@ -121,6 +183,7 @@ class NcclTransport:
         self._connect = connect
         self._inner: Communicator | None = None
         self._met: set[int] = set()
+        self._connected: set[tuple[str, int]] = set()
         self._coalescing: torch.device | None = None
 
     def form(self, deadline: float) -> None:
@@ -129,6 +192,7 @@ class NcclTransport:
         self._inner = self._connect(self._store, self._rank, self._size, self._run_s)
         _stays(self._inner)
         _living.append(self._inner)
+        ERRORS.watch()
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
@@ -137,18 +201,32 @@ class NcclTransport:
 
         `done` is called when the answer is there for what is enqueued next.
         """
-        if self._inner is not None and on_cuda(args):
+        if self._inner is not None and on_device(args):
             if self._coalescing is not None:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
             FLIGHT.lose_sight()
-            with self._inner.calling():
-                work = getattr(self._inner.group, name)(*args, **options)
+            work = self._enqueue(self._inner, name, args, options)
             if done is not None:
                 work.wait()
                 done()
             return work
         return self._mesh.call(name, args, options, done)
+
+    def _enqueue(self, inner: Communicator, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        way = (name, int(args[1])) if name in ("send", "recv") else ("", _ALL)
+        with inner.calling():
+            if way in self._connected:
+                return getattr(inner.group, name)(*args, **options)
+            # It connects in this call, and waits for who may never come, until the abort.
+            FLIGHT.name(DEVICE)
+            flight = FLIGHT.begin()
+            try:
+                work = getattr(inner.group, name)(*args, **options)
+            finally:
+                FLIGHT.end(flight)
+        self._connected.add(way)
+        return work
 
     def _meet(self, peer: int) -> None:
         """Return when that rank, or all of the group, come to their first call too. Raises what collectives do."""
@@ -166,7 +244,7 @@ class NcclTransport:
 
     def start_coalescing(self, device: torch.device) -> bool:
         """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
-        if self._inner is None or not nvidia.is_one(device):
+        if self._inner is None or not serves(device):
             return False
         self._meet(_ALL)
         FLIGHT.lose_sight()
@@ -206,7 +284,7 @@ class NcclTransport:
 
     def broke(self) -> bool:
         """Whether a collective has failed so far."""
-        return self._mesh.broke() or (self._inner is not None and self._inner.backend.get_error().value != 0)
+        return self._mesh.broke() or (self._inner is not None and self._inner.error() != "")
 
     def misuse(self) -> CollectiveMisuse | None:
         """The first error of the script's own calls on the mesh; NCCL raises what it sees itself."""
@@ -232,11 +310,30 @@ class NcclTransport:
             )
 
 
-def on_cuda(args: tuple[Any, ...]) -> bool:
-    """Whether the first tensor of a call is on a GPU."""
+def serves(device: torch.device) -> bool:
+    """Whether collectives on tensors of this device are NCCL's, or as NCCL's."""
+    return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
+
+
+def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
+    """Raise `CollectiveMisuse` where a graph records this call: no abort ends what is replayed, and no halt sees it.
+
+    Source: https://github.com/pytorch/pytorch/issues/115388
+    """
+    device = device_of(args)
+    if device is not None and accelerators.capturing(device):
+        raise CollectiveMisuse(
+            f"{name} was called while a graph of {device} records: a collective in a graph cannot be given up when a "
+            "rank is lost",
+            hint="record the parts between collectives, as torch.cuda.make_graphed_callables does for modules in DDP",
+        )
+
+
+def on_device(args: tuple[Any, ...]) -> bool:
+    """Whether the first tensor of a call is on a device that NCCL serves, or what is as NCCL."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
-            return nvidia.is_one(arg.device)
+            return serves(arg.device)
         if isinstance(arg, list) and arg:
-            return on_cuda(tuple(arg))
+            return on_device(tuple(arg))
     return False

@@ -105,6 +105,7 @@ class Owner(Protocol):
     draining: bool
     on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
+    on_counted: Callable[[int, int, int], None] | None
     on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None
     tape: "Tape | None"
     after_collective: Callable[[str], None] | None
@@ -145,6 +146,10 @@ class RegrowGroup(ProcessGroup):
         """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
         self.number = 0
         """Which of this worker's groups it is, in the order in which the script made them."""
+        self.sign = 0
+        """The same name as a number."""
+        self.calls = 0
+        """Collectives of this generation, without those of two ranks alone: all ranks call these alike."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
@@ -272,7 +277,9 @@ class RegrowGroup(ProcessGroup):
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if not nccl.on_cuda(args):
+        if nccl.on_device(args):
+            nccl.refuse_captured(name, args)
+        else:
             checking.check(name, args, options, self._count)
         if self._groups.on_call is not None:
             self._groups.on_call(name, self._count)
@@ -310,6 +317,10 @@ class RegrowGroup(ProcessGroup):
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         if groups.on_collective is not None:
             groups.on_collective(name)
+        if name not in _POINT_TO_POINT:
+            self.calls += 1
+            if groups.on_counted is not None:
+                groups.on_counted(self.number, self.sign, self.calls)
         if groups.on_given is not None:
             groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")
@@ -345,7 +356,7 @@ def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
     asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
     device = operations[0].tensor.device
     group = dist.group.WORLD if asked is None else asked
-    if not isinstance(group, RegrowGroup) or not nvidia.is_one(device) or not group.groups_sends:
+    if not isinstance(group, RegrowGroup) or not nccl.serves(device) or not group.groups_sends:
         return None
     return internals.coalesced(group, device, operations)
 

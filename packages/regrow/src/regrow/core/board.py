@@ -28,6 +28,9 @@ _FLIGHT_AT = 512
 """How many collectives are under way (-1: that is not known), and the oldest of them in words."""
 _OWN_END_AT, _STAY_AT = 1024, 1025
 """Whether the script has a handler of its own for SIGTERM; and, written by the agent, whether the worker must stay."""
+_COUNT_LAYOUT = struct.Struct("<QQ")
+_COUNTS_AT, _COUNTS_MOST = 1152, 128
+"""A group's name as a number that is not 0, and how many collectives were called in it; for so many groups at most."""
 BOARD_BYTES = mmap.PAGESIZE
 BOARD_FILE = "regrow-board"
 """Its name, for people and to be known again by."""
@@ -118,6 +121,16 @@ class Board:
         """Which collectives are under way."""
         count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
         return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
+
+    def show_count(self, place: int, group: int, calls: int) -> None:
+        """Show how many collectives were called in a group, the one with this number of the worker's."""
+        if place < _COUNTS_MOST:
+            _COUNT_LAYOUT.pack_into(self._page, _COUNTS_AT + place * _COUNT_LAYOUT.size, group, calls)
+
+    def read_counts(self) -> dict[str, int]:
+        """The same of all groups, by their names."""
+        found = _COUNT_LAYOUT.iter_unpack(self._page[_COUNTS_AT : _COUNTS_AT + _COUNTS_MOST * _COUNT_LAYOUT.size])
+        return {f"{group:016x}": calls for group, calls in found if group}
 
     def show_own_end(self, own: bool) -> None:
         """Show whether the script itself does something when it is asked to end by SIGTERM."""

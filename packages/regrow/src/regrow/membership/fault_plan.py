@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
@@ -99,6 +99,19 @@ class _Seen(NamedTuple):
     error: str
 
 
+class DeviceFailure(NamedTuple):
+    """A device failed for good under a rank.
+
+    Attributes:
+        device: the node, and which of its devices.
+    """
+
+    step: StepNo
+    generation: Generation
+    rank: Rank
+    device: tuple[NodeId, int]
+
+
 _LIKE = 3
 """So often the same kind of error at the same step, or the same symptom without a cause, is the script's."""
 
@@ -111,6 +124,7 @@ class ScriptErrors:
         self._exits: deque[tuple[StepNo, str]] = deque(maxlen=64)
         self._bodies: deque[_Seen] = deque(maxlen=64)
         self._symptoms: set[tuple[StepNo, Generation, str]] = set()
+        self._devices: deque[DeviceFailure] = deque(maxlen=64)
 
     def tell(self, worker: WorkerId, error: ErrorReport, step: StepNo) -> None:
         """A worker's script has ended with an error; its exit follows."""
@@ -155,6 +169,20 @@ class ScriptErrors:
         self._symptoms.add((step, generation, error.fingerprint))
         times = {g for at, g, what in self._symptoms if at == step and what == error.fingerprint}
         return len(times) >= _LIKE
+
+    def breaks_devices(self, failed: DeviceFailure) -> tuple[list[DeviceFailure], bool]:
+        """Earlier failures of this rank's devices at this step, or the one before, and whether they are the script's.
+
+        One device may be broken, and what strikes several at once is none of theirs. So they are the script's where
+        another device has failed at this step under this rank before; or this one so often that none else is there.
+        """
+        before = [
+            each
+            for each in self._devices
+            if each.rank == failed.rank and each.generation < failed.generation and failed.step - each.step in (0, 1)
+        ]
+        self._devices.append(failed)
+        return before, any(each.device != failed.device for each in before) or len(before) >= _LIKE - 1
 
     def explained(self) -> None:
         """A cause was found: of this, all symptoms so far were."""

@@ -288,7 +288,7 @@ class Workers:
             if event.kind is FaultKind.COLLECTIVE and self._errors.unexplained(event.step, event.generation, error):
                 self._job.end_saved(SCRIPT_ERROR, say.script_error(rank, event.step, error, again=True), now)
                 return
-            what = "collective" if event.kind is FaultKind.COLLECTIVE else "hydration"
+            what = "hydration" if event.kind is FaultKind.HYDRATION else "collective"
             self._ladder.mend(what, [], f"{what} failed on rank {rank}: {error.message}", now, now)
 
     def _worker_exited(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
@@ -325,7 +325,7 @@ class Workers:
             pass  # its script has come to its end, past all that it could have waited for
         elif self._job.past_last_step and self._is_the_end(worker, event):
             self._died_after_loop(worker, event, now)
-        elif isinstance(self._job.state, RUNNING):
+        elif isinstance(self._job.state, RUNNING) and not self._ladder.breaks_devices(worker, now):
             self._lost(worker, event, now)
 
     def _died_after_loop(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:

@@ -28,6 +28,8 @@ class BoardView(NamedTuple):
     reading: BoardReading
     flight: Flight
     holds_rank: bool
+    counts: Callable[[], dict[str, int]] = dict
+    """Its collectives by group; asked for only where it stands still."""
 
 
 class Watcher:
@@ -99,6 +101,7 @@ class Watcher:
             stopped=seen.state in ("T", "t"),
             busy=seen.state in ("R", "D") or self._computes(worker, seen.cpu, seconds, now),
             blocked=seen.blocked,
+            counts=board.counts(),
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:

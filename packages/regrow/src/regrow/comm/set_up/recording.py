@@ -93,7 +93,7 @@ class Recording:
         self._look_at_size(call, group, across=called.startswith("x"))
         if heard is None:
             return run()
-        if nccl.on_cuda(args):
+        if nccl.on_device(args):
             return self._follow(heard, run())
         with noting(lambda source: self._done(heard, source)):
             return run()

@@ -22,6 +22,8 @@ NAMES = (
     "torch._C._dynamo.eval_frame.set_code_exec_strategy",
     "torch._C._dynamo.eval_frame._FrameExecStrategy",
     "torch._C._dynamo.eval_frame._FrameAction",
+    f"{_C10D}.Backend._plugins",
+    f"{_C10D}.Backend.default_device_backend_map",
     f"{_C10D}._coalescing_manager",
     f"{_C10D}._set_pg_timeout",
     f"{_C10D}._tensor_to_object",

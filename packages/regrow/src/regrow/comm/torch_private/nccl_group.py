@@ -1,4 +1,4 @@
-"""A process group of torch's own over NCCL, without a default group around it."""
+"""A process group of torch's own over NCCL, or over what another accelerator brings, without a default group around."""
 
 import threading
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regrow.comm.torch_private.internals import ProcessGroup, Store, Work, inner_group
+from regrow.comm.torch_private.internals import Backend, ProcessGroup, Store, Work, inner_group
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Seconds
 from regrow.devices import nvidia
@@ -18,7 +18,7 @@ CALL_S: Seconds = 1.0
 
 
 class Communicator:
-    """NCCL's backend and the process group that runs its collectives."""
+    """A device's backend (NCCL's, or as NCCL's) and the process group that runs its collectives."""
 
     def __init__(self, backend: Any, group: Any) -> None:
         self.backend, self.group = backend, group
@@ -46,6 +46,11 @@ class Communicator:
             self._inside -= 1
             self._changed.notify_all()
 
+    @property
+    def aborting(self) -> bool:
+        """Whether its abort has begun."""
+        return self._aborting is not None
+
     def begin_abort(self) -> None:
         """End all that it runs, on the device too, without waiting for that. From any thread.
 
@@ -69,10 +74,20 @@ class Communicator:
             self._abort_together()  # what that call has connected meanwhile
 
     def _abort_together(self) -> None:
-        """All connections of the group as one: their kernels may stand behind one another too."""
-        self.backend._group_start()
+        """All connections of the group as one, where that can be: their kernels may stand behind one another too."""
+        begin = getattr(self.backend, "_group_start", None)
+        if begin is None:
+            self.backend.abort()
+            return
+        begin()
         self.backend.abort()
         self.backend._group_end()
+
+    def error(self) -> str:
+        """The error that it has seen by itself, in a word; empty for none, or where its kind says nothing of that."""
+        said = getattr(self.backend, "get_error", None)
+        found = said() if said is not None else None
+        return "" if found is None or found.value == 0 else str(getattr(found, "name", found))
 
     def await_abort(self, within: Seconds) -> bool:
         """Wait until what was begun by `begin_abort` is done, at most so long; whether it is."""
@@ -105,7 +120,29 @@ class Communicator:
 
     def set_timeout(self, seconds: Seconds) -> None:
         """How long a collective may take that begins from now on."""
-        self.backend._set_default_timeout(timedelta(seconds=seconds))
+        change = getattr(self.backend, "_set_default_timeout", None) or self.backend.set_timeout
+        change(timedelta(seconds=seconds))
+
+
+def brought_for(kind: str) -> str:
+    """The name of the backend that somebody has registered with torch for devices of this kind; empty for none.
+
+    Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
+    """
+    name = Backend.default_device_backend_map.get(kind, "")
+    # One that wants torch's options for groups is torch's own, or ours.
+    made = Backend._plugins.get(name.upper())
+    return "" if made is None or made.extended_api else name
+
+
+def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
+    """That of the backend which is registered for this kind of device."""
+    made = Backend._plugins[brought_for(kind).upper()]
+    backend: Any = made.creator_fn(store, rank, size, timedelta(seconds=run_s))
+    group = inner_group(store, rank, size)
+    group._register_backend(torch.device(kind), ProcessGroup.BackendType.CUSTOM, backend)
+    group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    return Communicator(backend, group)
 
 
 def make_communicator(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:

@@ -5,6 +5,9 @@ import msgspec
 from regrow.core.ids import Generation, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.phase import Phase
 
+DEVICE = "the device"
+"""What a worker awaits whose work is enqueued, and which waits until its accelerator has come to its end."""
+
 
 class WorkerSight(msgspec.Struct, frozen=True):
     """One look at a worker.
@@ -13,6 +16,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     `waits`: whether it waits in a collective of ours; None: that cannot be told here (NCCL). `awaits`: which one.
     `stopped`: the kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used
     CPU time lately, or its main thread runs or cannot be interrupted. `blocked`: what its main thread is in, in words.
+    `counts`: of each of its groups, by a name that is the same on all its ranks, the collectives of this generation.
     """
 
     worker: WorkerId
@@ -26,6 +30,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     stopped: bool = False
     busy: bool = False
     blocked: str = ""
+    counts: dict[str, int] = msgspec.field(default_factory=dict)
 
     @property
     def progress(self) -> tuple[int, int, int]:

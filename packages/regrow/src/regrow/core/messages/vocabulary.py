@@ -65,6 +65,8 @@ class FaultKind(StrEnum):
     COLLECTIVE = "collective"
     BODY = "body"
     HYDRATION = "hydration"
+    GROUPS = "groups"
+    """A device's groups have an error of their own; the script has not called anything wrong."""
 
 
 class Role(StrEnum):

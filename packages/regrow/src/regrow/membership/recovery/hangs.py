@@ -4,6 +4,9 @@ A job waits for many things for long, and rightly: an evaluation, a save, a comp
 blame while all ranks stand at the same place, nobody outside the step for those who wait inside it, and nobody who
 waits for another. What is left is a rank that stands still, uses no processor, and for which the others wait.
 
+Where all wait, and some of them for their devices, a collective there does not end and nobody is known to be to blame:
+the groups are formed anew, and nobody is ended for that (`HangVerdict.anew`).
+
 | what is seen of the rank for which others wait | may stand still for |
 | --- | --- |
 | in a step, blocked (or its process is stopped, anywhere) | the bound: 90 s, ten of the longest recent steps |
@@ -14,11 +17,11 @@ waits for another. What is left is a rank that stands still, uses no processor, 
 `--hang-timeout` is the bound by order, and holds for all that happens in a step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from regrow.core.ids import Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages.sights import WorkerSight
+from regrow.core.messages.sights import DEVICE, WorkerSight
 from regrow.core.phase import Phase
 
 STEPS = 10.0
@@ -84,6 +87,8 @@ class HangVerdict:
     holding_up: tuple[Look, ...] = ()
     why: str = ""
     left_at: StepNo | None = None
+    anew: bool = False
+    """All wait, some of them for their devices, for longer than they may."""
 
 
 def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
@@ -96,6 +101,10 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
             return HangVerdict(_given_up(present, bounds), tuple(stopped), "the processes of all ranks are stopped")
         hung = late if _others_wait(looks, stopped, bounds) else ()
         return HangVerdict(hung, tuple(stopped), "its process is stopped")
+    at_devices = [look for look in present if _at_device(look.sight)]
+    if at_devices and all(look in at_devices or _waits_for_sure(look.sight) for look in present):
+        anew = all(_overdue(look, bounds) for look in present)
+        return HangVerdict(holding_up=tuple(present), why="all wait for their devices", anew=anew)
     least = min((look.sight.progress for look in present if look.sight is not None), default=(0, 0, 0))
     holding_up = tuple(look for look in present if not _waits(look.sight, least))
     if not holding_up:
@@ -128,6 +137,36 @@ def overdue(sight: WorkerSight | None, waited: Seconds, bounds: Bounds) -> bool:
     if sight is None:
         return waited >= bounds.most
     return min(sight.seconds, waited) >= bounds.base and sight.seconds >= bounds.for_(sight)
+
+
+def _at_device(sight: WorkerSight | None) -> bool:
+    """Whether it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there."""
+    return sight is not None and (sight.awaits == DEVICE or (sight.waits is None and sight.busy))
+
+
+def _waits_for_sure(sight: WorkerSight | None) -> bool:
+    return sight is not None and not sight.stopped and (sight.waits is True or sight.phase is Phase.WAITING)
+
+
+def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
+    """Who has called fewer collectives than others of a group, and in no group more than others; none where all did.
+
+    Args:
+        counts: of each rank, its calls by group.
+    """
+    most: dict[str, int] = {}
+    least: dict[str, int] = {}
+    for calls in counts.values():
+        for group, number in calls.items():
+            most[group] = max(most.get(group, number), number)
+            least[group] = min(least.get(group, number), number)
+    uneven = [group for group in most if most[group] > least[group]]
+    found = []
+    for rank, calls in counts.items():
+        mine = [group for group in uneven if group in calls]
+        if mine and all(calls[group] < most[group] for group in mine):
+            found.append(rank)
+    return found if len(found) < len(counts) else []
 
 
 def _overdue(look: Look, bounds: Bounds) -> bool:

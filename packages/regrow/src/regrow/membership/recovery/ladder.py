@@ -8,11 +8,12 @@ end, with one readable diagnosis.
 import re
 from collections.abc import Sequence, Set
 
-from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, exit_text
+from regrow.core.exit_codes import DEVICE_FAILED, RUN_AGAIN, SCRIPT_ERROR, exit_text
 from regrow.core.ids import Instant, Rank
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
+from regrow.membership.fault_plan import DeviceFailure
 from regrow.membership.incident import Budget
 from regrow.membership.job import Job
 from regrow.membership.recovery import proof_of_life
@@ -238,6 +239,25 @@ class Ladder:
             self.restart(cause, now, told)
         else:
             self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
+
+    def breaks_devices(self, worker: WorkerRecord, now: Instant) -> bool:
+        """A worker that trained was lost; whether it is the script that breaks its devices, which ends the job.
+
+        The first time the rank is filled as after any loss, the second time on another node, where one has room.
+        """
+        if worker.exit_code != DEVICE_FAILED or worker.rank is None or worker.entered is None:
+            return False
+        device = (worker.node, worker.local_rank)
+        failed = DeviceFailure(self._job.step, self._job.generation, worker.rank, device)
+        before, own = self._job.errors.breaks_devices(failed)
+        if own:
+            devices = list(dict.fromkeys(each.device for each in (*before, failed)))
+            self._job.end_saved(
+                SCRIPT_ERROR, say_end.breaks_devices(worker.rank, failed.step, devices, len(before) + 1), now
+            )
+        elif before:
+            self.newcomers.move(worker.rank)
+        return own
 
     def own_error(self, worker: WorkerRecord) -> str:
         """The error that ended the worker's script, for people; empty where it told none."""

@@ -29,6 +29,10 @@ class Newcomers:
             self.errors[rank] = error
             self._next[rank] = now + min(MOST_PAUSE_S, 2.0 ** (self._erred[rank] - 1))
 
+    def move(self, rank: Rank) -> None:
+        """The next one for this rank is tried on another node, where one has room."""
+        self._failed[rank] = max(self._failed[rank], ATTEMPTS)
+
     def stood(self) -> None:
         """A generation stands: all is forgotten."""
         self._failed.clear()

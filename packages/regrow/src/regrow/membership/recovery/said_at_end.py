@@ -1,6 +1,8 @@
 """Sentences about workers that should replace a rank, and ends that follow from them. Others are in `diagnosis.py`."""
 
-from regrow.core.ids import Rank, StepNo, WorkerId
+from collections.abc import Sequence
+
+from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages.vocabulary import ErrorReport
 
 
@@ -34,3 +36,15 @@ def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None
     """Standbys that cannot be built are not tried for ever."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
     return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"
+
+
+def breaks_devices(rank: Rank, step: StepNo, devices: Sequence[tuple[NodeId, int]], times: int) -> str:
+    """A script breaks devices wherever its rank goes, or the only device there is breaks again and again."""
+    names = " and ".join(f"{node}'s slot {slot}" for node, slot in devices)
+    cure = "its error stands above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
+    if len(devices) > 1:
+        return f"the script breaks the devices of rank {rank} at step {step}: {names} have failed in turn; {cure}"
+    return (
+        f"the device of rank {rank} failed {times} times at step {step}, and there is no other ({names}): the script "
+        f"breaks it, or it is broken; {cure}, and regrow doctor examines the device"
+    )

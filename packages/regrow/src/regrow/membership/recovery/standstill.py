@@ -21,6 +21,8 @@ _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
 """Between two judgements at least, by the size of the world: a judgement looks at all of it."""
 _SAY_S: Seconds = 60.0
+_ANEW_MOST = 3
+"""How often the groups are formed anew at one step: a step that takes longer than all bounds is slow, and not dead."""
 _IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
@@ -43,6 +45,9 @@ class Standstills:
         self._judged_at: Instant = float("-inf")
         self._said_at: Instant = float("-inf")
         self._patience = 1.0
+        self._anew_at = StepNo(-1)
+        self._anew = 0
+        """How often the groups were formed anew at that step, since all waited for their devices."""
 
     @property
     def bounds(self) -> Bounds:
@@ -118,6 +123,9 @@ class Standstills:
                 return
         else:
             verdict = hangs.judge([self._look(worker, now) for worker in workers], self.bounds)
+        if verdict.anew:
+            self._at_devices(workers, verdict, now)
+            return
         hung = [self._roster.workers[look.worker] for look in verdict.hung]
         step = min((look.sight.step for look in verdict.hung if look.sight is not None), default=verdict.left_at)
         if step is not None and self._left_alone(step, now):
@@ -130,6 +138,34 @@ class Standstills:
             self._fence(fenced, verdict, now)
         elif len(confirmed) == len(hung):
             self._doubt([self._look(worker, now) for worker in workers], verdict, now)
+
+    def _at_devices(self, workers: list[WorkerRecord], verdict: hangs.HangVerdict, now: Instant) -> None:
+        """All wait for their devices, too long: their groups are formed anew, and nobody is ended for it.
+
+        The second time at a step the one that is behind in its calls goes: forming anew does not help it. One that may
+        only be slow, as all called the same, is formed anew some times, and then waited for.
+        """
+        confirmed = [worker for worker in workers if self._confirmed(worker, now)]
+        if len(confirmed) < len(workers):
+            return
+        looks = [self._look(worker, now) for worker in workers]
+        anew = self._anew + 1 if self._anew_at == self._job.step else 1
+        counts = {look.rank: look.sight.counts for look in looks if look.sight is not None}
+        late = set(hangs.behind(counts)) if anew > 1 else set()
+        fenced = self._given_up([worker for worker in workers if worker.rank in late], now)
+        if anew > _ANEW_MOST and not fenced:
+            self._doubt(looks, verdict, now)
+            return
+        self._anew_at, self._anew = self._job.step, anew
+        self._suspects.clear()
+        self.fenced(workers)  # if they are only slow, they get more time
+        if fenced:
+            behind = tuple(look for look in looks if look.rank in late)
+            why = "it has called fewer collectives than the others, for the second time"
+            self._fence(fenced, hangs.HangVerdict(behind, why=why), now)
+            return
+        shown = "; ".join(hangs.told(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
+        self._ladder.mend("standstill", [], f"{verdict.why}, and the groups are formed anew: {shown}", now, now)
 
     def _late(self, look: Look) -> bool:
         return look.sight is not None and look.sight.seconds >= self.bounds.for_(look.sight)

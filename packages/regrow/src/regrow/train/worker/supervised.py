@@ -10,17 +10,18 @@ import xxhash
 
 from regrow.agent.workers.imports import changed, installed
 from regrow.agent.workers.link import WorkerLink
+from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names
-from regrow.core.errors import GenerationHalted
+from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
 from regrow.core.messages.unions import WorkerFact
-from regrow.core.messages.vocabulary import FaultStage, Role
+from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.data.loader import Caching
 from regrow.devices import accelerators
@@ -36,7 +37,7 @@ from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
-from regrow.train.worker.rejoin import Rejoin
+from regrow.train.worker.rejoin import Rejoin, tell_fault
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
@@ -99,10 +100,18 @@ class SupervisedWorker:
         member._set_up = SetUpHearing(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         groups.on_collective = member._stray.called
+        groups.on_counted = link.board.show_count
         if told := expected_names.shortfalls():
             member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
+        nccl.ERRORS.tell = member._tell_groups_error
         return member
+
+    def _tell_groups_error(self, why: str) -> None:
+        """A device's groups have seen an error by themselves; the thread that trains may wait for them for ever."""
+        if not self.control.halted:
+            error = StateError(f"the groups of its device have failed ({why})")
+            tell_fault(self._link, self.control.generation, self.control.step, FaultKind.GROUPS, error)
 
     # --- who this is -------------------------------------------------------------------------------------------
 
