@@ -104,11 +104,8 @@ class SaidToRun:
                     self._end(pod, given_back_code(pod), "Completed")
                 self.processes.pop(meta["uid"], None)
                 self._store.delete("pods", *name, grace=0)
-            elif (
-                pod["status"]["phase"] == "Running"
-                and (script := (pod["spec"]["containers"][0].get("command") or [""])[-1]) in self.ends
-            ):
-                self.end(pod, self.ends[script])
+            elif pod["status"]["phase"] == "Running" and _script(pod) in self.ends:
+                self.end(pod, self.ends[_script(pod)])
             elif (
                 node
                 and pod["status"]["phase"] == "Pending"
@@ -153,6 +150,11 @@ class SaidToRun:
             {"status": {"phase": phase, "containerStatuses": said}},
             part="status",
         )
+
+
+def _script(pod: Manifest) -> str:
+    """The last word of the command."""
+    return str((pod["spec"]["containers"][0].get("command") or [""])[-1])
 
 
 def containers_of(pod: Manifest) -> list[str]:

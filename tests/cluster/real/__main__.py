@@ -1,8 +1,8 @@
 """`REGROW_TEST_KUBECONFIG=FILE python -m tests.cluster.real`: conformance suite and scenarios on a real cluster.
 
 It makes a namespace of its own, and the CRD where it is not there; both are taken away in the end. No operator of
-regrow may work on that cluster meanwhile. `REGROW_TEST_IMAGE`: an image with Python 3 (python:3.11-slim); `REGROW_TEST_QUEUE`:
-a ClusterQueue of Kueue's with room for 4 pods, which gets a LocalQueue in that namespace.
+regrow may work on that cluster meanwhile. `REGROW_TEST_IMAGE`: an image with Python 3 (python:3.11-slim).
+`REGROW_TEST_QUEUE`: a ClusterQueue of Kueue's with room for 4 pods, which gets a LocalQueue in that namespace.
 """
 
 import os

@@ -14,6 +14,7 @@ from tests.cluster.real.scenarios import FAILS, SCENARIOS, SUCCEEDS, Trial
 from regrow_clusters.operator.controller import Controller
 from regrow_clusters.operator.lightkube_api import LightkubeApi
 
+pytestmark = pytest.mark.full
 REAL = os.environ.get("REGROW_TEST_KUBECONFIG", "")
 NAMESPACE = os.environ.get("REGROW_TEST_NAMESPACE", "team")
 IMAGE = os.environ.get("REGROW_TEST_IMAGE", "python:3.11-slim")
@@ -28,7 +29,7 @@ async def cluster(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
     if REAL:
         if queued and not QUEUE:
             pytest.skip("REGROW_TEST_QUEUE names no LocalQueue")
-        async with LightkubeApi(KubeConfig.from_file(REAL).get()) as api, _operator(api):
+        async with LightkubeApi(KubeConfig.from_file(REAL).get()) as api, _Operator(api):
             yield api, QUEUE if queued else ""
         return
     async with bed(tmp_path, {f"n{number}": 2 for number in range(4)}) as made:
@@ -52,7 +53,7 @@ async def trial(cluster: tuple[LightkubeApi, str], request: pytest.FixtureReques
     await made.end()
 
 
-class _operator:
+class _Operator:
     """One on a real cluster, for as long as the block: nobody else's may work there."""
 
     def __init__(self, api: LightkubeApi) -> None:
