@@ -81,6 +81,8 @@ class SaidToRun:
         """Pods of which something runs, by uid; also of those that the API server has forgotten."""
         self.without_regrow: set[str] = set()
         """Images in which the command is not: a container of such a one cannot start."""
+        self.ends: dict[str, int] = {}
+        """Scripts that end by themselves, and with which code; all others go on."""
 
     def turn(self) -> None:
         """Start what was bound, end what was deleted, evict from nodes that nobody reaches."""
@@ -102,6 +104,8 @@ class SaidToRun:
                     self._end(pod, given_back_code(pod), "Completed")
                 self.processes.pop(meta["uid"], None)
                 self._store.delete("pods", *name, grace=0)
+            elif pod["status"]["phase"] == "Running" and _script(pod) in self.ends:
+                self.end(pod, self.ends[_script(pod)])
             elif (
                 node
                 and pod["status"]["phase"] == "Pending"
@@ -146,6 +150,11 @@ class SaidToRun:
             {"status": {"phase": phase, "containerStatuses": said}},
             part="status",
         )
+
+
+def _script(pod: Manifest) -> str:
+    """The last word of the command."""
+    return str((pod["spec"]["containers"][0].get("command") or [""])[-1])
 
 
 def containers_of(pod: Manifest) -> list[str]:

@@ -127,6 +127,11 @@ async def test_a_drain_of_many_nodes_takes_one_pod_of_a_gang_and_the_next_when_t
     await cluster.until(lambda: not kept(), "it goes with its job")
 
 
+def named(cluster: Bed, job: str) -> list[str]:
+    """The pods of a job."""
+    return [each["metadata"]["name"] for each in cluster.pods() if each["metadata"]["name"].startswith(job)]
+
+
 async def start_anew(cluster: Bed, **spec: Any) -> None:
     """Suspend the job, edit it, and let its gang begin again."""
     cluster.store.patch("trainingjobs", "team", "job", {"spec": {"suspend": True}})
@@ -192,7 +197,8 @@ async def test_what_cannot_be_is_said_in_a_condition_that_names_field_and_cure(c
         cluster.store.patch("trainingjobs", "team", "sizes", {"spec": {"maxReplicaCount": 3}})
         await cluster.until(lambda: cluster.condition("SpecValid", "sizes").get("status") == "True", "it is mended")
         cluster.store.patch("trainingjobs", "team", "queued", {"spec": {"suspend": True}})
-        await cluster.until(lambda: cluster.status("queued").get("replicas") == 0, "its pods are given back")
+        await cluster.until(lambda: cluster.status("queued").get("phase") == "Suspended", "it is suspended")
+        await cluster.until(lambda: not named(cluster, "queued"), "its pods are given back")
         cluster.store.patch("trainingjobs", "team", "queued", {"spec": {"suspend": False}})
         await cluster.until(lambda: cluster.condition("QueueFound", "queued").get("status") == "False", "queue")
         assert "spec.kueue.queueName is 'nowhere'" in cluster.condition("QueueFound", "queued")["message"]

@@ -7,7 +7,7 @@ from tests.cluster.fake_store import Manifest, Refused
 from tests.cluster.turned import TurnedJob
 
 from regrow_clusters.operator.api import ApiFailure
-from regrow_clusters.operator.refusals import cure_of
+from regrow_clusters.operator.making.refusals import cure_of
 
 AT_REST = 6
 """Calls of the API server a minute for a job at which nothing happens."""

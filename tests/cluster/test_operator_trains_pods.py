@@ -80,6 +80,23 @@ async def test_a_node_with_the_other_shard_of_replica_0_loses_its_power_and_the_
     assert kinds[0] == kinds[-1] == "grow" and len(kinds) == 3, kinds
 
 
+async def test_a_model_with_a_copy_in_each_rank_grows_and_shrinks_by_whole_pods(tmp_path: Path) -> None:
+    async with bed(tmp_path, {"n1": 2}, real=True) as cluster:
+        job = TrainedJob(cluster, tmp_path)
+        body = micro_job(replicaCount=1, maxReplicaCount=2, ranksPerPod=2, replicaRanks=1)
+        cluster.store.create("trainingjobs", "team", body)
+        async with cluster.operator():
+            await job.until_world(4)
+            cluster.store.delete("pods", "team", job.at(1)["metadata"]["name"])
+            await job.until_world(2)
+            await job.until_world(4)
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            assert [place for place, _ in job.made] == [0, 1, 1]
+            job.assert_undisturbed(4)
+            await job.assert_no_orphan()
+
+
 def fixed_losses(folder: Path) -> dict[int, Any]:
     """Of one replica that nothing happens to."""
     folder.mkdir()

@@ -3,6 +3,7 @@
 from typing import Any
 
 import msgspec
+import pytest
 from tests.cluster.jobs import training_job
 
 from regrow_clusters.cluster.actions import DrainReplica, ReleaseReplica
@@ -11,7 +12,7 @@ from regrow_clusters.operator.objects import ReplicaPlace, pods
 from regrow_clusters.operator.observed.observing import JobReading, read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
 from regrow_clusters.operator.planning import PodsStart, job_plan, next_turn, pod_steps
-from regrow_clusters.operator.resource import TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job
 
 R = ReplicaStage
 
@@ -50,6 +51,17 @@ def asked(given: TrainingJob, seen: list[PodSeen], now: float = 0.0) -> tuple[li
     made = [pod["metadata"]["name"] for place in places for pod in pods(given, place, ())]
     ended = [step.name for step in steps if isinstance(step, DrainReplica | ReleaseReplica)]
     return made, [*ended, *reading.rest]
+
+
+def test_a_model_with_a_copy_in_each_rank_has_sizes_of_whole_pods() -> None:
+    given = job(replicaCount=2, maxReplicaCount=4, replicaIncrementStep=2, ranksPerPod=4, replicaRanks=1)
+    words = pods(given, ReplicaPlace(0, 1, begins=True), ())[0]["spec"]["containers"][0]["command"]
+    assert {"--nnodes=4:8", "--nproc-per-node=4", "--replica-ranks=1", "--replicas=16:32"} <= set(words)
+    assert "--replica-sizes=16,32" in words
+    usual = pods(job(ranksPerPod=4), ReplicaPlace(0, 1, begins=True), ())[0]["spec"]["containers"][0]["command"]
+    assert {"--replica-ranks=8", "--replicas=1:1"} <= set(usual) and "--replica-sizes" not in str(usual)
+    with pytest.raises(SpecRefused, match="spec.replicaRanks is 3, and a replica has 8 ranks"):
+        job(ranksPerPod=4, replicaRanks=3)
 
 
 def test_a_pod_of_replica_0_that_is_gone_is_made_again_alone_and_joins_as_the_node_that_it_was() -> None:

@@ -20,16 +20,16 @@ from regrow_clusters.cluster.actions import PlannedAction, StartGang, StartRepli
 from regrow_clusters.cluster.observed import JobStage
 from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow_clusters.operator.asking import JobAsker
-from regrow_clusters.operator.budgets import BudgetKeeper
 from regrow_clusters.operator.cache import ClusterCache, JobKey
 from regrow_clusters.operator.events import JobNews, event, news_of_job, news_of_nodes
+from regrow_clusters.operator.making.budgets import BudgetKeeper
+from regrow_clusters.operator.making.pod_hands import PodHands
 from regrow_clusters.operator.nodes import BadMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.telling import PodPlacer
 from regrow_clusters.operator.planning import job_plan, next_turn, pod_steps
-from regrow_clusters.operator.pod_hands import PodHands
 from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow_clusters.operator.status import (
     JobFinding,

@@ -264,6 +264,8 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
     sizes = allowed_sizes(job.told_sizes)
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
+    unit = spec.replica_ranks or each * spec.ranks_per_pod
+    copies = each * spec.ranks_per_pod // unit  # of the model, in what is one replica of the cluster
     words = [
         "regrow",
         "run",
@@ -271,15 +273,15 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         f"--nnodes={least * each}:{most * each}",
         *([] if _is_placed(job, replica) else [f"--node-rank={replica.place * each + index}"]),
         f"--nproc-per-node={spec.ranks_per_pod}",
-        f"--replicas={least}:{most}",
-        f"--replica-ranks={each * spec.ranks_per_pod}",
+        f"--replicas={least * copies}:{most * copies}",
+        f"--replica-ranks={unit}",
         f"--rdzv-endpoint={address(job)}",
         f"--drain-grace={grace}",
         "--no-elect",  # the operator starts the gang anew
         *here,
     ]
-    if sizes != list(range(least, most + 1)):
-        words.append(f"--replica-sizes={','.join(map(str, sizes))}")
+    if copies > 1 or sizes != list(range(least, most + 1)):
+        words.append(f"--replica-sizes={','.join(str(size * copies) for size in sizes)}")
     if spec.checkpoint_dir:
         words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
         if job.status.attempt > 1:

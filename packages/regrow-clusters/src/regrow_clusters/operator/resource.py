@@ -90,6 +90,13 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     ranks_per_pod: Annotated[
         Annotated[int, Meta(ge=1, le=1024)], Meta(description="Workers in each pod, as --nproc-per-node.")
     ] = 1
+    replica_ranks: Annotated[
+        Annotated[int, Meta(ge=0)],
+        Meta(
+            description="Workers that hold one copy of the model, as --replica-ranks: 1 for DistributedDataParallel, "
+            "where each worker has all of it. Default (0): all of a replica's."
+        ),
+    ] = 0
     domain_label: Annotated[
         str,
         Meta(
@@ -279,6 +286,10 @@ def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
         found.append(SizeProblem("backend", f"is {spec.backend!r}: give one of {', '.join(BACKENDS)}"))
     if spec.backend == "kueue" and spec.kueue is None:
         found.append(SizeProblem("kueue", "is missing: give kueue.queueName, for the backend is kueue"))
+    ranks = spec.pods_per_replica * spec.ranks_per_pod
+    if spec.replica_ranks and ranks % spec.replica_ranks:
+        text = f"is {spec.replica_ranks}, and a replica has {ranks} ranks: give a number that divides them"
+        found.append(SizeProblem("replicaRanks", text))
     if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
         text = (
             f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"

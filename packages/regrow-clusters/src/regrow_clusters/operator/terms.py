@@ -13,7 +13,16 @@ from regrow_clusters.operator.resource import TrainingJob, TrainingJobSpec
 
 _SIZES: Final = ("replicaCount", "maxReplicaCount", "replicaIncrementStep", "replicaDiscreteValues")
 _TOLD: Final = (
-    *("podsPerReplica", "ranksPerPod", "domainLabel", "topologyLabels", "script", "runFlags", "checkpointDir"),
+    *(
+        "podsPerReplica",
+        "ranksPerPod",
+        "replicaRanks",
+        "domainLabel",
+        "topologyLabels",
+        "script",
+        "runFlags",
+        "checkpointDir",
+    ),
     *("port", "backend", "kueue"),
 )
 

@@ -10,10 +10,10 @@ from regrow_clusters.cluster.actions import DrainReplica, ReleaseReplica
 from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow_clusters.operator.backends import KUEUE_FINALIZER, backend_of
 from regrow_clusters.operator.cache import ClusterCache, JobKey
+from regrow_clusters.operator.making.refusals import cure_of, namespace_ends
 from regrow_clusters.operator.objects import ReplicaPlace, group_name, pods, secret, service
 from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, open_group
 from regrow_clusters.operator.planning import PodsStart, PodStep
-from regrow_clusters.operator.refusals import cure_of, namespace_ends
 from regrow_clusters.operator.resource import TrainingJob
 from regrow_clusters.operator.status import JobFinding
 
