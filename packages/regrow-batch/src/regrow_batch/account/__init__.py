@@ -1,0 +1,1 @@
+"""A batch in numbers: `prices` what it costs, `metrics` what Prometheus is told while it runs. Pure."""
