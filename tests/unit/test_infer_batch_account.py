@@ -1,11 +1,17 @@
 """What a batch costs, and what Prometheus is told of it."""
 
+import asyncio
+
+import aiohttp
 import pytest
 
 from regrow.core.errors import UsageError
+from regrow.core.metrics_text import CONTENT_TYPE
+from regrow.core.process.tasks import TaskScope
 from regrow_batch.account.metrics import exposition
 from regrow_batch.account.prices import Prices
 from regrow_batch.answers import Tokens, read_answer
+from regrow_batch.metrics_door import serve_metrics
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.tally import Tally
 
@@ -56,3 +62,15 @@ def test_a_scrape_has_rows_tokens_by_worker_and_cost() -> None:
         "regrow_batch_cost_total 0.00105",
     ):
         assert line in said
+
+
+async def test_metrics_are_served_to_whoever_asks_where_it_is_told() -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+    async with TaskScope() as scope:
+        scope.start(serve_metrics(("127.0.0.1", 0), lambda: "a 1\n", said.put_nowait))
+        url = (await asyncio.wait_for(said.get(), 60)).rpartition(" ")[2]
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert (answer.status, await answer.text()) == (200, "a 1\n")
+            assert answer.headers["Content-Type"] == CONTENT_TYPE
+        with pytest.raises(UsageError, match="--metrics 127.0.0.1"):
+            await serve_metrics(("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])), str, str)
