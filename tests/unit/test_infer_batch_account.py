@@ -73,4 +73,4 @@ async def test_metrics_are_served_to_whoever_asks_where_it_is_told() -> None:
             assert (answer.status, await answer.text()) == (200, "a 1\n")
             assert answer.headers["Content-Type"] == CONTENT_TYPE
         with pytest.raises(UsageError, match="--metrics 127.0.0.1"):
-            await serve_metrics(("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])), str, str)
+            await serve_metrics(("127.0.0.1", int(url.rpartition(":")[2].partition("/")[0])), str, said.put_nowait)
