@@ -8,7 +8,7 @@ empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm
 
 venv: $(VENV)/.installed
 
@@ -69,6 +69,16 @@ test-gpu:
 	REGROW_TEST_DEVICE=cuda $(SHARED_GPU) PYTHONPATH=$(IMPORTED):$(PYTHONPATH) $(OTHER) -m pytest -q --durations=10 -n 5 --dist load \
 		$(GPU_TESTS) -m "not soak" -k "$(GPU_CASES)"
 GPU_CASES := gpu or comm_parallel or one_after_another and 1 or recovery and hydrate or stopped or at_every_stage or copies and fsdp2-1
+
+# The penalty and batches in a real vLLM, in an environment of their own (3.5 GB): see docs/inference.md.
+VLLM := build/vllm/venv
+build/vllm/.installed: tests/vllm/requirements.txt tests/vllm/environment.sh
+	mkdir -p build/vllm
+	tests/vllm/environment.sh $(PYTHON) $(VLLM) $(addprefix ./,$(PACKAGES))
+	touch $@
+test-vllm: build/vllm/.installed
+	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q --durations=15 --confcutdir=tests/vllm tests/vllm \
+		tests/unit/test_infer_lz_kernels.py
 
 # Runs everything once, and writes down how long each file took.
 test-times: venv

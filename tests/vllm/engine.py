@@ -154,7 +154,6 @@ def main() -> None:
     seen = checked.made[-1]
     # vLLM tells of what has ended at the next step.
     llm.generate([{"prompt_token_ids": [5]}], SamplingParams(max_tokens=2), use_tqdm=False)
-    runner = type(llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner).__module__
     told = {
         "differ": differ,
         "rows": seen.rows,
@@ -162,7 +161,7 @@ def main() -> None:
         "touched": seen.touched,
         "worst": seen.worst,
         "moves": sorted(seen.moves),
-        "v2": ".gpu." in runner,
+        "v2": seen._v2 is not None,
         "async": llm.llm_engine.vllm_config.scheduler_config.async_scheduling,
         "preemptions": counts.get("vllm:num_preemptions", 0),
         "drafts_taken": counts.get("vllm:spec_decode_num_accepted_tokens", 0),

@@ -16,17 +16,36 @@ journal has of it.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regrow_batch.functions.calls import CallFailed, Calls
+    from regrow_batch.functions.running import arun, run
     from regrow_batch.job import BatchWords, run_batch
+    from regrow_batch.places import BatchStopped
     from regrow_batch.report import BatchReport
     from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
 
-__all__ = ["BatchReport", "BatchWords", "RegisteredWorker", "WorkerWords", "run_batch"]
+__all__ = [
+    "BatchReport",
+    "BatchStopped",
+    "BatchWords",
+    "CallFailed",
+    "Calls",
+    "RegisteredWorker",
+    "WorkerWords",
+    "arun",
+    "run",
+    "run_batch",
+]
 
 _HOMES = {
     "BatchReport": "report",
+    "BatchStopped": "places",
     "BatchWords": "job",
+    "CallFailed": "functions.calls",
+    "Calls": "functions.calls",
     "RegisteredWorker": "servers.registered",
     "WorkerWords": "servers.registered",
+    "arun": "functions.running",
+    "run": "functions.running",
     "run_batch": "job",
 }
 

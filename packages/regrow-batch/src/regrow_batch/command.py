@@ -74,6 +74,8 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
         metavar="NAME[=COLUMN],...",
         help="Of the output: of the input, and answer, error, …  [all, and the usual ones]",
     ),
+    click.option("--price", default="", metavar="KIND=PRICE,...", help="Of a million tokens: prompt, cached, answer."),
+    click.option("--metrics", default="", metavar="[HOST:]PORT", help="Serve metrics for Prometheus there."),
     click.option("--journal", default="", metavar="FILE", help="Where results are kept until all are there."),
     click.option(
         "--retry-errors",
@@ -129,6 +131,7 @@ def run(source: str, **words: Any) -> int:
 
 
 def _words(source: str, words: dict[str, Any]) -> "BatchWords":
+    from regrow_batch.account.prices import Prices
     from regrow_batch.head import HeadPolicy
     from regrow_batch.job import BatchWords
     from regrow_batch.members import read_words
@@ -173,6 +176,8 @@ def _words(source: str, words: dict[str, Any]) -> "BatchWords":
         quiet=words["quiet"],
         shape=_shape(words),
         journal=words["journal"],
+        prices=Prices.read(words["price"]),
+        metrics=place_to_listen("--metrics", words["metrics"]),
         again=tuple(part for word in words["retry_errors"] for part in word.split(",") if part),
     )
 

@@ -134,7 +134,9 @@ class BatchHead:
             and queue.bytes < _MOST_BYTES
         ):
             rows = await asyncio.to_thread(self._feed.read)
-            self._read_all = not rows
+            if not rows:
+                self._read_all = self._feed.ended
+                break
             for row in rows:
                 if isinstance(row, BadRow):
                     self._results.fail(row, "invalid_row", row.message, Fault.ROW)
@@ -195,6 +197,8 @@ class BatchHead:
         kind = self._queue.ready[0].row.kind if self._queue.ready else None
         if serving and (kind is None or any(self._evidence.fits(url, kind) for url in self._pool.takers())):
             self._served_at = now
+        if not self._queue and not self._attempts:
+            self._attempts.good_at = now  # nothing is asked, so nothing is owed
         # Answers may take as long as an attempt; a pool that only ever says no must not be asked for ever.
         silent = now - self._attempts.good_at > self._policy.patience + self._policy.timeout
         if self._ends_by is None and (silent or now - self._served_at > self._policy.patience):

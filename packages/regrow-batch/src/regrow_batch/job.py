@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,13 @@ from regrow.core.exit_codes import ERRORS_NOT_THEIRS, OK
 from regrow.core.ids import Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow_batch import control
+from regrow_batch.account.metrics import exposition
+from regrow_batch.account.prices import Prices
 from regrow_batch.again import send_again
 from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
+from regrow_batch.metrics_door import serve_metrics
 from regrow_batch.places import BatchStopped, exists, local_path
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
@@ -59,6 +63,8 @@ class BatchWords:
         state: a folder for journals of outputs that are URLs.
         shape: what the input's records and the output's columns are.
         journal: where the journal is; empty: see `journal_path`.
+        prices: of tokens; None: nothing is said of cost.
+        metrics: where Prometheus may ask.
         again: reasons of error rows that are sent again; none: none is.
     """
 
@@ -79,6 +85,8 @@ class BatchWords:
     quiet: bool = False
     shape: "TableWords" = field(default_factory=lambda: TableWords())
     journal: str = ""
+    prices: Prices | None = None
+    metrics: tuple[str, int] | None = None
     again: tuple[str, ...] = ()
 
 
@@ -164,7 +172,7 @@ def _with_journal(
         said, code = _as_before(journal.head, words.output)
         show(pool, Tally(found.rows)).say(said)
         return code
-    tally = _what_is_done(found, journal)
+    tally = what_is_done(found, journal)
     with show(pool, tally) as progress:
         for reason, count in again.most_common():
             progress.say(f"sent again: {count:,} rows with the error {reason}")
@@ -178,8 +186,8 @@ def _with_journal(
             progress.say(f"{tally.before:,} of {tally.rows:,} rows are in {journal.path}; the others are sent")
         if tally.left:
             asyncio.run(_run_head(words, found, journal, pool, tally, progress))
-    report = _write(output, found, journal, tally, [*pool.workers.values(), *pool.departed])
-    for sentence in [*sentences(report), *_keep_report(words, journal.path, report)]:
+    report = end_batch(words, output, found, journal, tally, [*pool.workers.values(), *pool.departed])
+    for sentence in [*sentences(report), *keep_report(words, journal.path, report)]:
         progress.say(sentence)
     return _code(report.unproven_rows)
 
@@ -197,7 +205,7 @@ def _code(unproven: int) -> int:
     return ERRORS_NOT_THEIRS if unproven else OK
 
 
-def _what_is_done(found: Scan, journal: Journal) -> Tally:
+def what_is_done(found: Scan, journal: Journal) -> Tally:
     """Mark the rows that have their results, and count them."""
     count = OutputCount()
     for number, _, result in journal.rows():
@@ -233,6 +241,9 @@ async def _run_head(
             beside = [_refresh(progress), attendance.watch_leases()]
             if words.workers_file is not None:
                 beside.append(attendance.watch(words.workers_file))
+            if words.metrics is not None:
+                said = partial(exposition, pool, tally, prices=words.prices)
+                beside.append(serve_metrics(words.metrics, lambda: said(now=time.monotonic()), progress.say))
             if words.listen is not None:
                 progress.say(f"workers of other machines may announce themselves at {url}")
             if words.spawn:
@@ -276,7 +287,9 @@ async def _refresh(progress: BatchProgress) -> None:
 # --- the end -----------------------------------------------------------------------------------------------------
 
 
-def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
+def end_batch(
+    words: BatchWords, output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]
+) -> BatchReport:
     """Make the output of the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
@@ -297,7 +310,7 @@ def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers:
         rows_per_s=rate,
         tokens_per_s=tokens,
         retries=dict(tally.retries),
-        workers=workers_of(workers),
+        workers=workers_of(workers, words.prices),
         bucket_s=tally.width,
         buckets=tally.buckets,
         serving=tally.workers,
@@ -307,6 +320,7 @@ def _write(output: Output, found: Scan, journal: Journal, tally: Tally, workers:
         models=dict(count.models),
         penalties=dict(count.penalties),
         finished=dict(tally.finished),
+        cost=words.prices.of(count.tokens) if words.prices is not None else None,
     )
 
 
@@ -323,7 +337,18 @@ def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
         )
 
 
-def _keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:
+def kept_report(journal: Journal, output: str) -> BatchReport:
+    """The report of a batch that is done already. Raises `UsageError` where it is not beside the journal any more."""
+    path = journal.path.with_suffix(".summary.json")
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=BatchReport)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(
+            f"{output} is written, and its summary {path} cannot be read: {error}", hint="read the output itself"
+        ) from error
+
+
+def keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:
     """Write the report and its picture beside the journal; sentences about what could not be."""
     try:
         journal.with_suffix(".summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")

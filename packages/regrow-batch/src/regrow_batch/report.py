@@ -12,7 +12,8 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.process.extras import install_line
-from regrow_batch.judging.answers import Tokens, read_answer
+from regrow_batch.account.prices import Prices
+from regrow_batch.answers import Tokens, read_answer
 from regrow_batch.pool import PoolWorker
 from regrow_batch.progress import span
 from regrow_batch.rows import RowError, Served
@@ -32,6 +33,7 @@ class WorkerReport(msgspec.Struct):
     tokens: int
     retried: int
     spent: Tokens = msgspec.field(default_factory=Tokens)
+    cost: float | None = None
 
 
 class ErrorRows(msgspec.Struct):
@@ -54,7 +56,8 @@ class BatchReport(msgspec.Struct):
 
     `rows`, `error_rows`, `unproven_rows`, `errors`, `degenerate_rows`, `tokens`, `spent`, `models` and `penalties` are
     of the whole output; the other figures of the head's last run. `unproven_rows`: error rows whose own fault that is
-    not known to be. `tokens`: of answers; `spent`: all. `finished`: choices of answers by their finish reason.
+    not known to be. `tokens`: of answers; `spent`: all; `cost`: of these, by --price. `finished`: choices of answers by
+    their finish reason.
     """
 
     output: str
@@ -81,6 +84,7 @@ class BatchReport(msgspec.Struct):
     models: dict[str, int] = {}
     penalties: dict[str, int] = {}
     finished: dict[str, int] = {}
+    cost: float | None = None
 
 
 class _Reply(msgspec.Struct):
@@ -93,6 +97,7 @@ class _Kept(msgspec.Struct):
     degenerate: dict[str, str | int] | None = None
     response: _Reply | None = None
     served: Served | None = None
+    spent: Tokens | None = None
 
 
 def error_of(result: bytes) -> RowError | None:
@@ -122,6 +127,8 @@ class OutputCount:
             self.models[row.served.model] += 1
             if row.served.penalty:
                 self.penalties[row.served.penalty] += 1
+        if row.spent is not None:
+            self.tokens.add(row.spent)
         if row.error is None and row.response is not None:
             answer = read_answer(row.response.body)
             if answer is not None:
@@ -135,9 +142,19 @@ class OutputCount:
         found.theirs += error.is_its_own
 
 
-def workers_of(workers: Sequence[PoolWorker]) -> list[WorkerReport]:
+def workers_of(workers: Sequence[PoolWorker], prices: Prices | None = None) -> list[WorkerReport]:
     """What each has done, by name."""
-    found = [WorkerReport(each.url, each.done, each.spent.answer, each.retried, each.spent) for each in workers]
+    found = [
+        WorkerReport(
+            each.url,
+            each.done,
+            each.spent.answer,
+            each.retried,
+            each.spent,
+            prices.of(each.spent) if prices is not None else None,
+        )
+        for each in workers
+    ]
     return sorted(found, key=lambda worker: worker.url)
 
 
@@ -159,6 +176,7 @@ def sentences(report: BatchReport) -> Iterator[str]:
     yield (
         f"tokens: {spent.prompt:,} of prompts ({spent.cached:,} cached), "
         f"{spent.answer:,} of answers ({spent.reasoning:,} of thoughts)"
+        + (f"; they cost {report.cost:,.4f} (--price)" if report.cost is not None else "")
     )
     for code, error in sorted(report.errors.items(), key=lambda each: -each[1].rows):
         whose = "" if error.theirs == error.rows else f", {error.rows - error.theirs:,} not known to be their own fault"
@@ -173,7 +191,12 @@ def sentences(report: BatchReport) -> Iterator[str]:
     if report.malformed_lines or report.repeated_lines:
         yield f"left out: {report.malformed_lines:,} lines that are no rows, {report.repeated_lines:,} repeated"
     for worker in report.workers:
-        yield f"worker {worker.url}: {worker.rows:,} rows, {worker.tokens:,} tokens, {worker.retried:,} retried"
+        spent, seconds = worker.spent, max(report.seconds, 1e-3)
+        cost = f", {worker.cost:,.4f}" if worker.cost is not None else ""
+        yield (
+            f"worker {worker.url}: {worker.rows:,} rows, {spent.prompt:,} tokens of prompts, {spent.answer:,} of "
+            f"answers ({spent.answer / seconds:,.0f}/s){cost}, {worker.retried:,} retried"
+        )
     for why, count in sorted(report.retries.items(), key=lambda each: -each[1])[:8]:
         yield f"sent again {count:,} times since a worker {why}"
 

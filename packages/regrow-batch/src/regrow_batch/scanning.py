@@ -10,7 +10,7 @@ from xxhash import xxh3_64_intdigest, xxh3_128
 from regrow.core.errors import UsageError
 from regrow_batch.places import BatchStopped
 from regrow_batch.rows import BadRow, BatchRow, RowReading, name_of, read_row
-from regrow_batch.tables.inputs import RowLines, Source
+from regrow_batch.tables.inputs import RowLines, RowSource
 from regrow_batch.tables.making import unmade
 
 OPEN, DONE, NO_ROW = 0, 1, 2
@@ -34,7 +34,7 @@ class Scan:
         complaints: sentences about the first of them.
     """
 
-    source: Source
+    source: RowSource
     digest: str = ""
     size: int = 0
     states: bytearray = field(default_factory=bytearray)
@@ -64,7 +64,7 @@ class Scan:
             self.complaints.append(f"{self.place}, {self.source.unit} {line}: {what}")
 
 
-def scan(source: Source | str) -> Scan:
+def scan(source: RowSource | str) -> Scan:
     """Read an input through. Raises `UsageError` where it cannot be read, or has no row.
 
     Args:
@@ -158,6 +158,11 @@ class Feed:
         self._found, self._reading = found, reading
         self._stream: Iterator[bytes] | None = None
         self._lines: Iterator[tuple[int, tuple[int, bytes]]] = iter(())
+
+    @property
+    def ended(self) -> bool:
+        """Whether no row will come where none has: a file has all of its rows."""
+        return True
 
     def read(self) -> list[BatchRow | BadRow]:
         """The next rows; none at the end. Raises `BatchStopped`, `UsageError`."""

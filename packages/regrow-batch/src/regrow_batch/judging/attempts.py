@@ -4,12 +4,13 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from regrow.core.ids import Instant
 from regrow.core.process.tasks import Tasks, shared, supervised
-from regrow_batch.judging.answers import Tokens
+from regrow_batch.answers import Tokens
 from regrow_batch.judging.doubts import RowsInDoubt
 from regrow_batch.judging.evidence import MOST_DEATHS, Hand, Opinion, WorkerEvidence
 from regrow_batch.judging.penalties import Penalties
@@ -20,6 +21,15 @@ from regrow_batch.pool import Pool
 from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
 from regrow_batch.rows import Served
 from regrow_batch.sending import ProbeAnswer, Sender
+
+
+@dataclass(slots=True)
+class _Moment:
+    """A worker lost rows: how many it had, how many it lost, and whether it answers a probe."""
+
+    probe: asyncio.Task[ProbeAnswer]
+    rows: int
+    lost: int = 0
 
 
 class Attempts:
@@ -55,7 +65,7 @@ class Attempts:
         self.errands = Tasks(failed)
         self.doubts = RowsInDoubt(pool, evidence, sender, back=queue.at_once, settle=self._decided, errand=self.errand)
         self._under_way: dict[asyncio.Task[None], tuple[str, Hand, Instant]] = {}
-        self._probing: dict[str, asyncio.Task[ProbeAnswer]] = {}
+        self._moments: dict[str, _Moment] = {}
         self.good_at = time.monotonic()
         """When a row last got its result."""
 
@@ -92,8 +102,8 @@ class Attempts:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, self.errands.close(), return_exceptions=True)
-        for probe in self._probing.values():
-            probe.cancel()
+        for moment in self._moments.values():
+            moment.probe.cancel()
 
     def send(self, hand: Hand, url: str, now: Instant) -> None:
         """Send a row to a worker that was assigned to it."""
@@ -107,35 +117,40 @@ class Attempts:
         row, began = hand.row, time.monotonic()
         outcome = await self._sender.send(url, row)
         verdict = judge(outcome, row, wall=time.time())
-        died = company = False
-        if isinstance(verdict, Again) and verdict.lost:
-            # All that a worker had is lost at once: counted before any of it is taken back.
-            company = isinstance(outcome, Unanswered) and self._has_company(url)
-            died = await self._is_gone(url)
+        died = (
+            isinstance(verdict, Again)
+            and verdict.lost
+            and await self._has_died(url, row_lost=isinstance(outcome, Unanswered))
+        )
         penalty = await self.penalties.at(url, row) if isinstance(verdict, Accept) and row.penalized else ""
         if isinstance(verdict, Accept) and isinstance(outcome, Answered):
             self._accept(hand, url, began, outcome, verdict, penalty)
         elif isinstance(verdict, Doubtful) and isinstance(outcome, Answered):
             self._doubt(hand, url, outcome, verdict)
         elif isinstance(verdict, Again):
-            self._again(hand, url, verdict, died=died, company=company)
+            self._again(hand, url, verdict, died=died)
         self._pool.release(url, row.tokens)
         self._queue.give()
-
-    def _has_company(self, url: str) -> bool:
-        worker = self._pool.workers.get(url)
-        return worker is not None and worker.rows > 1
 
     def _version(self, url: str) -> str:
         worker = self._pool.workers.get(url)
         return worker.version if worker is not None else ""
 
-    async def _is_gone(self, url: str) -> bool:
-        """Whether a worker that has lost a row does not answer a probe either; asked once for all rows of a moment."""
-        task = self._probing.get(url)
-        if task is None or task.done():
-            task = self._probing[url] = shared(self._sender.probe(url))
-        return bool((await asyncio.shield(task)).why)
+    async def _has_died(self, url: str, *, row_lost: bool) -> bool:
+        """Whether an engine has ended with all its rows: it answers no probe, or most of these are lost at once.
+
+        Args:
+            url: the worker that has not answered a row.
+            row_lost: the connection was lost, so that a worker that is started again at once is seen too.
+        """
+        moment = self._moments.get(url)
+        if moment is None or moment.probe.done():
+            worker = self._pool.workers.get(url)
+            moment = _Moment(shared(self._sender.probe(url)), worker.rows if worker is not None else 0)
+            self._moments[url] = moment
+        moment.lost += row_lost
+        gone = bool((await asyncio.shield(moment.probe)).why)
+        return gone or (row_lost and moment.lost > 1 and 2 * moment.lost >= moment.rows)
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         url, hand, _ = self._under_way.pop(task)
@@ -198,7 +213,7 @@ class Attempts:
         self._results.refuse(hand.row, word, fault)
         self._finish(hand)
 
-    def _again(self, hand: Hand, url: str, again: Again, *, died: bool = False, company: bool = False) -> None:
+    def _again(self, hand: Hand, url: str, again: Again, *, died: bool = False) -> None:
         now, jitter = time.monotonic(), random.random()
         self._tally.retried(again.why)
         if again.fault is Fault.POOL:
@@ -209,7 +224,7 @@ class Attempts:
             return  # another attempt at it goes on
         if again.fault is Fault.POOL:
             hand.busy += 1
-        elif died or company:
+        elif died:
             hand.deaths += 1  # it or one of its neighbours: no attempt of either is counted
         else:
             hand.attempt += 1

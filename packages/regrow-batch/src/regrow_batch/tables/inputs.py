@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from gzip import BadGzipFile
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from regrow.core.errors import UsageError
 from regrow_batch.tables.files import Table, is_table, open_unpacked
@@ -73,10 +73,29 @@ class RowRecords:
             yield line
 
 
-Source = RowLines | RowRecords
+class RowSource(Protocol):
+    """What a batch reads: lines that each are a row, the same each time."""
+
+    @property
+    def place(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def unit(self) -> str:
+        """What a line of it is called."""
+        ...
+
+    def words(self) -> dict[str, str]:
+        """What results depend on beside the lines, by the name that the user knows it by."""
+        ...
+
+    def lines(self, digest: Digest) -> Iterator[bytes]:
+        """Each line, blank ones too."""
+        ...
 
 
-def source_of(place: str, making: RowMaking, *, split: str = "train") -> Source:
+def source_of(place: str, making: RowMaking, *, split: str = "train") -> RowSource:
     """What a place is. Raises `UsageError` where it is not there, or does not say what is asked."""
     if not is_table(place) and not making.asks:
         return RowLines(place)

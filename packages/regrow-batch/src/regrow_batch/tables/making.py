@@ -92,8 +92,13 @@ def row_line(record: Record, number: int, making: RowMaking) -> bytes:
         name = name_of_record(record, number, making)
         body = body_of(record, making)
     except ValueError as error:
-        return msgspec.json.encode(({"custom_id": name} if name else {}) | {_UNMADE: str(error)})
+        return unmade_line(name, str(error))
     return msgspec.json.encode({"custom_id": name, "method": "POST", "url": making.url, "body": body})
+
+
+def unmade_line(name: str, why: str) -> bytes:
+    """The line of a record that no row can be made of."""
+    return msgspec.json.encode(({"custom_id": name} if name else {}) | {_UNMADE: why})
 
 
 def unmade(line: bytes) -> str:

@@ -11,7 +11,7 @@ from regrow.core.process.extras import install_line
 from regrow_batch.places import open_to_write
 from regrow_batch.tables.columns import FLOATS, TEXT, TEXTS, TOLD, WHOLE, Column, Kinds, RowResult, as_kind, chosen
 from regrow_batch.tables.files import PARQUET, ROWS, Table, suffix_of
-from regrow_batch.tables.inputs import RowRecords, Source
+from regrow_batch.tables.inputs import RowRecords, RowSource
 from regrow_batch.tables.making import EMBEDDINGS, Record, plain
 
 Numbered = Iterable[tuple[int, bytes]]
@@ -32,7 +32,7 @@ class Output:
         embeddings: whether the rows ask for them.
     """
 
-    def __init__(self, place: str, source: Source, columns: str = "", *, embeddings: bool = False) -> None:
+    def __init__(self, place: str, source: RowSource, columns: str = "", *, embeddings: bool = False) -> None:
         self.place, self._source = place, source
         self._schema: Any = None
         self._kinds: Kinds | None = None
@@ -154,7 +154,7 @@ def _batches(rows: Iterable[tuple[RowResult, Record]]) -> Iterator[list[tuple[Ro
         yield batch
 
 
-def _embeds(source: Source) -> bool:
+def _embeds(source: RowSource) -> bool:
     return isinstance(source, RowRecords) and source.making.url == EMBEDDINGS
 
 

@@ -1,0 +1,49 @@
+"""What tokens cost. Pure."""
+
+import math
+from dataclasses import dataclass
+
+from regrow.core.errors import UsageError
+from regrow_batch.answers import Tokens
+
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of a million tokens, in whatever currency they are given.
+
+    Attributes:
+        prompt: those of prompts.
+        answer: those of answers, thoughts too.
+        cached: those of prompts that the server had already; as `prompt` where nothing is said.
+    """
+
+    prompt: float
+    answer: float
+    cached: float
+
+    @classmethod
+    def read(cls, words: str) -> "Prices | None":
+        """From `prompt=0.15,answer=0.6,cached=0.07`; None: there are no words. Raises `UsageError`."""
+        if not words:
+            return None
+        found: dict[str, float] = {}
+        for word in words.split(","):
+            name, _, price = word.strip().partition("=")
+            try:
+                value = float(price)
+            except ValueError:
+                value = math.nan
+            if name not in ("prompt", "answer", "cached") or not 0 <= value < math.inf:
+                raise UsageError(
+                    f"--price: {word!r} is no price", hint="give --price prompt=0.15,answer=0.6, of a million tokens"
+                )
+            found[name] = value
+        prompt = found.get("prompt", 0.0)
+        return cls(prompt, found.get("answer", 0.0), found.get("cached", prompt))
+
+    def of(self, tokens: Tokens) -> float:
+        """What these cost."""
+        fresh = tokens.prompt - tokens.cached
+        return (self.prompt * fresh + self.cached * tokens.cached + self.answer * tokens.answer) / _MILLION

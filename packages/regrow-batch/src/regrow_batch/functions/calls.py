@@ -1,0 +1,157 @@
+"""Calls of a function to the servers of a batch: rows of a head that come one by one and are waited for."""
+
+import asyncio
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from regrow.core.errors import RegrowError
+from regrow_batch.answers import Tokens, Usage
+from regrow_batch.journal import Journal
+from regrow_batch.rows import BadRow, BatchRow, RowReading, read_row
+from regrow_batch.scanning import OPEN, Feed
+from regrow_batch.tables.making import CHAT, COMPLETIONS, EMBEDDINGS, plain
+
+
+class CallFailed(RegrowError):
+    """A call has no answer, and will have none.
+
+    Attributes:
+        code: what kind of failure: `http_400`, `gave_up`.
+        fault: whose it is: `row`, `worker`, `pool`, `unknown`.
+        response: what the server answered, if it did.
+    """
+
+    def __init__(self, code: str, message: str, fault: str = "", response: Any = None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.fault, self.response = code, fault, response
+
+
+class Calls:
+    """What a function of a row asks servers with; not to be made by users.
+
+    Args:
+        line: where calls wait to be sent.
+    """
+
+    def __init__(self, line: "CallLine") -> None:
+        self._line = line
+        self.spent = Tokens()
+        """Tokens of the calls of this row."""
+
+    async def post(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a body to a page, `/v1/chat/completions` for example; the answer's JSON. Raises `CallFailed`."""
+        answer = await self._line.ask(url, body)
+        with suppress(msgspec.ValidationError):  # an endpoint that counts something else
+            self.spent.add(msgspec.convert(answer.get("usage") or {}, Usage).tokens)
+        return answer
+
+    async def chat(self, messages: str | Sequence[Mapping[str, Any]], **body: Any) -> dict[str, Any]:
+        """Ask for an answer in a talk; a text alone is a user's message. Raises `CallFailed`."""
+        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+        return await self.post(CHAT, {"messages": said, **body})
+
+    async def complete(self, prompt: str, **body: Any) -> dict[str, Any]:
+        """Have a text gone on with. Raises `CallFailed`."""
+        return await self.post(COMPLETIONS, {"prompt": prompt, **body})
+
+    async def embed(self, text: str | Sequence[str], **body: Any) -> dict[str, Any]:
+        """Ask for embeddings. Raises `CallFailed`."""
+        return await self.post(EMBEDDINGS, {"input": text, **body})
+
+
+class CallLine:
+    """The calls that wait for the head, and those that wait for their answers.
+
+    Args:
+        model: asked for where a body names none; empty: none.
+    """
+
+    def __init__(self, model: str = "") -> None:
+        self._model = model
+        self.states = bytearray()
+        """Of all calls, as the head has them of rows."""
+        self.wanted = asyncio.Event()
+        self.waiting: deque[BatchRow | BadRow] = deque()
+        self.ended = False
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+
+    async def ask(self, url: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Put a call into the line and wait. Raises `CallFailed`."""
+        number = len(self.states)
+        self.states.append(OPEN)
+        fields = plain(body)
+        if self._model:
+            fields = {"model": self._model} | fields
+        row = read_row(
+            msgspec.json.encode({"custom_id": f"call-{number}", "url": url, "body": fields}), number, RowReading()
+        )
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._answers[number] = answer
+        self.waiting.append(row)
+        self.wanted.set()
+        try:
+            return await answer
+        finally:
+            del self._answers[number]
+
+    def answered(self, number: int, result: bytes) -> None:
+        """A call has its result, as the head writes it. One that nobody waits for any more is passed over."""
+        future = self._answers.get(number)
+        if future is None or future.done():
+            return
+        line = msgspec.json.decode(result)
+        error, body = line.get("error"), (line.get("response") or {}).get("body")
+        if error is None and isinstance(body, dict):
+            future.set_result(body)
+            return
+        error = error or {"code": "no_object", "message": "the answer is no JSON object"}
+        future.set_exception(CallFailed(error["code"], error["message"], error.get("fault") or "", body))
+
+    def close(self) -> None:
+        """No more calls come."""
+        self.ended = True
+        self.wanted.set()
+
+
+class CallFeed(Feed):
+    """Gives the head the calls that wait. None may be there while more will come."""
+
+    def __init__(self, line: CallLine) -> None:
+        self._calls = line
+
+    @property
+    def ended(self) -> bool:
+        """Whether none will come."""
+        return self._calls.ended and not self._calls.waiting
+
+    def read(self) -> list[BatchRow | BadRow]:
+        """Those that wait now."""
+        rows = []
+        while self._calls.waiting:
+            rows.append(self._calls.waiting.popleft())
+        return rows
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class CallResults(Journal):
+    """Takes results of calls from the head, and gives them to who waits: what is kept are the results of rows."""
+
+    def __init__(self, line: CallLine, path: Path) -> None:
+        self._calls, self.path = line, path
+
+    def append(self, number: int, result: bytes) -> None:
+        """Give it to who waits."""
+        self._calls.answered(number, result)
+
+    def flush(self) -> None:
+        """Nothing waits."""
+
+    def sync(self) -> None:
+        """Nothing is written."""

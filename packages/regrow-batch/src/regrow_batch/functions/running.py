@@ -1,0 +1,251 @@
+"""Runs a function of Python over rows: each has one result, kept in a journal as it is got."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import msgspec
+
+from regrow.core.config import state_home
+from regrow.core.errors import UsageError
+from regrow.core.process.tasks import TaskScope, shared
+from regrow_batch.attendance import Attendance
+from regrow_batch.functions.calls import CallFailed, CallFeed, CallLine, CallResults, Calls
+from regrow_batch.head import BatchHead, HeadPolicy
+from regrow_batch.job import BatchWords, end_batch, journal_path, keep_report, kept_report, what_is_done
+from regrow_batch.journal import SYNC_S, Journal
+from regrow_batch.members import address
+from regrow_batch.places import exists
+from regrow_batch.pool import Pool, PoolPolicy
+from regrow_batch.report import BatchReport, sentences
+from regrow_batch.rows import RowReading
+from regrow_batch.scanning import DONE, OPEN, Scan, scan
+from regrow_batch.sending import HttpSender
+from regrow_batch.tables.files import Table
+from regrow_batch.tables.inputs import Digest
+from regrow_batch.tables.making import Record, RowMaking, name_of_record, plain, unmade_line
+from regrow_batch.tables.outputs import Output
+from regrow_batch.tally import Tally
+
+RowFunction = Callable[[Calls, Record], Awaitable[Any]]
+_LEAST_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class FunctionRows:
+    """Records that a function answers, as lines that tell one job from another.
+
+    Attributes:
+        place: what they are called.
+        read: reads them from the first on, the same each time.
+        version: of the function.
+        name: the column of names.
+    """
+
+    place: str
+    read: Callable[[], Iterable[Record]]
+    version: str = ""
+    name: str = ""
+
+    unit: ClassVar[str] = "record"
+
+    def words(self) -> dict[str, str]:
+        """What results depend on beside the records."""
+        return {"version": self.version} if self.version else {}
+
+    def lines(self, digest: Digest) -> Iterator[bytes]:
+        """Each record with its name."""
+        making = RowMaking(name=self.name)
+        for number, record in enumerate(self.read()):
+            try:
+                line = msgspec.json.encode(
+                    {"custom_id": name_of_record(record, number, making), "record": plain(record)}
+                )
+            except ValueError as error:
+                line = unmade_line("", str(error))
+            digest(line)
+            yield line
+
+
+def run(rows: Iterable[Record] | str | Path, function: RowFunction, **words: Any) -> BatchReport:
+    """As `arun`, for programs that have no loop of their own."""
+    return asyncio.run(arun(rows, function, **words))
+
+
+async def arun(
+    rows: Iterable[Record] | str | Path,
+    function: RowFunction,
+    *,
+    output: str,
+    workers: Sequence[str] | Path,
+    model: str = "",
+    version: str = "",
+    columns: str = "",
+    journal: str = "",
+    id_column: str = "",
+    key: str = "",
+    pool: PoolPolicy | None = None,
+    policy: HeadPolicy | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> BatchReport:
+    """Answer each row by a function, and write one result of each. Run it again to go on after whatever has ended it.
+
+    The function is called with `Calls` and the row, many rows at once; what it returns, which must be what JSON can
+    have, is the row's result. `CallFailed` that it lets through makes an error row; any other exception ends the batch,
+    with what is done kept.
+
+    Args:
+        rows: mappings; or the place of a table, as `regrow batch run` takes it.
+        function: `async def answer(calls, row)`.
+        output: a path or URL; `.parquet` becomes Parquet.
+        workers: addresses of servers; or a file that lists them, which is watched.
+        model: asked for where a call names none.
+        version: of the function: results of another are not gone on with.
+        columns: of the output; see `regrow batch run --columns`. `result` is what the function returned, as JSON.
+        journal: where results are kept until all are there; default: beside the output.
+        id_column: has the rows' names; default: `custom_id`, `id`, or their numbers.
+        key: that servers want.
+        pool: how workers are treated.
+        policy: how calls are.
+        say: told in sentences what is to be known.
+
+    Raises `UsageError`, `BatchStopped` where it may be run again, and what the function raises.
+    """
+    source = FunctionRows(str(rows) if isinstance(rows, str | Path) else "rows", _reader(rows), version, id_column)
+    found = await asyncio.to_thread(scan, source)
+    given = BatchWords(
+        input=source.place,
+        output=output,
+        reading=RowReading(),
+        state=state_home() / "batches",
+        pool=pool or PoolPolicy(),
+        head=policy or HeadPolicy(),
+        key=key,
+        journal=journal,
+    )
+    writing = Output(output, source, columns)
+    path = journal_path(output, given.state, journal)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists() and exists(output):
+        raise UsageError(f"{output} is there already, and no journal belongs to it", hint="choose another output")
+    print_of = {"the input": f"{found.size} bytes with the digest {found.digest[:16]}", "--model": model}
+    kept = Journal.open(path, print_of | source.words())
+    try:
+        if kept.head.rows and exists(output):
+            return kept_report(kept, output)
+        tally, spent = what_is_done(found, kept), Pool(given.pool)
+        if tally.left:
+            await _Running(given, source, found, kept, tally, spent).run(function, workers, model, say)
+        report = end_batch(given, writing, found, kept, tally, [*spent.workers.values(), *spent.departed])
+        for sentence in [*sentences(report), *keep_report(given, kept.path, report)]:
+            say(sentence)
+        return report
+    finally:
+        kept.close()
+
+
+def _reader(rows: Iterable[Record] | str | Path) -> Callable[[], Iterable[Record]]:
+    if isinstance(rows, str | Path):
+        return Table(str(rows)).records
+    held: list[Record] = list(rows)
+    return lambda: held
+
+
+class _Running:
+    """One run over the rows that remain."""
+
+    def __init__(
+        self, words: BatchWords, source: FunctionRows, found: Scan, journal: Journal, tally: Tally, pool: Pool
+    ) -> None:
+        self._words, self._source, self._found = words, source, found
+        self._journal, self._tally, self._pool = journal, tally, pool
+
+    async def run(
+        self, function: RowFunction, workers: Sequence[str] | Path, model: str, say: Callable[[str], None]
+    ) -> None:
+        """Until each row has its result. Raises `BatchStopped`, and what the function raises."""
+        self._function = function
+        line = self._line = CallLine(model)
+        calls = Tally(rows=0, began=time.monotonic())
+        async with HttpSender.open(timeout=self._words.head.timeout, key=self._words.key) as sender:
+            head = BatchHead(
+                CallFeed(line),
+                line.states,
+                pool=self._pool,
+                sender=sender,
+                journal=CallResults(line, self._journal.path),
+                tally=calls,
+                policy=self._words.head,
+            )
+            attendance = Attendance(self._pool, grace=self._words.head.grace, changed=head.changed, say=say)
+            if isinstance(workers, Path):
+                attendance.look(workers)
+            else:
+                for url in workers:
+                    attendance.join(address(url, "workers"))
+            async with TaskScope() as scope:
+                if isinstance(workers, Path):
+                    scope.start(attendance.watch(workers))
+                scope.start(self._wake(head))
+                scope.start(self._sync_often())
+                scope.start(self._rows())
+                await head.run()
+        self._journal.flush()
+        self._tally.tokens.add(calls.tokens)
+        self._tally.retries.update(calls.retries)
+
+    async def _wake(self, head: BatchHead) -> None:
+        """The head sleeps until something has changed."""
+        while True:
+            await self._line.wanted.wait()
+            self._line.wanted.clear()
+            head.changed()
+
+    async def _sync_often(self) -> None:
+        while True:
+            await asyncio.sleep(SYNC_S)
+            await asyncio.to_thread(self._journal.sync)
+
+    async def _rows(self) -> None:
+        """Start rows as others end; the first error of the function ends them all."""
+        under_way: set[asyncio.Task[None]] = set()
+        try:
+            for number, record in enumerate(self._source.read()):
+                if self._found.states[number] == OPEN:
+                    while len(under_way) >= max(_LEAST_AT_ONCE, 2 * self._pool.room):
+                        await self._one_ends(under_way)
+                    under_way.add(shared(self._row(number, record)))
+            while under_way:
+                await self._one_ends(under_way)
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+        self._line.close()
+
+    @staticmethod
+    async def _one_ends(under_way: set[asyncio.Task[None]]) -> None:
+        """Wait until one has ended at least. Raises what it has raised."""
+        ended, _ = await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+        under_way -= ended
+        for task in ended:
+            task.result()
+
+    async def _row(self, number: int, record: Record) -> None:
+        calls = Calls(self._line)
+        line: dict[str, Any] = {"id": f"batch_req_{number}", "custom_id": self._name(record, number), "response": None}
+        try:
+            line |= {"error": None, "result": plain(await self._function(calls, record))}
+        except CallFailed as failure:
+            line["error"] = {"code": failure.code, "message": failure.cause, "fault": failure.fault}
+        line["spent"] = calls.spent
+        self._found.states[number] = DONE
+        self._journal.append(number, msgspec.json.encode(line))
+        self._journal.flush()
+        self._tally.result(time.monotonic(), error=line["error"] is not None)
+
+    def _name(self, record: Record, number: int) -> str:
+        return name_of_record(record, number, RowMaking(name=self._source.name))
