@@ -84,6 +84,21 @@ def processes(outcome: Outcome) -> list[dict[str, str]]:
     return [dict(formed.workers) for formed in outcome.ledger.generations]
 
 
+@pytest.mark.parametrize("where", ["body", "after"])
+def test_the_rank_of_a_device_that_fails_for_good_goes_on_elsewhere_and_the_others_groups_are_aborted(
+    here: Site, undisturbed: Outcome, where: str
+) -> None:
+    outcome = train(
+        here, f"broken-{where}", world=WORLD, steps=STEPS, extra=("--break-device", f"1:5:{where}"), env=LATE
+    )
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals == undisturbed.finals
+    assert {at: loss for at, loss in outcome.losses.items() if undisturbed.losses[at] != loss} == {}
+    assert [incident.ranks for incident in outcome.ledger.incidents] == [[1]]
+    first, *_, last = processes(outcome)
+    assert {rank for rank in last if last[rank] != first[rank]} == {"1"}
+
+
 @pytest.mark.parametrize("rank", range(WORLD))
 @pytest.mark.parametrize("how", ["hang", "error"])
 def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
