@@ -97,7 +97,7 @@ def reduce_also(number: int) -> None:
     rank, at, most = (int(each) for each in (args.skip or "-1:0:0").split(":"))
     if (session.rank, number) == (rank, at) and first_times(f"skipped-{args.skip}", most):
         return
-    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():  # type: ignore[attr-defined]
+    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():
         torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
 
 
