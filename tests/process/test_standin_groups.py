@@ -84,6 +84,21 @@ def processes(outcome: Outcome) -> list[dict[str, str]]:
     return [dict(formed.workers) for formed in outcome.ledger.generations]
 
 
+@pytest.mark.parametrize("where", ["body", "after"])
+def test_the_rank_of_a_device_that_fails_for_good_goes_on_elsewhere_and_the_others_groups_are_aborted(
+    here: Site, undisturbed: Outcome, where: str
+) -> None:
+    outcome = train(
+        here, f"broken-{where}", world=WORLD, steps=STEPS, extra=("--break-device", f"1:5:{where}"), env=LATE
+    )
+    assert outcome.code == 0, outcome.output
+    assert outcome.finals == undisturbed.finals
+    assert {at: loss for at, loss in outcome.losses.items() if undisturbed.losses[at] != loss} == {}
+    assert [incident.ranks for incident in outcome.ledger.incidents] == [[1]]
+    first, *_, last = processes(outcome)
+    assert {rank for rank in last if last[rank] != first[rank]} == {"1"}
+
+
 @pytest.mark.parametrize("rank", range(WORLD))
 @pytest.mark.parametrize("how", ["hang", "error"])
 def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
@@ -92,7 +107,7 @@ def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
     """A collective that never begins, and one whose group says so."""
     extra, name = ("--spoil-groups", f"{rank}:5:{how}"), f"{how}-{rank}"
     # An error is told within a second: a bound that is never reached shows that nothing else has seen it.
-    flags = () if how == "error" else ("--hang-timeout", "3s")
+    flags = () if how == "error" else ("--hang-timeout", "8s")
     outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals
@@ -107,7 +122,7 @@ def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
 def test_a_connection_that_is_never_made_ends_with_the_abort(here: Site, undisturbed: Outcome, how: str) -> None:
     """After a kill, groups are connected anew: one rank waits in that for ever, or is killed in it."""
     extra, faults = ("--spoil-groups", f"1:5:{how}"), [Fault(0, 5, "backward")]
-    flags = ("--hang-timeout", "3s")
+    flags = ("--hang-timeout", "8s")
     name = how.replace(" ", "-")
     outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, faults=faults, env=LATE)
     assert_equal(outcome, undisturbed, faults=len(faults))
@@ -120,7 +135,7 @@ def test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again(
     here: Site, undisturbed: Outcome, times: int
 ) -> None:
     extra = ("--also-reduce", "--skip", f"1:5:{times}")
-    flags = ("--hang-timeout", "3s")
+    flags = ("--hang-timeout", "8s")
     outcome = train(here, f"skipped-{times}", *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals

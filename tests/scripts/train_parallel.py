@@ -292,7 +292,7 @@ def batch_of(step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
 def main() -> None:
     # Beside this script; tests import the rest of it.
     from pacing import pause  # type: ignore[import-not-found]
-    from placing import take_place  # type: ignore[import-not-found]
+    from placing import take_place
 
     args = parser.parse_args()
     session = regrow.init(seed=11)

@@ -83,7 +83,7 @@ def breaks(number: int, where: str) -> bool:
 
 def first_times(name: str, most: int) -> bool:
     """Whether this has happened less often in the job; it counts as once more."""
-    made = (Path(f"{args.out}.{name}.{count}") for count in range(most))
+    made = (Path(f"{name}.{count}") for count in range(most))  # not in an undisturbed run of the same words after it
     next_one = next((each for each in made if not each.exists()), None)
     if next_one is not None:
         next_one.touch()
@@ -95,15 +95,15 @@ def reduce_also(number: int) -> None:
     if not args.also_reduce:
         return
     rank, at, most = (int(each) for each in (args.skip or "-1:0:0").split(":"))
-    if (session.rank, number) == (rank, at) and first_times("skipped", most):
+    if (session.rank, number) == (rank, at) and first_times(f"skipped-{args.skip}", most):
         return
-    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():  # type: ignore[attr-defined]
+    with torch.get_device_module(DEVICE).capture() if args.capture else nullcontext():
         torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
 
 
 def spoil_groups(number: int) -> None:
     rank, at, how = args.spoil_groups.split(":")
-    if (str(session.rank), str(number)) == (rank, at) and first_times("spoilt", 1):
+    if (str(session.rank), str(number)) == (rank, at) and first_times(f"spoilt-{args.spoil_groups}", 1):
         spoil(how)
 
 

@@ -275,3 +275,18 @@ def test_the_only_one_with_a_part_of_the_state_is_not_ended_though_it_is_behind(
         stands_at_devices(job, 1000.0, {0: 4, 1: 3})
         halt_and_form(job)
     assert not job.all(orders.FenceWorker)
+
+
+def test_steps_like_one_that_was_waited_for_are_not_formed_anew() -> None:
+    job = Job(2, hang_timeout=5.0).trained(4)
+    for _ in range(3):
+        stands_at_devices(job, 6.0)
+        halt_and_form(job)
+    stands_at_devices(job, 40.0)
+    job.stepped(5)
+    formed = len(job.all(orders.FormGeneration))
+    stands_at_devices(job, 79.0)
+    assert len(job.all(orders.FormGeneration)) == formed
+    assert not job.all(orders.HaltGeneration)[6:]
+    stands_at_devices(job, 81.0)
+    assert job.all(orders.HaltGeneration)[6:], "twice as long is something else"

@@ -50,6 +50,8 @@ class Group:
         self.generation = generation
         self.members = members
         self.broken = False
+        self.stuck = False
+        """Whether what a device runs of these groups never ends: no sum is completed, and nobody notices."""
         self._rng = rng
         self._inside: dict[WorkerId, Peer] = {}
         self._arrived: dict[tuple[str, StepNo], set[WorkerId]] = {}
@@ -69,6 +71,8 @@ class Group:
         arrived.add(peer.worker)
         if self.broken:
             self._maybe_notice(peer)
+        elif self.stuck:
+            pass
         elif len(arrived) == len(self.members):
             del self._arrived[what, step]
             for inside in self._inside.values():

@@ -18,7 +18,7 @@ class SimFault(msgspec.Struct, frozen=True):
 
     how: str
     """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, `stall`, of the training thread, and
-    `slow`: it computes for long.
+    `slow`: it computes for long, `device`, a sum of its groups never ends on the devices, for all in it.
 
     To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
 
@@ -110,6 +110,10 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
             case "stall" if target.doing in IN_STEP:
                 target.stall()
             case "stall":
+                pass
+            case "device" if target.doing is Doing.REDUCING and target.group is not None:
+                target.group.stuck = True
+            case "device":
                 pass
             case "disk":
                 world.bad_moments.add("disk")

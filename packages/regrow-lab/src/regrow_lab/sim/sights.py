@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.sights import DEVICE, NodeSeen, WorkerSight
 from regrow.core.phase import Phase
 from regrow_lab.sim.network import Alarm
 from regrow_lab.sim.script import IN_STEP, PHASES, Doing
@@ -33,6 +33,7 @@ def sight(worker: SimWorker, now: Instant) -> WorkerSight:
         phase=PHASES.get(worker.doing, Phase.COMPUTING),
         seconds=now - worker.since,
         waits=worker.doing in (Doing.REDUCING, Doing.VOTING) and not stuck,
+        awaits=DEVICE if worker.group is not None and worker.group.stuck and not stuck else "",
         stopped=worker.hung,
         busy=now < worker.slow_until and not stuck,
     )

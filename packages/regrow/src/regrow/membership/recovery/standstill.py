@@ -21,6 +21,7 @@ _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
 """Between two judgements at least, by the size of the world: a judgement looks at all of it."""
 _SAY_S: Seconds = 60.0
+_LIKE_SLOW = 2.0
 _ANEW_MOST = 3
 """How often the groups are formed anew at one step: a step that takes longer than all bounds is slow, and not dead."""
 _IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
@@ -48,6 +49,8 @@ class Standstills:
         self._anew_at = StepNo(-1)
         self._anew = 0
         """How often the groups were formed anew at that step, since all waited for their devices."""
+        self._slow: Seconds = 0.0
+        """How long a step took on the devices that was waited for in the end: its like are not formed anew."""
 
     @property
     def bounds(self) -> Bounds:
@@ -149,11 +152,13 @@ class Standstills:
         if len(confirmed) < len(workers):
             return
         looks = [self._look(worker, now) for worker in workers]
+        lasted = min((look.sight.seconds for look in looks if look.sight is not None), default=0.0)
         anew = self._anew + 1 if self._anew_at == self._job.step else 1
         counts = {look.rank: look.sight.counts for look in looks if look.sight is not None}
         late = set(hangs.behind(counts)) if anew > 1 else set()
         fenced = self._given_up([worker for worker in workers if worker.rank in late], now)
-        if anew > _ANEW_MOST and not fenced:
+        if not fenced and (anew > _ANEW_MOST or lasted < _LIKE_SLOW * self._slow):
+            self._slow = max(self._slow, lasted) if anew > _ANEW_MOST else self._slow
             self._doubt(looks, verdict, now)
             return
         self._anew_at, self._anew = self._job.step, anew
