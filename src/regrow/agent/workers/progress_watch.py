@@ -99,6 +99,7 @@ class Watcher:
             stopped=seen.state in ("T", "t"),
             busy=seen.state in ("R", "D") or self._computes(worker, seen.cpu, seconds, now),
             blocked=seen.blocked,
+            used=round(seen.cpu, 2),
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:

@@ -13,6 +13,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     `waits`: whether it waits in a collective of ours; None: that cannot be told here (NCCL). `awaits`: which one.
     `stopped`: the kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used
     CPU time lately, or its main thread runs or cannot be interrupted. `blocked`: what its main thread is in, in words.
+    `used`: seconds of a processor that its processes have used so far.
     """
 
     worker: WorkerId
@@ -26,6 +27,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     stopped: bool = False
     busy: bool = False
     blocked: str = ""
+    used: Seconds = 0.0
 
     @property
     def progress(self) -> tuple[int, int, int]:
