@@ -57,8 +57,6 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
 
 
 def under(here: Site, most: int, *flags: str) -> Outcome:
-    for folder in (here.folder, here.folder.parent):
-        folder.chmod(0o777)
     return cold(here, f"few{most}", *flags, before=limited(most))
 
 
