@@ -63,6 +63,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_standby_of_a_larger_world_is_proven_in_a_smaller_one",
     ),
     "tests/process/test_shadow_proof.py": (
+        "test_a_standby_of_a_script_that_keeps_nothing_is_proven_and_training_is_not_disturbed[seeded]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[statistic-`augment.mean`]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[number-total`]",
         "test_what_a_newcomer_would_compute_in_another_way_is_found_and_its_cause_named[clock-time.monotonic()]",

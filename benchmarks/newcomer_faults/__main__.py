@@ -2,9 +2,10 @@
 
     python -m benchmarks.newcomer_faults                        # each once, undisturbed: 15 minutes on two busy cores
     python -m benchmarks.newcomer_faults --only teacher sobol   # some of them
+    python -m benchmarks.newcomer_faults --proof fork --only metric_object        # without a standby
     python -m benchmarks.newcomer_faults --sanity               # each once more, killed and not proven: is it a fault?
 
-Undisturbed each runs with 2 ranks and a standby. A fault is *refused* (before step 0), *refuted* (the first comparison
+Undisturbed each runs with 2 ranks and a standby. A fault is *refused* (before step 0), *refuted* (a comparison
 of a newcomer with the rank that it would replace finds it) or *not found*; it is *named* if the message has one of the
 script's words for it. Of an honest script each finding is a false alarm.
 
@@ -41,7 +42,7 @@ def main() -> int:
         return 2
     warn_if_busy()
     with _folder(args.keep) as folder:
-        outcomes = list(_outcomes(chosen, Path(folder), jobs=args.jobs, sanity=args.sanity))
+        outcomes = list(_outcomes(chosen, Path(folder), args))
     Console(width=args.width).print(table(outcomes))
     details = {"outcomes": [outcome.told() for outcome in outcomes]}
     tell("newcomer_faults", figures(outcomes), args.json, **details)
@@ -52,6 +53,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="these scripts")
     parser.add_argument("--sanity", action="store_true", help="show that the faults are faults")
+    parser.add_argument(
+        "--proof", choices=("standby", "fork"), default="standby", help="by a standby, or by one that is made for it"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="so many at a time")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write figures and outcomes")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the jobs' records there")
@@ -66,9 +70,10 @@ def _folder(kept: Path | None) -> AbstractContextManager[str | Path]:
     return nullcontext(kept.resolve())
 
 
-def _outcomes(chosen: Sequence[Case], folder: Path, *, jobs: int, sanity: bool) -> Iterator[Outcome]:
-    with ThreadPoolExecutor(jobs) as pool:
-        coming = [pool.submit(judge, case, folder / case.name, sanity=sanity) for case in chosen]
+def _outcomes(chosen: Sequence[Case], folder: Path, args: argparse.Namespace) -> Iterator[Outcome]:
+    how = {"sanity": args.sanity, "forks": args.proof == "fork"}
+    with ThreadPoolExecutor(args.jobs) as pool:
+        coming = [pool.submit(judge, case, folder / case.name, **how) for case in chosen]
         for number, (case, future) in enumerate(zip(chosen, coming, strict=True), 1):
             outcome = future.result()
             print(f"{number:2}/{len(chosen)} {case.kind:6} {case.name:24} {outcome.line()}", flush=True)

@@ -90,10 +90,11 @@ def cases(folder: Path) -> Iterator[Case]:
         yield Case(path, "honest")
 
 
-def judge(case: Case, folder: Path, *, sanity: bool) -> Outcome:
-    """Run it undisturbed, and for `sanity` with a kill too."""
-    run = _Run(case, folder / "proven", ())
-    judged = next((record for record in run.records if isinstance(record, ReplacementJudged)), None)
+def judge(case: Case, folder: Path, *, sanity: bool, forks: bool = False) -> Outcome:
+    """Run it undisturbed, and for `sanity` with a kill too. `forks`: newcomers are made for proofs; no standby is."""
+    run = _Run(case, folder / "proven", ("--proof", "fork") if forks else ("--standby=1",))
+    found_of = [record for record in run.records if isinstance(record, ReplacementJudged)]
+    judged = next((record for record in found_of if record.reason), next(iter(found_of), None))
     message, found, step = "", "", None
     if not run.ledger.commits and run.code == 1:
         message, found = run.said(), "refused"
@@ -112,7 +113,7 @@ def _differing(case: Case, folder: Path, calm: "_Run") -> int:
     """Committed losses that a killed rank changes where nothing is proven."""
     plan = folder / "plan.toml"
     plan.write_text(f'[[fault]]\nrank = {case.kill}\nstep = {KILLED_AT}\nat = "forward"\nhow = "sigkill"\n')
-    struck = _Run(case, folder / "struck", ("--proof", "off", "--fault-plan", str(plan)))
+    struck = _Run(case, folder / "struck", ("--standby=1", "--proof", "off", "--fault-plan", str(plan)))
     before, after = calm.losses(), struck.losses()
     return sum(before.get(key) != after.get(key) for key in before.keys() | after.keys())
 
@@ -128,7 +129,6 @@ class _Run:
             "regrow",
             "run",
             "--nproc-per-node=2",
-            "--standby=1",
             "--no-health",
             f"--job={case.name}",
         ]

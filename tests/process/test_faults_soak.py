@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -108,9 +109,11 @@ def judged(plan: Plan, attempts: list[Attempt], done: Outcome, wanted: Outcome) 
             if incident.rung not in ("restart", "all") and (ahead or incident.steps_lost > incident.faults):
                 found.append(f"{attempt.name}: {incident}")
     missing = wanted.losses.keys() - losses.keys()
-    if any({Act.AGENT, Act.POWER}.intersection(attempt.struck) for attempt in attempts):
-        # An agent that is killed has not written down what its workers have told it last.
+    if any({Act.AGENT, Act.POWER, Act.TERM}.intersection(attempt.struck) for attempt in attempts):
+        # An agent that is killed has not written down what its workers have told it last. A rank that dies behind a
+        # step's last collective has not committed it, and a job that is told to end then saves what another has made.
         missing -= {(step, rank) for step, rank in missing if any(step == other for other, _ in losses)}
+    missing -= {(step, rank) for step, rank in missing if step in unwritten(attempts)}
     if missing:
         found.append(f"never committed: {sorted(missing)[:5]} and so on, {len(missing)}")
     if done.finals != wanted.finals:
@@ -118,6 +121,15 @@ def judged(plan: Plan, attempts: list[Attempt], done: Outcome, wanted: Outcome) 
     if done.ledger.open_incidents:
         found.append(f"open: {done.ledger.open_incidents}")
     return "; ".join(found[:8])
+
+
+def unwritten(attempts: list[Attempt]) -> set[int]:
+    """Steps that may be in no record: an agent that is stopped when its launcher is killed writes no more lines."""
+    steps: set[int] = set()
+    for attempt, following in pairwise(each for each in attempts if each.ledger.commits):
+        if {Act.LAUNCHER, Act.STOP_AGENT}.issubset(attempt.struck):
+            steps.update(range(max(attempt.ledger.commits) + 1, min(following.ledger.commits)))
+    return steps
 
 
 def ended_rightly(plan: Plan, attempts: list[Attempt], at: int, attempt: Attempt) -> str:

@@ -10,7 +10,7 @@ from tests.process.training import SCRIPTS
 from regrow.core.records import Noted, Record, ReplacementJudged
 from regrow.observe.ledger import Ledger, read_records
 
-WELL = ("", "clip")
+WELL = ("", "clip", "seeded")
 """What a newcomer computes like the rank."""
 
 
@@ -47,7 +47,8 @@ def test_a_standby_of_a_script_that_keeps_nothing_is_proven_and_training_is_not_
     assert found.rank == 1
     assert ledger.incidents == [] and ledger.divergences == []
     assert not Path(here.folder / "behind").exists(), "what stands behind the body was run in the shadow"
-    assert here.regrow("story", fault or "well").stdout.count("replaceable: proven at step") == 1
+    told = here.regrow("story", fault or "well").stdout
+    assert told.count("rank 1 is replaceable: proven at step") == 1, told
 
 
 @pytest.mark.parametrize(

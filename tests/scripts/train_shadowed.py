@@ -104,6 +104,11 @@ class Augment:
     def torch_generator(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1e-3 * torch.rand(x.shape, generator=self.torch)
 
+    def seeded(self, x: torch.Tensor) -> torch.Tensor:
+        self.torch.manual_seed(1009 * (at := step.number) + session.rank)
+        self.python.seed(at)
+        return x + 1e-3 * torch.rand(x.shape, generator=self.torch) * self.python.random()
+
     def environment(self, x: torch.Tensor) -> torch.Tensor:
         return x * float(os.environ.get("GAIN", "1.0"))
 

@@ -156,10 +156,10 @@ def test_a_generator_in_what_is_protected_is_refused_only_where_its_state_is_lef
     game.place += 1
     looking.refuse_changed()
     if whole:
-        looking.refuse_changed(drawn=True)
+        looking.refuse_drawn()
     else:
         with pytest.raises(UsageError, match=r"draws from `game.generator`"):
-            looking.refuse_changed(drawn=True)
+            looking.refuse_drawn()
 
 
 def test_a_copy_whose_weights_are_in_the_state_of_a_protected_object_is_protected() -> None:
@@ -187,4 +187,4 @@ def test_a_copy_whose_weights_are_in_the_state_of_a_protected_object_is_protecte
 def test_pythons_and_numpys_global_generators_are_nobodys_to_protect() -> None:
     looking = watched([], draw=random.random, module=random, numbers=np.random)
     random.random(), np.random.rand()
-    looking.refuse_changed(drawn=True)
+    looking.refuse_drawn()

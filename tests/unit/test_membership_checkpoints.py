@@ -274,6 +274,48 @@ def test_what_is_written_already_is_older_than_what_is_wanted_at_the_end() -> No
     assert made.last(CheckpointSaved).step == 3 and [end.code for end in made.all(EndJob)] == [75]
 
 
+def saved_at(made: Job, step: int) -> Job:
+    """All ranks stand at this step, which is on disk; nothing else was heard of them."""
+    written(later(made), step=step)
+    assert made.last(CheckpointSaved).step == step and made.machine.step == step
+    return made
+
+
+def test_steps_that_were_made_unheard_when_the_end_was_asked_for_are_saved() -> None:
+    made = saved_at(job(), 1)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    assert made.all(EndJob) == [], "ranks may have come further"
+    made.stepped(1).stepped(2)
+    assert len(made.all(TakeSnapshot)) == 2 and made.all(EndJob) == []
+    made.stepped(3)
+    written(made, step=3)
+    assert made.last(CheckpointSaved).step == 3 and [end.code for end in made.all(EndJob)] == [75]
+
+
+def test_who_made_no_step_since_the_last_save_ends_soon() -> None:
+    made = saved_at(job(), 1)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    before = made.now
+    made.wait()
+    assert [end.code for end in made.all(EndJob)] == [75] and made.now - before < 5.0
+    assert len(made.all(TakeSnapshot)) == 1
+    at_once = saved_at(job(), 1)
+    at_once.tell(facts.StopRequested("at once"))
+    assert [end.code for end in at_once.all(EndJob)] == [75]
+
+
+def test_what_is_on_disk_and_cannot_be_read_is_not_taken_for_saved() -> None:
+    made = saved_at(job(), 1)
+    made.stepped(1)
+    made.machine._job.refused[StepNo(2)] = "it is damaged"
+    written(later(made), step=2)
+    made.machine._job.refused[StepNo(2)] = "it is damaged"
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    assert made.all(EndJob) == [] and len(made.all(TakeSnapshot)) == 3
+    written(made, step=3)
+    assert [end.code for end in made.all(EndJob)] == [75]
+
+
 def test_the_end_does_not_wait_for_a_disk_that_is_too_slow_or_full() -> None:
     late, full = job(), job()
     for made in (late, full):

@@ -1,5 +1,6 @@
 """A world that shrinks, for a request or a fault, and changes that do not go as planned, fact by fact."""
 
+import pytest
 from tests.unit.elastic_job import (
     candidates,
     comes,
@@ -13,9 +14,9 @@ from tests.unit.elastic_job import (
     stop,
     two_nodes,
 )
-from tests.unit.membership_job import form
+from tests.unit.membership_job import Job, form
 
-from regrow.core.ids import NO_STATE, NodeId, StepNo
+from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
     CheckpointWritten,
@@ -25,7 +26,9 @@ from regrow.core.messages.checkpoints import (
     WriteCheckpoint,
 )
 from regrow.core.messages.copies import TakeSnapshot
+from regrow.core.messages.sights import NodeSeen, WorkerSight
 from regrow.core.messages.vocabulary import Role
+from regrow.core.phase import Phase
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorldChanged
 from regrow.membership.machine import EndJob
 
@@ -89,6 +92,56 @@ def test_a_leaver_that_does_not_end_is_fenced() -> None:
     assert job.last(orders.FenceWorker).worker == leaver
     job.exited(leaver)
     assert len(job.all(IncidentOpened)) == 1
+
+
+def sights(
+    job: Job, leaver: WorkerId, until: float, *, used: float = 0.0, busy: bool = False, every: float = 5.0
+) -> bool:
+    """Its agent looks at it again and again, and it uses so much of a processor from look to look; is it ended?"""
+    total = 7.0  # of what it did before it was released
+    while job.now < until:
+        job.now += every
+        total += used
+        sight = WorkerSight(leaver, Generation(1), StepNo(6), 0, Phase.OUTSIDE, 1.0, busy=busy, used=total)
+        job.tell(NodeSeen(NodeId("n0"), [sight]))
+        job.tell(facts.TimeAdvanced())
+        if any(each.worker == leaver for each in job.all(orders.FenceWorker)):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("used", "busy", "ended_after"),
+    [
+        (0.0, False, 30.0),  # it waits for something
+        (0.01, False, 30.0),  # a thread of a library looks at something now and then
+        (0.1, False, 1500.0),  # it gets a fiftieth of a processor
+        (0.0, True, None),  # it waits for a processor, or a disk, all the time
+        (5.0, True, 30.0),  # it never ends
+    ],
+)
+def test_a_leaver_is_ended_for_being_idle_or_for_its_own_processors_time_and_not_by_the_clock(
+    used: float, busy: bool, ended_after: float | None
+) -> None:
+    job = elastic(2, leave_deadline=30.0)
+    leaver = job.of(1)
+    shrunk(job, 1)
+    since = job.now
+    ended = sights(job, leaver, since + 3000.0, used=used, busy=busy)
+    assert ended is (ended_after is not None)
+    if ended_after is not None:
+        assert ended_after <= job.now - since <= 1.1 * ended_after + 6.0
+    job.exited(leaver)
+    assert len(job.all(IncidentOpened)) == 1
+
+
+def test_one_leaver_that_computes_does_not_keep_another_one_that_is_idle() -> None:
+    job = elastic(3, leave_deadline=30.0)
+    busy, idle = job.of(1), job.of(2)
+    shrunk(job, 1)
+    sights(job, busy, job.now + 60.0, used=0.1)
+    fenced = {each.worker for each in job.all(orders.FenceWorker)}
+    assert fenced == {idle}
 
 
 def test_a_slot_is_free_again_when_its_leaver_has_ended() -> None:

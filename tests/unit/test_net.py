@@ -102,6 +102,18 @@ def test_who_comes_when_no_thread_is_to_be_had_is_hung_up_on_and_the_next_is_ser
     server.close()
 
 
+def test_a_server_that_gets_no_thread_can_be_closed(listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    server = ThreadServer("echo", echo)
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start new thread"):
+        patched.setattr(threading.Thread, "start", never)
+        server.open(listener)
+    server.close()
+    assert server.closed
+
+
 def test_another_thread_can_end_what_has_been_opened(listener: Listener) -> None:
     opened: list[socket.socket] = []
     with connect(listener.endpoint, PATIENCE, opened=opened.append) as sock:

@@ -48,6 +48,24 @@ def test_a_torn_last_line_is_left_out_and_read_once_it_is_whole(tmp_path: Path) 
     assert tail.poll() == [Noted(2.0, "torn")]
 
 
+@pytest.mark.parametrize(
+    ("left", "kept"),
+    [
+        ("\0" * 4096 + "\n", [1.0]),
+        ("\0" * 4096 + _line(Noted(2.0, "after")), [1.0, 2.0]),
+        (_line(Noted(2.0, "cut"))[:20] + "\0" * 100 + "\n", [1.0]),
+        (_line(Noted(2.0, "cut"))[:20] + "\0" * 100 + _line(Noted(3.0, "after")), [1.0, 3.0]),
+        ("\0" * 4096, [1.0]),
+    ],
+)
+def test_zeros_that_a_loss_of_power_has_left_are_a_torn_line(tmp_path: Path, left: str, kept: list[float]) -> None:
+    _write(tmp_path / "steps.n0.jsonl", _line(Noted(1.0, "whole")), left)
+    tail = RecordTail(tmp_path)
+    assert [record.at for record in tail.poll()] == kept
+    assert tail.torn == {tmp_path / "steps.n0.jsonl"}
+    assert tail.poll() == [] and tail.torn, "what is missing is missing for ever"
+
+
 def test_a_line_that_is_no_record_is_named_with_its_place(tmp_path: Path) -> None:
     good = _line(Noted(1.0, "x"))
     _write(tmp_path / "events.jsonl", good, '{"type":"Nonsense","at":1}\n')

@@ -371,7 +371,8 @@ def test_a_torn_last_line_is_told_as_what_is_missing(tmp_path: Path) -> None:
     proof = prove([read_run(folder, "job")])
     assert (proof.verdict, proof.findings) == (Verdict.UNPROVEN, [])
     assert proof.reasons == [
-        "step 11: rank 3 has no record of it, and others have: the file of node0 ends in the middle of a line"
+        "step 11: rank 3 has no record of it, and others have: the file of node0 ends in the middle of a "
+        "line, or has zeros in the place of some"
     ]
 
 

@@ -203,7 +203,60 @@ def test_a_generator_is_looked_at_by_itself(kind: Callable[[], Any]) -> None:
         noise.random()
     looking.refuse_changed()
     with pytest.raises(UsageError, match=r"draws from `noise` \(Generator\)"):
-        looking.refuse_changed(drawn=True)
+        looking.refuse_drawn()
+
+
+def seeds(noise: Any) -> None:
+    noise.manual_seed(7) if isinstance(noise, torch.Generator) else noise.seed(7)
+
+
+def draws(noise: Any) -> None:
+    torch.randn(3, generator=noise) if isinstance(noise, torch.Generator) else noise.random()
+
+
+def seeds_by_chance(noise: Any) -> None:
+    noise.seed()
+
+
+@pytest.mark.parametrize("kind", [torch.Generator, random.Random])
+@pytest.mark.parametrize(
+    ("body", "fine"),
+    [
+        ([seeds, draws], True),
+        ([seeds, draws, seeds, draws], True),
+        ([draws, seeds, draws], False),
+        ([draws, seeds], False),
+        ([seeds_by_chance, draws], False),
+    ],
+)
+def test_a_generator_that_is_seeded_before_it_is_drawn_from_is_nobodys_state(
+    kind: Callable[[], Any], body: list[Callable[[Any], None]], fine: bool
+) -> None:
+    noise = kind()
+    holder = Trainer(noise=noise)
+    looking = watched([*net_and_optimizer()], augment=holder)
+    for does in body:
+        does(noise)
+    if fine:
+        looking.refuse_drawn()
+        assert looking.seeded == {"augment.noise"}
+    else:
+        with pytest.raises(UsageError, match=r"draws from `augment.noise`"):
+            looking.refuse_drawn()
+    assert sys.getprofile() is None
+
+
+def test_a_generator_that_is_seeded_in_the_rehearsal_and_not_in_a_step_is_refused_there() -> None:
+    noise = torch.Generator()
+    looking = watched([*net_and_optimizer()], noise=noise)
+    draws(noise)
+    looking.refuse_unseeded(())
+    with pytest.raises(UsageError, match=r"seeds in some steps only, and draws from, `noise`"):
+        looking.refuse_unseeded({"noise"})
+    looking = watched([*net_and_optimizer()], noise=noise)
+    seeds(noise)
+    draws(noise)
+    looking.refuse_unseeded({"noise"})
 
 
 def test_a_generator_in_a_slot_of_the_scripts_own_is_looked_at() -> None:
@@ -218,7 +271,7 @@ def test_a_generator_in_a_slot_of_the_scripts_own_is_looked_at() -> None:
     looking = watched([net, optimizer], transforms=transforms)
     transforms[0].random.random()
     with pytest.raises(UsageError, match=r"draws from `transforms\[0\].random` \(Random\)"):
-        looking.refuse_changed(drawn=True)
+        looking.refuse_drawn()
 
 
 def test_odd_things_among_a_scripts_variables_do_no_harm() -> None:
@@ -282,10 +335,10 @@ def test_states_of_generators_that_a_body_swaps_are_found_where_nobody_protects_
         states["dropout"] = {"torch": torch.get_rng_state(), "numpy": np.random.get_state()}
 
     unprotected = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
-    unprotected.refuse_changed(drawn=True)
+    unprotected.refuse_drawn()
     swap()
     with pytest.raises(UsageError, match=r"into `states\['dropout'\]\['torch'\]`.*protect\(\.\.\., states=states\)"):
-        unprotected.refuse_changed(drawn=True)
+        unprotected.refuse_drawn()
 
 
 def test_a_state_of_a_generator_in_what_a_body_makes_anew_is_its_own() -> None:
@@ -293,7 +346,7 @@ def test_a_state_of_a_generator_in_what_a_body_makes_anew_is_its_own() -> None:
     unprotected = Unprotected(ProtectedState([net]), [net], [sys._getframe()])
     torch.rand(1)
     kept, other = {"torch": torch.get_rng_state()}, {"torch": torch.get_rng_state()}
-    unprotected.refuse_changed(drawn=True)
+    unprotected.refuse_drawn()
     assert kept.keys() == other.keys()
 
 
@@ -310,5 +363,5 @@ def test_states_of_generators_in_a_protected_object_may_be_swapped() -> None:
     unprotected = Unprotected(ProtectedState([net]), [net, states], [sys._getframe()])
     torch.rand(1)
     states["dropout"] = torch.get_rng_state()
-    unprotected.refuse_changed(drawn=True)
+    unprotected.refuse_drawn()
     assert not torch.equal(box[0], states["dropout"])

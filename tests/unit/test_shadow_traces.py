@@ -78,16 +78,49 @@ def proving() -> tuple[Job, ProveReplacement]:
     return job, asked[0]
 
 
-def test_the_first_steps_have_a_proof_of_another_rank_than_0() -> None:
+def asked_of(job: Job) -> list[int]:
+    return [int(each.rank) for each in job.said if isinstance(each, ProveReplacement)]
+
+
+def goes_on(job: Job, after: float = 0.0) -> None:
+    job.now += after
+    job.committed(0, 5)
+    job.committed(0, 6)
+
+
+def tell_proven(job: Job, step: int, *, held: float = 0.25, seconds: float = 0.25) -> None:
+    asked = [each for each in job.said if isinstance(each, ProveReplacement)][-1]
+    job.tell(ReplacementProven(asked.worker, asked.generation, asked.rank, StepNo(step), held=held, seconds=seconds))
+
+
+def test_the_first_steps_have_a_proof_of_another_rank_than_0_and_of_rank_0_then() -> None:
     job, asked = proving()
     assert asked.rank == 1 and asked.worker == job.standby() and asked.endpoint == f"at {job.of(1)}"
-    job.tell(ReplacementProven(asked.worker, asked.generation, Rank(1), StepNo(5), held=0.5, seconds=0.5))
+    tell_proven(job, 5)
     assert job.machine.snapshot().replaceable == "replaceable: proven at step 5"
-    for after, more in ((150.0, 0), (60.0, 1)):  # a second is paid for by 200
-        job.now += after
-        job.committed(0, 5)
-        job.committed(0, 6)
-        assert len([each for each in job.said if isinstance(each, ProveReplacement)]) == 1 + more
+    goes_on(job, 1.0)
+    assert asked_of(job) == [1, 0]
+    tell_proven(job, 5)
+    for after, more in ((150.0, 0), (60.0, 1)):  # a second round is paid for by 200
+        goes_on(job, after)
+        assert len(asked_of(job)) == 2 + more
+
+
+def test_each_rank_is_proven_in_turn_and_rank_0_that_could_not_be_is_not_asked_at_once_again() -> None:
+    job = Job(world=4, standbys=1, proof=True).trained()
+    job.ready(job.standby())
+    for step in range(4):
+        for rank in range(4):
+            job.committed(rank, step)
+    tell_proven(job, 5)
+    goes_on(job, 1.0)
+    assert len(asked_of(job)) == 2 and asked_of(job)[-1] == 0
+    asked = [each for each in job.said if isinstance(each, ProveReplacement)][-1]
+    job.tell(ReplacementUnproven(asked.worker, asked.generation, Rank(0), "it was busy"))
+    for _ in range(7):
+        goes_on(job, 300.0)
+        tell_proven(job, 5)
+    assert asked_of(job) == [1, 0, 2, 3, 0, 1, 2, 3]
 
 
 def test_a_refutation_is_the_last_word_and_what_was_not_compared_is_said() -> None:

@@ -105,6 +105,8 @@ def test_lines_are_found_wherever_blocks_end(tmp_path: Path, monkeypatch: pytest
         (b'{"n": oops}', "Expecting value at column 7; the line starts {"),
         (b'{"n": 1', "the line starts {"),
         (b'{"n": "\xff"}', "not UTF-8"),
+        (b"\0" * 64, "it has zero bytes in the place of text"),
+        (b"\0" * 64 + b'{"n": 1}', "it has zero bytes in the place of text"),
         (b"[1, 2]", "it holds an array, not an object"),
         (b"null", "it holds null, not an object"),
         (b"12", "it holds a number, not an object"),

@@ -13,6 +13,7 @@ from regrow.agent.node import Agent
 from regrow.agent.workers.processes import adopt_orphans, call_process, die_with_parent, prefer_promptness
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError
+from regrow.core.process.shortage import short_of_processes
 from regrow.core.process.streams import open_standard_streams
 from regrow.core.shown import Shown
 
@@ -51,6 +52,11 @@ def main() -> int:
         return asyncio.run(Agent(config).run())
     except RegrowError as error:
         sys.stderr.write(f"regrow agent: {error}\n")
+        return 1
+    except (RuntimeError, OSError) as error:
+        if not (short := short_of_processes(error)):
+            raise
+        sys.stderr.write(f"regrow agent: {short}\n")
         return 1
 
 

@@ -14,6 +14,7 @@ from regrow.cli import data, elsewhere, jobs, recipes, training
 from regrow.core.config import state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError
 from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
+from regrow.core.process.shortage import short_of_processes
 from regrow.core.process.streams import open_standard_streams
 
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - a user is shown a sentence, the stack goes to a file
+        if short := short_of_processes(error):
+            return _fail(short, RUN_AGAIN)
         return _fail(_defect(error), INTERNAL_ERROR)
     return code if isinstance(code, int) else 0
 

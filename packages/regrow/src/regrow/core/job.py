@@ -85,9 +85,9 @@ class JobSpec(msgspec.Struct, frozen=True):
     change_pause: Seconds = 0.0
     """Least time between two changes of the world that nothing forces."""
     leave_deadline: Seconds = 600.0
-    """How long a worker that was released in the middle of the job may take to end.
+    """How long a worker that was released in the middle of the job may be idle, and how long compute, before it ends.
 
-    Nobody waits for it, and it has given way to those who train: on busy cores its last acts take long.
+    Nobody waits for it, and it has given way to those who train: on busy cores its last acts take long by the clock.
     """
     most_nodes: int = 0
     """How many nodes there may be, where others may join later; 0: no more than at the start."""

@@ -244,7 +244,8 @@ class ThreadServer:
         if listener is not None:
             listener.close()
         self.dismiss(serving)
-        if self._acceptor is not None and self._acceptor is not threading.current_thread():
+        begun = self._acceptor is not None and self._acceptor.ident is not None  # else no thread could be started
+        if self._acceptor is not None and begun and self._acceptor is not threading.current_thread():
             self._acceptor.join(_END_S)
 
     def known(self, sock: socket.socket) -> None:

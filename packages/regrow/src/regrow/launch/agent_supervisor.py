@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import time
@@ -17,6 +18,7 @@ from regrow.core.errors import RegrowError, passes
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo
 from regrow.core.messages.elections import Office
 from regrow.core.net import sockets_home
+from regrow.core.process.shortage import short_of_processes
 from regrow.launch.cache import CacheHome
 from regrow.launch.child import AgentProcess
 from regrow.launch.console import Console
@@ -55,12 +57,16 @@ class NodeAgents:
     _starting: int = 0
 
     async def start(self, config: AgentConfig) -> AgentProcess:
-        """Start an agent."""
+        """Start an agent. Raises `RegrowError` where no more processes or threads can be started."""
         self._starting += 1
         try:
             agent = await AgentProcess.start(config, self.command)
             self._pids.add(agent.pid)
             return agent
+        except (RuntimeError, OSError) as error:
+            if short := short_of_processes(error):
+                raise RegrowError(short) from BlockingIOError(errno.EAGAIN, short)
+            raise
         finally:
             self._starting -= 1
 

@@ -149,7 +149,7 @@ def read_entry(job_dir: Path) -> JobEntry | None:
     """What `job.json` says; None where there is none, or none of this version's."""
     try:
         return msgspec.json.decode((job_dir / JOB_FILE).read_bytes(), type=JobEntry)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
 
 

@@ -104,6 +104,8 @@ class Checkpoints:
         self._at_end = False
         self._wanted: StepNo | None = None
         """The job is to end: a state of this step or a later one is to be saved before."""
+        self._taken_for_end = False
+        """One was begun since then."""
         self._said: set[str] = set()
 
     # --- what the membership machine calls ---------------------------------------------------------------------
@@ -174,7 +176,7 @@ class Checkpoints:
 
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
         """The job is at this step, and ends when `saved_before_end`, or after so long."""
-        self._wanted = step
+        self._wanted, self._taken_for_end = step, False
         if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
 
@@ -184,11 +186,21 @@ class Checkpoints:
         step = self._wanted
         if not self._spec.checkpoint_every or not step:
             return True
-        return any(done is not None and done >= step for done in (self._written, self._given_up))
+        return any(done is not None and done >= step for done in self._settled)
+
+    @property
+    def may_be_behind(self) -> bool:
+        """Whether what is on disk was taken before the end was asked for: ranks may have come further unheard."""
+        return bool(self._spec.checkpoint_every and self._wanted) and not self._taken_for_end
 
     def is_news(self, step: StepNo) -> bool:
         """Whether this step is later than all of which it is known what became of them."""
-        return all(done is None or step > done for done in (self._written, self._given_up))
+        return all(done is None or step > done for done in self._settled)
+
+    @property
+    def _settled(self) -> tuple[StepNo | None, StepNo | None]:
+        """The newest step that is on disk, as far as it can be read, and the last one that will not be."""
+        return None if self._written in self._refused else self._written, self._given_up
 
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
         """Every rank stands at the last step: whether it is on disk, or will not be.
@@ -258,6 +270,7 @@ class Checkpoints:
     def _take(self, step: StepNo, now: Instant, *, exactly: bool = False, halted: bool = False) -> None:
         """Order snapshots. A single writer takes it at its next boundary; several need a step that none has passed."""
         self.attempts += 1
+        self._taken_for_end = self._wanted is not None
         writers = list(self._writers(step if halted else None))
         if len(writers) > 1 and not exactly:
             step = StepNo(step + max(self._ahead, self._pace.ahead(now)))

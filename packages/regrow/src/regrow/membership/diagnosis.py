@@ -348,7 +348,10 @@ def change_too_late(replicas: int, wanted: int, reason: str) -> str:
 
 def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
     """A worker that was released in the middle of the job does not end."""
-    return f"rank {rank} of {node} was released, has not ended within {waited:g} s and is ended; see its log"
+    return (
+        f"rank {rank} of {node} was released and has not ended, though it has been idle, or has computed, for "
+        f"{waited:g} s: it is ended; see its log"
+    )
 
 
 def coordinator_failed(error: Exception) -> str:

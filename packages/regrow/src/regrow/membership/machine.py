@@ -163,6 +163,7 @@ class Membership:
                 self._orders.copied(event, self.spec.buddy_every, now)
             case NodeSeen():
                 self._standstills.seen(event, now)
+                self._resizing.seen(event, now)
             case TableMissed():
                 self._orders.missed(event)
             case NodeExamined():
@@ -218,16 +219,15 @@ class Membership:
     def next_deadline(self) -> Instant | None:
         """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
         short = self._job.short_since if isinstance(self.state, Restarting) else None
-        ended = isinstance(self.state, Ended)
         waits = [
             deadlines.earliest(self.state, self.roster, self.spec),
             self._checkpoints.next_deadline(),
             self._resizing.next_deadline(),
-            self._stopping.deadline,
+            self._stopping.next_deadline,
             self._ladder.next_try,
             None if short is None else short + self.spec.node_deadline,
         ]
-        return min((at for at in waits if at is not None), default=None) if not ended else None
+        return None if isinstance(self.state, Ended) else min((at for at in waits if at is not None), default=None)
 
     def snapshot(self) -> JobView:
         """What the job looks like now."""

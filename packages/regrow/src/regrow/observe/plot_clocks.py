@@ -53,7 +53,7 @@ def wall_offset(path: Path) -> Seconds | None:
     for line in lines:
         try:
             stamp = msgspec.json.decode(line, type=_Stamp)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             continue  # a line without a wall clock; what is no record at all, its reader says
         offsets.append(stamp.time - stamp.at)
     return median(offsets) if offsets else None

@@ -243,7 +243,7 @@ class _Account:
             return ""
         node, born = home
         if node in self._torn:
-            return f"the file of {node} ends in the middle of a line"
+            return f"the file of {node} ends in the middle of a line, or has zeros in the place of some"
         ended = self._gone.get(worker)
         for lost in self._losses.get(node, []):
             if born < lost and (ended is None or lost - ended < _UNWRITTEN_S):

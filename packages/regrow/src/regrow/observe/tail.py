@@ -29,7 +29,8 @@ class _Reached(NamedTuple):
 class RecordTail:
     """Follows `events.jsonl` and `steps.*.jsonl` of one job, through the parts that were set aside.
 
-    A line counts once its newline is there; what a writer has not finished, or never will, is left alone.
+    A line counts once its newline is there; what a writer has not finished, or never will, is left alone. So are zeros,
+    which a loss of power leaves where a file has its length and not its text, and the line that they have cut.
 
     Args:
         job_dir: the job's folder; it and its files may appear later.
@@ -39,7 +40,8 @@ class RecordTail:
         self._job_dir = job_dir
         self._reached: dict[Path, _Reached] = {}
         self.torn: set[Path] = set()
-        """Files that end in the middle of a line, as of the last call of `poll`."""
+        """Files that end in the middle of a line, as of the last call of `poll`, or lack some that zeros stand for."""
+        self._zeroed: set[Path] = set()
         self.cut: set[Path] = set()
         """Files whose first parts were removed, or gone before they were read."""
 
@@ -72,11 +74,14 @@ class RecordTail:
                 stream.seek(start)
                 new = stream.read()
                 whole = new[: new.rfind(b"\n") + 1]
-                (self.torn.add if len(whole) < len(new) else self.torn.discard)(path)
+                self._zeroed |= {path} if b"\0" in new else set()
+                torn = len(whole) < len(new) or path in self._zeroed
+                (self.torn.add if torn else self.torn.discard)(path)
                 self._reached[path] = _Reached(number, inode, start + len(whole))
                 for line in whole.split(b"\n"):
-                    if line.strip():
-                        records.append(_decode(line, part, start))
+                    written = line.rpartition(b"\0")[2]
+                    if written.strip():
+                        records.append(_decode(written, part, start))
                     start += len(line) + 1
         return records
 
@@ -111,7 +116,7 @@ def _open(path: Path, stack: contextlib.ExitStack) -> BinaryIO | None:
 def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
     try:
         record = _DECODER.decode(line)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ProtocolError(
             f"{path}, byte {offset}: not a record of this version: {error}",
             hint="read it with the regrow that wrote it, or remove the line",

@@ -41,7 +41,9 @@ def thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
     generations = [at for at, line in enumerate(lines) if line.startswith(_begins(GenerationFormed))]
     newest = generations[-1] if generations else -1
     members: set[WorkerId] = set()
-    with contextlib.suppress(msgspec.MsgspecError):  # of another version: then the workers of none are known
+    with contextlib.suppress(
+        msgspec.MsgspecError, UnicodeDecodeError
+    ):  # of another version: then the workers of none are known
         members = set(_FORMED.decode(lines[newest]).workers.values()) if generations else members
     dropped = tuple(_begins(kind) for kind in _DROPPED)
     for at, line in enumerate(lines):
@@ -55,7 +57,7 @@ def thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
 def _is_of(line: bytes, members: set[WorkerId]) -> bool:
     try:
         return _SPAWNED.decode(line).worker in members
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return True
 
 

@@ -248,6 +248,7 @@ class StepLoop(ScriptPlace):
             return False
         if error is None:
             try:
+                self._rehearsal.ended()
                 if self.member.body.commit(self.modules.share_buffers):
                     # A generation that is over is left only when all that the script does after the step is done.
                     self._settled(step)

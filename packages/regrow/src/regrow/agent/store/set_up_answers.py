@@ -48,7 +48,9 @@ class SetUpAnswers:
         self._build = -1
         self._kept: dict[str, bytes] = {}
         self._ranks: dict[str, int] = {}
-        """The answers of workers of this node, or fetched for them, and whose they are."""
+        """Whose each of these is."""
+        self._brought: set[str] = set()
+        """Those of workers of this node, or fetched for them."""
         self._stores: tuple[str, ...] = ()
         self._world = 1
         self._own = ""
@@ -58,6 +60,8 @@ class SetUpAnswers:
         self._uncopied: dict[str, int] = {}
         self._copying: asyncio.Task[None] | None = None
         self._target = ""
+        self._copied_here: set[str] = set()
+        """The agents whose answers are copied to this one."""
 
     # --- where the agents are ------------------------------------------------------------------------------------
 
@@ -66,11 +70,17 @@ class SetUpAnswers:
         self._own = own
         if not stores:
             return
+        bereft = bool(self._copied_here - set(stores))
         self._stores, self._world = tuple(stores), max(1, world)
-        target = stores[copy_place(stores.index(own), len(stores))] if own in stores else ""
+        target, nodes = "", len(stores)
+        if own in stores:
+            place = stores.index(own)
+            target = stores[copy_place(place, nodes)]
+            self._copied_here = {each for at, each in enumerate(stores) if copy_place(at, nodes) == place}
         if target == own:
             target = ""
-        if target != self._target:
+        if target != self._target or bereft:
+            # What was copied to here too: whoever had it is lost, or may be.
             self._target, self._uncopied = target, dict(self._ranks)
         self._copy()
 
@@ -92,13 +102,16 @@ class SetUpAnswers:
         if build > self._build:
             self._build = build
             self._kept, self._ranks, self._uncopied, self._source = {}, {}, {}, {}
+            self._brought.clear()
         return build == self._build
 
     def _keep(self, answers: dict[str, bytes], rank: int, *, copied: bool) -> None:
         for name, value in answers.items():
             self._kept.setdefault(name, value)
-            if not copied and name not in self._ranks:
-                self._ranks[name] = self._uncopied[name] = rank
+            self._ranks.setdefault(name, rank)
+            if not copied and name not in self._brought:
+                self._brought.add(name)
+                self._uncopied[name] = rank
         if self._news is not None:
             self._news.set_result(None)
             self._news = None

@@ -102,6 +102,7 @@ class Watcher:
             busy=seen.state in ("R", "D") or self._computes(worker, seen.cpu, seconds, now),
             blocked=seen.blocked,
             counts=board.counts(),
+            used=round(seen.cpu, 2),
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:

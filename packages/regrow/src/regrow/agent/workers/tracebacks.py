@@ -7,6 +7,7 @@ from pathlib import Path
 
 from regrow.core.errors import RegrowError
 from regrow.core.messages.vocabulary import ErrorReport
+from regrow.core.process.shortage import short_of_processes
 
 _OWN = str(Path(__file__).resolve().parents[2]) + "/"
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
@@ -28,10 +29,11 @@ def report(error: BaseException) -> ErrorReport:
     name = (
         kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     )
+    short = short_of_processes(error)
     return ErrorReport(
         type=name,
-        message=_shortened(str(shown), _MESSAGE_LIMIT),
-        traceback=_shortened("".join(shown.format()), _TEXT_LIMIT),
+        message=_shortened(f"{shown}: {short}" if short else str(shown), _MESSAGE_LIMIT),
+        traceback=_shortened("".join([*shown.format(), f"{short}\n" if short else ""]), _TEXT_LIMIT),
         where=where,
     )
 

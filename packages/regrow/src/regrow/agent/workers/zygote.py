@@ -39,6 +39,8 @@ from regrow.agent.workers.zygote_messages import (
 )
 from regrow.core.config import inherited_environment
 from regrow.core.errors import ProtocolError
+from regrow.core.ids import WorkerId
+from regrow.core.process.shortage import short_of_processes
 from regrow.core.process.streams import open_standard_streams
 from regrow.core.wire import encoded
 
@@ -176,7 +178,7 @@ def _spawn(
     try:
         middle = os.fork()
     except OSError as error:
-        control.tell(SpawnFailed(worker, f"the zygote could not fork {worker}: {error}"))
+        control.tell(SpawnFailed(worker, _unforked(worker, error)))
         middle = -1
     if middle == 0:
         os.close(reader)
@@ -195,6 +197,10 @@ def _spawn(
     return None
 
 
+def _unforked(worker: WorkerId, error: OSError) -> str:
+    return f"the zygote could not fork {worker}: {short_of_processes(error) or error}"
+
+
 def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
     """The process in the middle: forks the worker, names it and ends. Returns in the worker only."""
     middle = os.getpid()
@@ -202,7 +208,7 @@ def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
     try:
         pid = os.fork()
     except OSError as error:
-        control.tell(SpawnFailed(worker, f"the zygote could not fork {worker}: {error}"))
+        control.tell(SpawnFailed(worker, _unforked(worker, error)))
         os._exit(0)
     if pid == 0:
         os.setsid()

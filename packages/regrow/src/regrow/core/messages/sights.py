@@ -17,6 +17,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     `stopped`: the kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used
     CPU time lately, or its main thread runs or cannot be interrupted. `blocked`: what its main thread is in, in words.
     `counts`: of each of its groups, by a name that is the same on all its ranks, the collectives of this generation.
+    `used`: seconds of a processor that its processes have used so far.
     """
 
     worker: WorkerId
@@ -31,6 +32,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
     busy: bool = False
     blocked: str = ""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
+    used: Seconds = 0.0
 
     @property
     def progress(self) -> tuple[int, int, int]:

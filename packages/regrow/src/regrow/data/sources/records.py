@@ -15,6 +15,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
 
     Beyond the standard, what Python's `json` writes is read: NaN and Infinity.
     """
+    if line.lstrip(b"\r\n\t ")[:1] == b"\0":
+        raise ValueError("it has zero bytes in the place of text, as a file that was not written to its end has")
     try:
         try:
             record = msgspec.json.decode(line)

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.messages import facts
+from regrow.core.messages.sights import NodeSeen
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.draining import Draining
+from regrow.membership.elastic.leavers import Leavers
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
@@ -49,6 +51,7 @@ class Resizing:
         self._pausing = False
         """A change waits for the least time between two."""
         self._drains = Draining(job, size, mender, switch)
+        self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
         """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
         self._no_larger: tuple[int, str] | None = None
@@ -156,11 +159,15 @@ class Resizing:
             if worker.stage in BUILDING and now >= worker.since + self._spec.build_deadline:
                 self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
                 self._orders.fence(worker, "not ready in time", now, dump=True)
-        while (leaver := self._oldest_leaver()) is not None and now >= leaver.since + self._spec.leave_deadline:
+        for leaver in self._leavers.late(now):
             self._orders.note(say.leaver_stays(leaver.rank, leaver.node, self._spec.leave_deadline), now, leaver)
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
         if self._pausing and now >= self._may_change_at:
             self._look, self._pausing = True, False
+
+    def seen(self, event: NodeSeen, now: Instant) -> None:
+        """An agent has looked at its workers."""
+        self._leavers.seen(event, now)
 
     def next_deadline(self) -> Instant | None:
         """When `late` must be called at the latest."""
@@ -169,9 +176,9 @@ class Resizing:
             for worker in self._roster.candidates.values()
             if worker.stage in BUILDING
         ]
-        leaver = self._oldest_leaver()
-        if leaver is not None:
-            times.append(leaver.since + self._spec.leave_deadline)
+        leavers = self._leavers.next_deadline()
+        if leavers is not None:
+            times.append(leavers)
         if self._pausing:
             times.append(self._may_change_at)
         return min(times, default=None)
@@ -202,13 +209,6 @@ class Resizing:
     @property
     def _may_change_at(self) -> Instant:
         return self._switch.changed_at + self._spec.change_pause
-
-    def _oldest_leaver(self) -> WorkerRecord | None:
-        found = None
-        for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, seated=False)):
-            if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):
-                found = oldest
-        return found
 
     @property
     def _most(self) -> int:
@@ -270,7 +270,7 @@ class Resizing:
         if now < self._may_change_at:
             self._pausing = True
             return None
-        if job.replicas < size < self._size.wanted and self._oldest_leaver() is not None:
+        if job.replicas < size < self._size.wanted and self._leavers.oldest is not None:
             return None  # Their slots are about to be free: one change is better than two.
         kind = "grow" if size > job.replicas else "shrink"
         return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._spec.unit), self._size.wanted_by)

@@ -25,6 +25,8 @@ from regrow.membership.states import (
 _STAYS_S: Seconds = 60.0
 """A process that is still there so long after its script's last line is told of."""
 _LOOK_S: Seconds = 1.0
+_HEARD_S: Seconds = 2.0
+"""Steps that ranks had made when the end was asked for are heard of by then: agents tell of them each 0.2 s."""
 
 
 class Stopping:
@@ -39,6 +41,7 @@ class Stopping:
     def __init__(self, job: Job, checkpoints: Checkpoints, mender: Regroup) -> None:
         self._job, self._checkpoints, self._mender = job, checkpoints, mender
         self._look_at: Instant = 0.0
+        self._heard_by: Instant | None = None
         self._told = False
         """Whether processes that stay were told of."""
 
@@ -46,6 +49,12 @@ class Stopping:
     def deadline(self) -> Instant | None:
         """When the job ends, saved or not; None: nobody has asked for its end."""
         return self._job.stop_by
+
+    @property
+    def next_deadline(self) -> Instant | None:
+        """When the time must be looked at."""
+        heard_by = self._heard_by if self._checkpoints.saved_before_end else None
+        return min((at for at in (self.deadline, heard_by) if at is not None), default=None)
 
     def recalled(self, now: Instant) -> None:
         """Another coordinator was asked for the end: this one has what is left of the time."""
@@ -63,6 +72,7 @@ class Stopping:
         rising = isinstance(state, Restarting | Building) and self._job.kept is not None
         if rising or isinstance(state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
+            self._heard_by = now + min(_HEARD_S, event.patience) if isinstance(state, Training) else None
         elif not isinstance(state, Saving | Closing | Releasing):
             self._job.stop_by = now
 
@@ -99,12 +109,28 @@ class Stopping:
             # Nothing is left to be saved: what the script does behind its loop has the time that there is.
             if now >= deadline:
                 job.end(*((OK, "") if self._all_returned() else (RUN_AGAIN, text)), now)
+        elif now < deadline and self._awaits_news(now):
+            pass
         elif now >= deadline or (self._checkpoints.saved_before_end and not self._may_have_more()):
             job.end(RUN_AGAIN, text, now)
         elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
             job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
         elif isinstance(job.state, Waiting) and not job.state.saving:
             self._mender.overdue(job.state, now)
+
+    def _awaits_news(self, now: Instant) -> bool:
+        """Whether a step may have been made that is not on disk, and was not heard of when the end was asked for."""
+        if self._heard_by is None or not self._checkpoints.saved_before_end:
+            return False
+        if not isinstance(self._job.state, Training) or not self._checkpoints.may_be_behind:
+            self._heard_by = None
+        elif self._checkpoints.is_news(self._job.step):
+            self._heard_by = None
+            self._checkpoints.save_before_end(self._job.step, 0.0, now)
+            return True
+        elif now >= self._heard_by:
+            self._heard_by = None
+        return self._heard_by is not None
 
     def _all_returned(self) -> bool:
         """Whether every rank's script has done its last line, so that what ends is a training that is done."""

@@ -37,6 +37,7 @@ class Rehearsal:
         self._owner, self._standing = owner, standing
         self._unprotected: Unprotected | None = None
         self._to_watch = _WATCHED_STEPS
+        self._seeded: set[str] = set()
         self._gathering, self._steps = GatheredGradients(), 0
         self.step: Step | None = None
         """The one that is being rehearsed."""
@@ -76,8 +77,8 @@ class Rehearsal:
         variables.follow(script_frames, keepers(script_frames(), self._standing.held()))
         variables.asks()
         before = variables.take()
-        self._watch(sys._getframe(1))
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
+        self._watch(sys._getframe(1))
         yield step
         self.step = None
         self._standing.protected().between.ends()
@@ -116,16 +117,28 @@ class Rehearsal:
             self._watch(sys._getframe(1))
 
     def _watch(self, innermost: FrameType) -> None:
+        if self._unprotected is not None:  # of a body that was cut off
+            self._unprotected.stop()
         if self._standing.member.holds_initial_state:
-            frames = script_frames(innermost)
-            self._unprotected = Unprotected(self._standing.protected(), self._standing.objects, frames)
+            state, objects, frames = self._standing.protected(), self._standing.objects, script_frames(innermost)
+            seeds = self.step is not None or bool(self._seeded)
+            self._unprotected = Unprotected(state, objects, frames, seeds=seeds)
 
     def left(self) -> None:
-        """The body of a step has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""
+        """The rehearsed body has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""
         if self._unprotected is not None:
-            self._unprotected.refuse_changed(drawn=True)
+            self._unprotected.refuse_drawn()
+            self._seeded |= self._unprotected.seeded
             if self.step is not None and self._standing.data().dealer is None:  # which fetches in the body
                 self._unprotected.refuse_taken()
+
+    def ended(self) -> None:
+        """The body of a step has ended.
+
+        Raises `UsageError` where it has drawn from a generator that the rehearsed one had seeded before.
+        """
+        if self._unprotected is not None:
+            self._unprotected.refuse_unseeded(self._seeded)
 
     def iterated(self, step: Step) -> None:
         """The script asks for what follows `step`.
@@ -138,6 +151,7 @@ class Rehearsal:
             self._follow_gradients(step)
         watched, self._unprotected = self._unprotected, None
         if watched is not None:
+            watched.stop()
             watched.refuse_changed()
             watched.refuse_waiting()
 

@@ -8,7 +8,7 @@ import contextlib
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from types import FrameType
 
@@ -22,6 +22,7 @@ from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.environments import Generator
+from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
 from regrow.train.state.fingerprints import flat_bytes
@@ -49,9 +50,12 @@ class Unprotected:
         state: what is protected.
         objects: the same, as the script gave it.
         frames: the script's.
+        seeds: whether it matters which generators are seeded before they are drawn from.
     """
 
-    def __init__(self, state: ProtectedState, objects: Iterable[object], frames: Iterable[FrameType]) -> None:
+    def __init__(
+        self, state: ProtectedState, objects: Iterable[object], frames: Iterable[FrameType], *, seeds: bool = True
+    ) -> None:
         objects, self._optimizers = list(objects), state.optimizers()
         self._tensors = {id(each) for each in state.parameters()}
         for each in objects:
@@ -72,6 +76,9 @@ class Unprotected:
                 self._environments[name] = each
             elif id(each) not in known | mine and iterators.is_scripts_own(each):
                 self._iterators[name] = each
+        self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
+        self.seeded: set[str] = set()
+        """The generators that the body has seeded before it drew from them."""
         self.look()
 
     def look(self) -> None:
@@ -81,27 +88,41 @@ class Unprotected:
         self._roots, self._put_away = self._variables(), self._generator_states(set())
         self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
-    def refuse_changed(self, *, drawn: bool = False) -> None:
-        """Raises `UsageError` where something has changed.
+    def stop(self) -> None:
+        """Nothing more happens that is to be looked at."""
+        self._seeding.stop()
 
-        Args:
-            drawn: look at random generators, and else at all but these.
-        """
+    def refuse_changed(self) -> None:
+        """Raises `UsageError` where something has changed, random generators left out."""
         for name, thing in self._things.items():
-            generator = isinstance(thing, Generator)
-            changed = generator is drawn and self._look(thing) != self._looks[name]
-            if changed and not any(_tells_of(each, thing) for each in self._stateful):
-                does = "draws from" if generator else "changes"
-                raise UsageError(
-                    f"the loop's body {does} `{name}` ({type(thing).__name__}), which is not protected: after a fault "
-                    "ranks would have different ones",
-                    hint=_cure(name),
-                )
+            if not isinstance(thing, Generator):
+                self._refuse(name, thing, "changes")
+        self._refuse_environments()
 
-        if drawn:
-            self._refuse_swapped()
-        else:
-            self._refuse_environments()
+    def refuse_drawn(self) -> None:
+        """Raises `UsageError` where the body has drawn from a generator that it had not seeded before."""
+        self.stop()
+        for name, thing in self._things.items():
+            if isinstance(thing, Generator) and self._seeding.seeded(thing):
+                self.seeded.add(name)
+            elif isinstance(thing, Generator):
+                self._refuse(name, thing, "draws from")
+        self._refuse_swapped()
+
+    def refuse_unseeded(self, seeded: Collection[str]) -> None:
+        """Raises `UsageError` where the body has drawn from one of these, which it has not seeded this time."""
+        self.stop()
+        for name, thing in self._things.items():
+            if name in seeded and isinstance(thing, Generator) and not self._seeding.seeded(thing):
+                self._refuse(name, thing, "seeds in some steps only, and draws from,")
+
+    def _refuse(self, name: str, thing: Looked, does: str) -> None:
+        if self._look(thing) != self._looks[name] and not any(_tells_of(each, thing) for each in self._stateful):
+            raise UsageError(
+                f"the loop's body {does} `{name}` ({type(thing).__name__}), which is not protected: after a fault "
+                "ranks would have different ones",
+                hint=_cure(name),
+            )
 
     def _refuse_swapped(self) -> None:
         known, roots = set(self._put_away.values()), self._variables()

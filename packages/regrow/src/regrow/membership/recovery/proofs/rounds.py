@@ -1,10 +1,11 @@
 """Who shows in a rank's shadow that it could take its place, and when: before anybody needs it. Pure.
 
 One rank of each holding is proven in the first steps, after each change of the world, and again at a rate that follows
-from what the last round has cost. Where no standby could do that, a newcomer is made for it (see `provers.py`).
+from what the last round has cost, each time another rank. Rank 0, which often does more than the others, has a proof of
+its own in the first round. Where no standby could do that, a newcomer is made for it (see `provers.py`).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -38,6 +39,7 @@ class _Open:
     """A proof under way."""
 
     prover: WorkerId
+    rank: Rank
     holding: str
     until: Instant
 
@@ -57,6 +59,9 @@ class Proofs:
         self._generation = Generation(0)
         self._first = FIRST_STEP
         self._done: set[str] = set()
+        self._turns: dict[Rank, int] = {}
+        """When each rank was proven last, counted in proofs."""
+        self._rank_0_due = True
         self._due: Instant = 0.0
         self._cost: Seconds = 0.0
         self._again = _AGAIN_S
@@ -82,6 +87,8 @@ class Proofs:
         self._due = now + _LOOK_S
         holdings = {each.holding: None for each in self._roster.seated(Stage.MEMBER)}
         missing = [each for each in holdings if each not in self._done]
+        if holdings and not missing and self._order_rank_0(now):
+            return
         if holdings and not missing:
             self._made.done(self._cost, now)
             self._due = now + between_rounds(self._cost)
@@ -100,6 +107,8 @@ class Proofs:
             self._first = StepNo(max(FIRST_STEP, self._job.step + 1))
         self._generation, self._open = self._job.generation, None
         self._done.clear()
+        self._turns.clear()
+        self._rank_0_due = True
         self._due, self._again = now, _AGAIN_S
         self._made.changed(now)
 
@@ -117,25 +126,42 @@ class Proofs:
     def _alike(self, holding: str) -> list[WorkerRecord]:
         return [each for each in self._roster.seated(Stage.MEMBER) if each.holding == holding and each.rank is not None]
 
-    def _order(self, holding: str, now: Instant) -> bool:
-        """Let the best newcomer prove the best rank with this holding; False: there is none that could."""
+    def _order_rank_0(self, now: Instant) -> bool:
+        """Once in a world, let a standby prove rank 0, if no proof of it was made; False: nothing is waited for."""
+        due, self._rank_0_due = self._rank_0_due and Rank(0) not in self._turns, False
+        holding = next((each.holding for each in self._roster.seated(Stage.MEMBER) if each.rank == 0), None)
+        return due and holding is not None and self._order(holding, now, of=[Rank(0)])
+
+    def _order(self, holding: str, now: Instant, *, of: Collection[Rank] = ()) -> bool:
+        """Let the best newcomer prove the best rank with this holding; False: there is none that could.
+
+        Args:
+            holding: which part of the state.
+            now: the time.
+            of: one of these; empty: any.
+        """
         newcomers = [*self._roster.standbys(), *([made] if (made := self._made.worker) is not None else [])]
         pairs = [
             (newcomer, each)
             for newcomer in newcomers
             if newcomer.stage is Stage.READY and newcomer.holding == holding
             for each in self._alike(holding)
+            if not of or each.rank in of
+            if newcomer.role is not Role.PROVER or newcomer.built_for == each.rank
             if self._can_take(newcomer, _rank(each), each.local_rank)
         ]
         if not pairs:
             return False
-        prover, witness = min(pairs, key=_preference)
-        self._open = _Open(prover.worker, holding, now + _LATE_S)
+        prover, witness = min(pairs, key=lambda pair: (self._turn(pair[1]), _preference(pair)))
         rank, local_rank, job = _rank(witness), witness.local_rank, self._job
+        self._open = _Open(prover.worker, rank, holding, now + _LATE_S)
         own = sorted(job.replacements.own.get(holding, ()))
         order = ProveReplacement(prover.worker, job.generation, rank, local_rank, witness.endpoint, job.world, own)
         job.orders.add(order)
         return True
+
+    def _turn(self, worker: WorkerRecord) -> int:
+        return self._turns.get(_rank(worker), 0)
 
     def _make(self, holdings: Sequence[str], now: Instant) -> None:
         """No newcomer is there for any of these: have one made, one after the other."""
@@ -153,7 +179,8 @@ class Proofs:
             )
             return
         for holding in holdings:
-            if why := self._made.make(self._alike(holding), now):
+            in_turn = sorted(self._alike(holding), key=self._turn, reverse=True)
+            if why := self._made.make(in_turn, now):
                 self._done.add(holding)
                 self._job.replacements.unproven = why
             else:
@@ -188,6 +215,7 @@ class Proofs:
         self._due = now
         if isinstance(fact, ReplacementProven):
             self._done.add(proof.holding)
+            self._turns[proof.rank] = max(self._turns.values(), default=0) + 1
             self._cost += fact.held + fact.seconds
             self._again, replacements.unproven = _AGAIN_S, ""
             if made:
@@ -212,10 +240,6 @@ def _rank(worker: WorkerRecord) -> Rank:
 
 
 def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bool, int]:
-    """The least first: not rank 0, which may do more than all others; another than a standby was built under.
-
-    One that was made for a proof was built for its rank, as a replacement would be.
-    """
+    """The least first: not rank 0, which may do more than all others; another than a standby was built under."""
     newcomer, witness = pair
-    other = (newcomer.built_for == witness.rank) is not (newcomer.role is Role.PROVER)
-    return witness.rank == 0, newcomer.node != witness.node, other, _rank(witness)
+    return witness.rank == 0, newcomer.node != witness.node, newcomer.built_for == witness.rank, _rank(witness)

@@ -1,0 +1,27 @@
+"""No more processes or threads can be started: how that shows, and what to say of it."""
+
+import errno
+import resource
+import traceback
+
+_OF_THREADS = "can't start new thread"
+_FORKS = ("_execute_child", "fork", "forkpty")
+"""The functions in which Python starts a process."""
+
+
+def short_of_processes(error: BaseException) -> str:
+    """A sentence with the cure where that is what an error says; empty: it says something else."""
+    if isinstance(error, RuntimeError) and str(error) == _OF_THREADS:
+        return no_more_processes()
+    if isinstance(error, OSError) and error.errno == errno.EAGAIN:
+        innermost = traceback.extract_tb(error.__traceback__)[-2:]
+        if any(each.name in _FORKS or "os.fork()" in (each.line or "") for each in innermost):
+            return no_more_processes()
+    return ""
+
+
+def no_more_processes() -> str:
+    """The limit that was met, as far as it can be known, and who can raise it."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    user = "" if most == resource.RLIM_INFINITY else f"this user may have {most} in all (ulimit -u), or "
+    return f"no more processes and threads can be started: {user}the container no more (pids.max); raise the limit"

@@ -1,0 +1,85 @@
+"""Workers that were released while the job goes on, and may take their time: nobody waits for them. Pure.
+
+They have given way to those who train, so that on busy cores their last acts take long by the clock. One that stands
+idle for the deadline is ended, and one that has used so much of a processor; who computes or waits for one goes on.
+"""
+
+from collections.abc import Iterator
+
+from regrow.core.ids import Instant, Seconds, WorkerId
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.membership.roster import Roster, Stage, WorkerRecord
+
+_TOUCH_S: Seconds = 0.05
+"""Of a processor, between two looks: who uses less is idle."""
+
+
+class Leavers:
+    """How long they may stay.
+
+    Args:
+        roster: has them.
+        deadline: seconds of idleness, and of a processor's time.
+    """
+
+    def __init__(self, roster: Roster, deadline: Seconds) -> None:
+        self._roster, self._deadline = roster, deadline
+        self._first: dict[WorkerId, Seconds] = {}
+        """What each had used of a processor when it was seen first."""
+        self._last: dict[WorkerId, tuple[Seconds, Instant]] = {}
+        """What each has used by now, and when it was not idle last."""
+        self._not_before: Instant = 0.0
+
+    def seen(self, event: NodeSeen, now: Instant) -> None:
+        """An agent has looked at its workers."""
+        if self.oldest is None:
+            self._first.clear()
+            self._last.clear()
+            return
+        for sight in event.sights:
+            worker = self._roster.workers.get(sight.worker)
+            if worker is not None and _leaves(worker):
+                self._note(sight, now)
+
+    def _note(self, sight: WorkerSight, now: Instant) -> None:
+        first = self._first.setdefault(sight.worker, sight.used)
+        used, busy_at = self._last.get(sight.worker, (sight.used, -1.0))
+        if sight.busy or sight.used - used >= _TOUCH_S:
+            busy_at = now
+        self._last[sight.worker] = max(used, sight.used) if busy_at == now else used, busy_at
+        if sight.used - first >= self._deadline:
+            self._not_before = 0.0
+
+    def late(self, now: Instant) -> Iterator[WorkerRecord]:
+        """Those that stay no longer."""
+        at = self.next_deadline()
+        if at is None or now < at:
+            return
+        there = [each for each in self._roster.workers.values() if _leaves(each)]
+        until = {each.worker: self._until(each) for each in there}
+        self._not_before = min((at for at in until.values() if at > now), default=0.0)
+        yield from (each for each in there if until[each.worker] <= now)
+
+    def _until(self, worker: WorkerRecord) -> Instant:
+        used, busy_at = self._last.get(worker.worker, (0.0, -1.0))
+        if used - self._first.get(worker.worker, used) >= self._deadline:
+            return worker.since + self._deadline
+        return max(worker.since, busy_at) + self._deadline
+
+    def next_deadline(self) -> Instant | None:
+        """When `late` must be asked at the latest."""
+        oldest = self.oldest
+        return None if oldest is None else max(oldest.since + self._deadline, self._not_before)
+
+    @property
+    def oldest(self) -> WorkerRecord | None:
+        """Who has been leaving for longest; None: nobody is."""
+        found = None
+        for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, seated=False)):
+            if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):
+                found = oldest
+        return found
+
+
+def _leaves(worker: WorkerRecord) -> bool:
+    return worker.leaver and worker.stage is Stage.RELEASED

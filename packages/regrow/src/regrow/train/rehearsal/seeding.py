@@ -1,0 +1,50 @@
+"""Generators that a body seeds anew before it draws from them: where they stood is nothing to what it draws."""
+
+import random
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+import torch
+
+from regrow.train.rehearsal.environments import Generator, drawn_so_far
+
+
+class Seeding:
+    """Sees which of a script's generators are seeded while they stand where they stood.
+
+    Meanwhile Python's profile function of this thread is its own; where the script has one, nothing is seen. Of numpy's
+    generators nothing is seen either, as their calls are not told to a profile function.
+
+    Args:
+        generators: all that are looked at.
+    """
+
+    def __init__(self, generators: Iterable[Generator]) -> None:
+        told = (each for each in generators if isinstance(each, torch.Generator | random.Random))
+        self._stood = {id(each): drawn_so_far(each) for each in told}
+        self._seeded: set[int] = set()
+        self._listening = bool(self._stood) and sys.getprofile() is None
+        if self._listening:
+            sys.setprofile(self._hear)
+
+    def stop(self) -> None:
+        """See no more."""
+        if self._listening and getattr(sys.getprofile(), "__self__", None) is self:
+            sys.setprofile(None)
+        self._listening = False
+
+    def seeded(self, generator: Generator) -> bool:
+        """Whether a seed that the script gave came before whatever was drawn."""
+        return id(generator) in self._seeded
+
+    def _hear(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event != "c_call" or arg.__name__ not in ("manual_seed", "seed"):
+            return
+        generator = arg.__self__
+        if self._stood.get(id(generator)) is None or id(generator) in self._seeded:
+            return
+        given = arg.__name__ == "manual_seed" or frame.f_locals.get("a") is not None  # else the system's own is drawn
+        if given and drawn_so_far(generator) == self._stood[id(generator)]:
+            self._seeded.add(id(generator))

@@ -1,0 +1,66 @@
+"""What the first workers have heard is on two nodes, whichever agents are lost one after the other."""
+
+import asyncio
+
+import pytest
+
+from regrow.agent.store.peers import StoreNodeLost
+from regrow.agent.store.set_up_answers import SetUpAnswers
+from regrow.core.ids import Seconds
+from regrow.core.messages.store import AnswersAsked, AnswersNoted, StoreMessage, StoreReply
+
+BUILD = 1
+
+
+class Agents:
+    """The agents that there are, by address; who asks another reaches its answers at once."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, SetUpAnswers] = {}
+
+    def start(self, address: str) -> SetUpAnswers:
+        self.there[address] = SetUpAnswers(self)
+        return self.there[address]
+
+    async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
+        await asyncio.sleep(0)
+        if agent not in self.there:
+            raise StoreNodeLost(agent)
+        if isinstance(request, AnswersNoted):
+            self.there[agent].note(request)
+            return StoreReply()
+        assert isinstance(request, AnswersAsked)
+        return self.there[agent].at_once(request) or StoreReply()
+
+    def keep_only(self, agents: set[str]) -> None: ...
+
+    async def stand(self, *addresses: str) -> None:
+        """A generation has these agents; what follows from that is done."""
+        self.there = {each: self.there[each] for each in addresses}
+        for each in addresses:
+            self.there[each].learn(each, addresses, world=4)
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    def who_has(self, name: str) -> set[str]:
+        asked = AnswersAsked(BUILD, 0, [name], 0.0, here=True)
+        return {each for each, answers in self.there.items() if (answers.at_once(asked) or StoreReply()).also}
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4])
+def test_agents_that_are_lost_one_after_the_other_take_nothing_with_them(nodes: int) -> None:
+    async def play() -> None:
+        agents, names = Agents(), [f"node{at}" for at in range(nodes)]
+        for each in names:
+            agents.start(each)
+        agents.there["node0"].note(AnswersNoted(BUILD, 0, {"r0/end": b"rank 0's"}))
+        await agents.stand(*names)
+        assert len(agents.who_has("r0/end")) == 2
+        for turn in range(3 * nodes):
+            lost = turn % nodes
+            names[lost] = f"node{lost} once more {turn}"
+            agents.start(names[lost])
+            await agents.stand(*names)
+            assert len(agents.who_has("r0/end")) >= 2, f"after the loss of node{lost}"
+
+    asyncio.run(play())
