@@ -138,7 +138,7 @@ class MeshTransport:
             raise CollectiveMisuse(
                 f"{name} is not supported on CPU tensors", hint="see regrow.comm.transport for what is"
             )
-        device = _device_of(args)
+        device = device_of(args)
         if device is not None and is_accelerator(device):
             await_stream(device)  # another thread reads the tensors, which knows no stream of this one's
         self._calling.done = done
@@ -255,12 +255,12 @@ class MeshTransport:
         return list(rows.tensor_split(size)) if count else [rows] * size
 
 
-def _device_of(args: Iterable[Any]) -> torch.device | None:
+def device_of(args: Iterable[Any]) -> torch.device | None:
     """Of the first tensor of a call; None without any."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             return arg.device
-        if isinstance(arg, list) and (found := _device_of(arg)) is not None:
+        if isinstance(arg, list) and (found := device_of(arg)) is not None:
             return found
     return None
 

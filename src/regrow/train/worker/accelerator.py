@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from regrow.devices.accelerators import on_accelerator
+from regrow.devices.stream_points import StreamPoint
 
 
 class Accelerator(Protocol):
@@ -22,6 +23,10 @@ class Accelerator(Protocol):
         """Return when all that was enqueued for the gradients is done. Raises `RuntimeError` where it has failed."""
         ...
 
+    def point(self) -> StreamPoint:
+        """The point to which this thread has enqueued by now."""
+        ...
+
 
 class Processor:
     """Nothing is ever under way."""
@@ -30,6 +35,10 @@ class Processor:
 
     def wait(self) -> None:
         """Nothing to wait for."""
+
+    def point(self) -> StreamPoint:
+        """A point that is passed."""
+        return StreamPoint([])
 
 
 class Devices:
@@ -53,6 +62,10 @@ class Devices:
             events.append(event)
         for event in events:
             event.synchronize()
+
+    def point(self) -> StreamPoint:
+        """A point in the current stream of each device."""
+        return StreamPoint(self._devices)
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor]) -> Accelerator:

@@ -213,6 +213,11 @@ class Body:
         return self.own.seconds
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
+        return self._groups.in_flight
+
+    @property
     def complete(self) -> bool:
         """Whether all that this step changes is changed, so that an error now comes after it."""
         return self.begun and self._control.updating and self.updates.whole

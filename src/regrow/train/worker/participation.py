@@ -31,6 +31,10 @@ class AttemptBody(Protocol):
         """What the newest body took up to its update while it waited for nobody; 0: not known."""
 
     @property
+    def in_flight(self) -> bool:
+        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
+
+    @property
     def complete(self) -> bool:
         """Whether all that this step changes is changed, so that an error now comes after it."""
 

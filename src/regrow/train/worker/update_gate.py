@@ -64,7 +64,10 @@ class UpdateGate:
             last_collective()
         finally:
             self._groups.draining = False
-        self.accelerator.wait()
+        if self._groups.in_flight or recovery.sharded or asks:
+            # What an abort has cut off looks done. All else a device does in its order, and the update comes behind it.
+            self.accelerator.wait()
+            self._groups.in_flight = False
         # The body may have caught what a collective raised: what it has is not what the others have.
         cut_off = interrupted or self._groups.refused or self._groups.broke()
         if cut_off or (self.accelerator.enqueues and self._control.halted):
