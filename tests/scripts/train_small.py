@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
 from pacing import pause  # type: ignore[import-not-found]
-from placing import DEVICE, break_device, take_place  # type: ignore[import-not-found]
+from placing import DEVICE, Standstill, break_device, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -33,6 +33,8 @@ parser.add_argument(
     "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
 )
 parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once")
+parser.add_argument("--stand-still", nargs="*", default=[], metavar="RANK:STEP", help="see placing.py")
+parser.add_argument("--go-on", action="store_true", help="at the next body the device goes on")
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -72,9 +74,11 @@ def breaks(number: int, where: str) -> bool:
     return True
 
 
+standstill = Standstill(args.stand_still, until_next=args.go_on)
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
+        standstill.enters()
         while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
             time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
@@ -90,6 +94,8 @@ for step in session.steps(loader, until=args.steps):
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if not step.rehearsal:
+            standstill.updated(session.rank, step.number, session.world_size)
         scheduler.step()
         optimizer.zero_grad()
         if args.spoil == f"{session.rank}:{step.number}" and unspoiled and not step.rehearsal:
@@ -97,6 +103,8 @@ for step in session.steps(loader, until=args.steps):
             optimizer.state[first.weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
         if args.drift:
             first.weight.data += 1e-3 * session.rank
+    if step.committed:
+        standstill.committed(session.rank, step.number)
     if args.log_after:
         step.log(loss=loss)
     if not step.rehearsal and breaks(step.number, "after"):

@@ -147,13 +147,12 @@ def numbers_of_before_the_update_are_shown_behind_the_gate_where_others_may_comm
         step = loop.step(0)
         step.log(loss=loop.x.sum())
         loop.announcing.accelerator.wait()  # as a gate behind a collective does
-        loop.announcing.before_update(step, None)
-        loop.announcing.before_update(step, None)  # a second optimizer
+        loop.announcing.ready(step, None)
         assert loop.member.told() == shown
         step = loop.step(1)
         with STEERING.gate():
             step.log(loss=loop.x.sum())
-            loop.announcing.before_update(step, None)
+            loop.announcing.ready(step, None)
             assert loop.member.told() == []
 
 

@@ -73,8 +73,6 @@ class Announcing:
         self._unsent: _Unsent | None = None
         self._late: dict[str, LateNumber] = {}
         """Numbers that the newest step has logged."""
-        self._staged: Step | None = None
-        """The newest step that came through its gate."""
         self._untold: deque[_Untold] = deque()
         self._last: dict[str, float] | None = None
         """The numbers of the last step; None: this worker has told of none."""
@@ -106,15 +104,14 @@ class Announcing:
             # Reading a tensor of a device would stall the device in mid-step: those wait for the gate.
             self._stage(step, step.numbers(), batches)
 
-    def before_update(self, step: Step | None, batches: Batches | None) -> None:
-        """A worker is through the gate of a step: what the device has shown by now can be told.
+    def ready(self, step: Step | None, batches: Batches | None) -> None:
+        """All is there that the update of a step needs, so others may commit it without this worker.
 
-        Others may commit the step without this worker, which may die in it.
+        What the device has shown by now can be told.
         """
         self.settle()
-        if step is None or not step.inside or step is self._staged or self._member.world == 1:
+        if step is None or step.committed or self._member.world == 1:
             return
-        self._staged = step
         ours = [value for value in step.staged.values() if _on_device(value)]
         if not ours or not all(map(late, ours)):
             return

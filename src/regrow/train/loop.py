@@ -51,6 +51,7 @@ class StepLoop(ScriptPlace):
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._announcing = Announcing(member)
+        member.body.ready = lambda: self._announcing.ready(self._latest, self.standing.batches)
         self._latest: Step | None = None
         self.turns = Turns(self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
@@ -216,7 +217,6 @@ class StepLoop(ScriptPlace):
         self.standing.protected().updates()
         with self.shadow.aside():
             self.member.body.before_update(self.modules.share_buffers, closure=closure)
-        self._announcing.before_update(self._latest, self.standing.batches)
         self.regions.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:

@@ -40,6 +40,8 @@ class UpdateGate:
         """What has the gradients."""
         self.check: NumberCheck | None = None
         """Whether the numbers of the step are finite on all ranks; None: that is not asked."""
+        self.ready: Callable[[], None] = lambda: None
+        """Called when all is there that the update needs: others may commit the step without this worker then."""
 
     def enter(
         self,
@@ -75,6 +77,7 @@ class UpdateGate:
         if self.check is not None:
             env = self._link.env
             self.check.agree(step, rank=env.rank, world=env.world, sharded=recovery.sharded)
+        self.ready()
         if recovery.sharded or asks:
             self._agree(step)
         self._faults.strike(FaultStage.UPDATE, step)
