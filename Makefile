@@ -2,7 +2,11 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
-SOURCES := $(wildcard src tests examples benchmarks)
+PACKAGES := $(sort $(wildcard packages/*))
+SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks)
+empty :=
+space := $(empty) $(empty)
+IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
 .PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu
 
@@ -15,8 +19,8 @@ $(VENV)/.requirements: requirements-dev.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-dev.txt
 	touch $@
 
-$(VENV)/.installed: $(VENV)/.requirements pyproject.toml
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+$(VENV)/.installed: $(VENV)/.requirements $(wildcard packages/*/pyproject.toml)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation $(addprefix -e ,$(addprefix ./,$(PACKAGES)))
 	touch $@
 
 # Examples by themselves: a file there may have the name of one in benchmarks.
@@ -26,6 +30,7 @@ lint: venv
 	$(BIN)/mypy $(filter-out examples,$(SOURCES))
 	$(BIN)/mypy $(filter examples,$(SOURCES))
 	$(BIN)/lint-imports
+	@for package in $(PACKAGES); do printf '%-16s %6d lines\n' "$${package#packages/}" "$$(find $$package/src -name '*.py' -exec cat {} + | wc -l)"; done
 
 format: venv
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -54,14 +59,14 @@ test-rest: venv
 TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/unit/test_fsdp_reset.py tests/process/test_comm_misuse.py \
 	tests/process/test_comm_collectives.py tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py
 test-torch:
-	PYTHONPATH=src $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
+	PYTHONPATH=$(IMPORTED) $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
 		-k "torch_names or comm or fsdp or every_stage"
 
 # On one NVIDIA GPU, which the ranks share: make test-gpu OTHER=/path/to/python; see docs/cuda.md.
 GPU_TESTS := tests/gpu tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py
 SHARED_GPU := NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
 test-gpu:
-	REGROW_TEST_DEVICE=cuda $(SHARED_GPU) PYTHONPATH=src:$(PYTHONPATH) $(OTHER) -m pytest -q --durations=10 -n 5 --dist load \
+	REGROW_TEST_DEVICE=cuda $(SHARED_GPU) PYTHONPATH=$(IMPORTED):$(PYTHONPATH) $(OTHER) -m pytest -q --durations=10 -n 5 --dist load \
 		$(GPU_TESTS) -m "not soak" -k "$(GPU_CASES)"
 GPU_CASES := gpu or comm_parallel or one_after_another and 1 or recovery and hydrate or stopped or at_every_stage or copies and fsdp2-1
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import targets
 
-from regrow.infer.batch.job import fingerprint
-from regrow.infer.batch.records import encode_head, encode_row
-from regrow.infer.batch.rows import BatchRow, RowReading, answered
-from regrow.infer.batch.scanning import scan
+from regrow_batch.job import fingerprint
+from regrow_batch.records import encode_head, encode_row
+from regrow_batch.rows import BatchRow, RowReading, answered
+from regrow_batch.scanning import scan
 
 MILLION = 1_000_000
 QUICK_ROWS = 30_000

@@ -146,7 +146,8 @@ def _rank(rank: int, world: int, folder: str, rounds: int, before: Path | None =
 def transport_of(checkout: Path, keys: Any, rank: int, world: int, folder: str) -> Any:
     """The transport of another checkout, whose package is loaded beside this one."""
     ours = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "regrow"}
-    sys.path.insert(0, str(checkout / "src"))
+    source = checkout / "packages" / "regrow" / "src"
+    sys.path.insert(0, str(source if source.is_dir() else checkout / "src"))  # until decision 0086
     try:
         meshes = importlib.import_module("regrow.comm.socket_mesh")
         transports = importlib.import_module("regrow.comm.transport")

@@ -259,7 +259,8 @@ def hold(
 
 def surroundings(device: str) -> dict[str, str]:
     """The environment of all parts."""
-    path = os.pathsep.join([str(HERE.parent / "src"), str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
+    sources = [str(folder) for folder in sorted(HERE.parent.glob("packages/*/src"))]
+    path = os.pathsep.join([*sources, str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
     ours = {"PYTHONPATH": path.rstrip(os.pathsep), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     ours |= {"REGROW_TEST_DEVICE": device, "REGROW_BENCH_DEVICE": device}
     return {**os.environ, **ours, **(SHARED_GPU if device == "cuda" else {})}

@@ -6,7 +6,7 @@
 A small recurrent model (0.4 million parameters, 512 tokens) is trained here from Python's own documentation, a fifth of
 which it never sees. It goes on from prompts of that fifth, 320 tokens each, under no penalty, a repetition penalty, a
 frequency penalty and the LZ penalty, at several strengths and temperatures; all of them see the output alone. An output
-is degenerate where `regrow.infer.lz.detector` finds a loop at its end and only the limit on the length ended it. The
+is degenerate where `lz_penalty.detector` finds a loop at its end and only the limit on the length ended it. The
 accuracy is that of the next token on the unseen text. In parentheses: 95 % confidence intervals, over the prompts and
 over the stretches of text.
 

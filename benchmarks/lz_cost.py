@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.penalty import LZPenalty
-from regrow.infer.lz.transformers import LZLogitsProcessor
+from lz_penalty.parameters import LZParameters
+from lz_penalty.penalty import LZPenalty
+from lz_penalty.transformers import LZLogitsProcessor
 
 VOCABULARIES = (32_000, 152_064)
 BATCHES = (1, 8, 64)

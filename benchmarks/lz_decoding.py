@@ -10,9 +10,9 @@ import torch
 from lz_model import CONTEXT, END, OUTPUT, PROMPT, VOCABULARY, Corpus, SmallGRU
 from torch import Tensor
 
-from regrow.infer.lz.detector import ExactLoop, examine
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.penalty import LZPenalty
+from lz_penalty.detector import ExactLoop, examine
+from lz_penalty.parameters import LZParameters
+from lz_penalty.penalty import LZPenalty
 
 GRAM = 4
 

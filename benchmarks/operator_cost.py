@@ -37,12 +37,12 @@ from tests.cluster.fake_store import FakeStore
 from tests.cluster.jobs import training_job
 from tests.cluster.trained import TrainedJob, micro_job
 
-from regrow.cluster.node_health import read_table
-from regrow.operator.api import ApiKind
-from regrow.operator.controller import Controller
-from regrow.operator.crd import crd
-from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.observed.node_watch import NodeWatch
+from regrow_clusters.cluster.node_health import read_table
+from regrow_clusters.operator.api import ApiKind
+from regrow_clusters.operator.controller import Controller
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.lightkube_api import LightkubeApi
+from regrow_clusters.operator.observed.node_watch import NodeWatch
 
 NODES = 1000
 KEY = b"0123456789abcdef0123456789abcdef"

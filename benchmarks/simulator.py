@@ -21,9 +21,9 @@ from targets import tell, warn_if_busy
 
 from regrow.launch.demo import KILLS, STEPS, WORLD, fault_plan, find_script
 from regrow.observe.tail import read_records
-from regrow.sim.fleet.calibration import MeasuredRun, calibration_lines, measured
-from regrow.sim.fleet.reading import decode_costs, decode_scenario
-from regrow.sim.fleet.simulation import simulate
+from regrow_lab.fleet.calibration import MeasuredRun, calibration_lines, measured
+from regrow_lab.fleet.reading import decode_costs, decode_scenario
+from regrow_lab.fleet.simulation import simulate
 
 LARGE = Path(__file__).with_name("scenarios") / "hundred_thousand.toml"
 _SEEDS = 200

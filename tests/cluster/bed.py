@@ -14,11 +14,11 @@ from tests.cluster.fake_kubelet import FakeKubelet, kubeconfig
 from tests.cluster.fake_nodes import FakeKueue, FakeScheduler, SaidToRun
 from tests.cluster.fake_store import FakeStore, Manifest
 
-from regrow.cluster.node_health import read_table
-from regrow.operator.controller import Controller
-from regrow.operator.crd import crd
-from regrow.operator.lightkube_api import LightkubeApi
-from regrow.operator.observed.node_watch import NodeWatch
+from regrow_clusters.cluster.node_health import read_table
+from regrow_clusters.operator.controller import Controller
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.lightkube_api import LightkubeApi
+from regrow_clusters.operator.observed.node_watch import NodeWatch
 
 PATIENCE = 240.0
 KEY = b"0123456789abcdef0123456789abcdef"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regrow.operator.resource import GROUP, KIND, VERSION
+from regrow_clusters.operator.resource import GROUP, KIND, VERSION
 
 
 def training_job(name: str = "job", namespace: str = "team", **spec: Any) -> dict[str, Any]:

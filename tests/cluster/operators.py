@@ -11,7 +11,7 @@ from tests.cluster.bed import KEY, Bed
 from tests.cluster.fake_kubelet import kubeconfig
 from tests.cluster.fake_store import Refused
 
-from regrow.operator.resource import LEASE_NAME
+from regrow_clusters.operator.resource import LEASE_NAME
 
 
 class Operators:

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
-from regrow.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
-from regrow.cluster.planner import granted_after, next_look, plan
-from regrow.cluster.sizes import ElasticSpec, allowed_sizes
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.planner import granted_after, next_look, plan
+from regrow_clusters.cluster.sizes import ElasticSpec, allowed_sizes
 
 R = ReplicaStage
 Check = Callable[[ElasticSpec, JobSeen, list[PlannedAction]], None]

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Callable
 
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
 
-from regrow.cluster.observed import JobStage
-from regrow.operator.api import ApiFailure, ApiKind
-from regrow.operator.cache import JobKey
-from regrow.operator.controller import Controller
-from regrow.operator.observed.observing import read
-from regrow.operator.observed.pod_seen import PodSeen
-from regrow.operator.resource import TrainingJob, read_job
+from regrow_clusters.cluster.observed import JobStage
+from regrow_clusters.operator.api import ApiFailure, ApiKind
+from regrow_clusters.operator.cache import JobKey
+from regrow_clusters.operator.controller import Controller
+from regrow_clusters.operator.observed.observing import read
+from regrow_clusters.operator.observed.pod_seen import PodSeen
+from regrow_clusters.operator.resource import TrainingJob, read_job
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

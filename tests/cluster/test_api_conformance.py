@@ -25,9 +25,9 @@ from tests.cluster.fake_kubelet import kubeconfig
 from tests.cluster.fake_store import FakeStore
 from tests.cluster.jobs import training_job
 
-from regrow.operator.api import ApiFailure, ApiKind, Manifest
-from regrow.operator.crd import crd
-from regrow.operator.lightkube_api import LightkubeApi
+from regrow_clusters.operator.api import ApiFailure, ApiKind, Manifest
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.lightkube_api import LightkubeApi
 
 REAL = os.environ.get("REGROW_TEST_KUBECONFIG", "")
 PATIENCE = 60.0
@@ -262,7 +262,7 @@ async def test_versions_rise_and_the_end_of_an_object_has_a_later_one_than_its_l
 
 async def test_a_list_in_pages_has_everything_and_one_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """CONCEPTS, Retrieving large results sets in chunks."""
-    monkeypatch.setattr("regrow.operator.lightkube_api._PAGE", 2)
+    monkeypatch.setattr("regrow_clusters.operator.lightkube_api._PAGE", 2)
     names = [f"page-{number}" for number in range(5)]
     for name in names:
         await server.api.create(ApiKind.PODS, pod(name))

@@ -13,7 +13,7 @@ import pytest_asyncio
 from tests.cluster.bed import Bed, bed
 from tests.cluster.fake_kubelet import kubeconfig
 
-from regrow.operator.manifests import as_text, manifests
+from regrow_clusters.operator.manifests import as_text, manifests
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "kubernetes.md"
 

@@ -10,7 +10,7 @@ from tests.cluster.bed import Bed, bed
 from tests.cluster.fake_store import Refused
 from tests.cluster.jobs import training_job
 
-from regrow.operator.objects import AVOIDS
+from regrow_clusters.operator.objects import AVOIDS
 
 SIZES: dict[str, Any] = {"replicaCount": 1, "maxReplicaCount": 2, "scaleUpSnoozeTimeInSeconds": 0}
 HYPERPOD = "sagemaker.amazonaws.com/node-health-status"

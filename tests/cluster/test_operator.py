@@ -15,8 +15,8 @@ from tests.cluster.fake_store import Refused
 from tests.cluster.jobs import training_job
 
 from regrow.cli.tree import commands
-from regrow.operator.leadership import Leadership
-from regrow.operator.objects import NODE_RANK, TOPOLOGY
+from regrow_clusters.operator.leadership import Leadership
+from regrow_clusters.operator.objects import NODE_RANK, TOPOLOGY
 
 SMALL: dict[str, Any] = {"replicaCount": 2, "maxReplicaCount": 4, "maxPendingReplicas": 2}
 SMALL["scaleUpSnoozeTimeInSeconds"] = 0

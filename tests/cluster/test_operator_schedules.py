@@ -12,8 +12,8 @@ from tests.cluster.fake_store import FakeStore, Manifest, Refused
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
 
-from regrow.operator.crd import crd
-from regrow.operator.objects import ATTEMPT_LABEL, JOB_LABEL, NODE_RANK, PLACE_LABEL, UID_LABEL
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.objects import ATTEMPT_LABEL, JOB_LABEL, NODE_RANK, PLACE_LABEL, UID_LABEL
 
 _LEASE = 15.0
 _IN_TEST = 12

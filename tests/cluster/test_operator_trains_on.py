@@ -15,7 +15,7 @@ from tests.cluster.trained import TrainedJob, micro_job
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.membership.view import JobView
-from regrow.operator.objects import NODE_RANK
+from regrow_clusters.operator.objects import NODE_RANK
 
 pytestmark = pytest.mark.full
 

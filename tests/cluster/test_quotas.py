@@ -11,9 +11,9 @@ from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
 from tests.cluster.fake_store import FakeStore, Manifest
 from tests.cluster.scheduled_operator import ScheduledOperator
 
-from regrow.operator.commands import check_manifest
-from regrow.operator.crd import crd
-from regrow.operator.objects import JOB_LABEL, PLACE_LABEL
+from regrow_clusters.operator.commands import check_manifest
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.objects import JOB_LABEL, PLACE_LABEL
 
 FILES = Path(__file__).parents[2] / "deploy" / "quota"
 TEAMS = {"team-a": "words", "team-b": "images"}

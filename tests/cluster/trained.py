@@ -11,7 +11,7 @@ from tests.process.elastic import HURRY, final, fixed_run, losses
 from tests.process.training import SCRIPTS, redone
 
 from regrow.observe.ledger import Ledger, read_records
-from regrow.operator.objects import JOB_LABEL, PLACE_LABEL
+from regrow_clusters.operator.objects import JOB_LABEL, PLACE_LABEL
 
 STEPS = 200
 MICRO = (str(SCRIPTS / "train_micro.py"),)

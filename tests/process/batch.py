@@ -13,11 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.sources import PYTHONPATH
+
 from regrow.cli import main
 
 PATIENCE = 120.0
 FAKE = str(Path(__file__).parents[1] / "scripts" / "fake_worker.py")
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = PYTHONPATH
 
 
 def until(what: Callable[[], bool], *, within: float = PATIENCE, every: float = 0.005) -> None:

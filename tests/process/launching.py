@@ -20,6 +20,7 @@ from typing import IO, Self
 import psutil
 from tests.process.judging import Judge
 from tests.process.warm_client import WarmProcess, WarmServer
+from tests.sources import PYTHONPATH
 
 PATIENCE = 240.0
 SHARED = Path("/dev/shm")
@@ -33,7 +34,7 @@ TRAINERS = (
 )
 """What the scripts of tests about others' trainers import: seconds for each worker, otherwise."""
 LIGHTNING = ("pytorch_lightning",)
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = PYTHONPATH
 
 
 class Site:

@@ -18,7 +18,7 @@ from typing import TypeVar
 import pytest
 from tests.process.batch import FAKE, SOURCE, Desk, desk, until
 
-from regrow.infer.batch.pool import Pool, PoolPolicy
+from regrow_batch.pool import Pool, PoolPolicy
 
 T = TypeVar("T")
 
@@ -298,7 +298,7 @@ def test_workers_come_and_go_by_the_file_and_by_commands(at: Desk) -> None:
 def workers(at: Desk, *words: str) -> str:
     from click.testing import CliRunner
 
-    from regrow.infer.batch.command import batch
+    from regrow_batch.command import batch
 
     result = CliRunner().invoke(batch, ["workers", str(at.folder / "out.jsonl"), *words])
     assert result.exception is None, result.exception
@@ -352,7 +352,7 @@ def children(pid: int) -> list[int]:
 
 
 def test_the_head_imports_no_torch() -> None:
-    code = "import sys, regrow.cli, regrow.infer.batch.job; print([n for n in ('torch', 'numpy') if n in sys.modules])"
+    code = "import sys, regrow.cli, regrow_batch.job; print([n for n in ('torch', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": SOURCE}, capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
 

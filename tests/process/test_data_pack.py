@@ -12,12 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.sources import PYTHONPATH
 
 from regrow.core.errors import UsageError
 from regrow.data.tokens import PackedTokens
 
 PATIENCE = 240.0
-SOURCE = str(Path(__file__).parents[2] / "src")
+SOURCE = PYTHONPATH
 DOCUMENTS = 240
 
 TOKENIZER = """

@@ -9,7 +9,7 @@ from itertools import pairwise
 from regrow.core.ids import Generation, Instant, Rank, StepNo
 from regrow.core.records import IncidentClosed, IncidentOpened, StepCommitted
 from regrow.observe.ledger import Ledger
-from regrow.sim.invariants import PLANNED
+from regrow_lab.sim.invariants import PLANNED
 
 Numbers = dict[str, str]
 """`STEP/RANK/NAME` to what was committed, in all digits."""

@@ -8,11 +8,11 @@ from tests.schedules.test_membership_schedules import job, soak
 
 from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Rank
-from regrow.sim.draws import draw
-from regrow.sim.faults import SimFault
-from regrow.sim.schedule import SimSchedule
-from regrow.sim.script import Doing
-from regrow.sim.world import World
+from regrow_lab.sim.draws import draw
+from regrow_lab.sim.faults import SimFault
+from regrow_lab.sim.schedule import SimSchedule
+from regrow_lab.sim.script import Doing
+from regrow_lab.sim.world import World
 
 
 def drawn(number: int) -> SimSchedule:

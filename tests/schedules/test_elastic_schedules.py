@@ -27,12 +27,12 @@ from regrow.core.messages import facts, orders
 from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.membership.scaling import Limits
-from regrow.sim.faults import SimFault, Wish
-from regrow.sim.invariants import PLANNED
-from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promised, SimSchedule
-from regrow.sim.script import Doing, SimScript
-from regrow.sim.world import World
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.invariants import PLANNED
+from regrow_lab.sim.network import NetworkConditions
+from regrow_lab.sim.schedule import Promised, SimSchedule
+from regrow_lab.sim.script import Doing, SimScript
+from regrow_lab.sim.world import World
 
 UNTIL = StepNo(40)
 CALM = NetworkConditions()

@@ -9,10 +9,10 @@ from tests.schedules.test_membership_schedules import schedules, soak
 from regrow.cli import main
 from regrow.membership.succession.voters import VOTE_LEASE as LEASE
 from regrow.membership.succession.voters import Voters
-from regrow.sim.elections.faults import Conditions, ElectionFault, ElectionSchedule, How, draw_election
-from regrow.sim.elections.laws import Decided
-from regrow.sim.elections.world import ElectionWorld, election_lines, run_election
-from regrow.sim.invariants import InvariantBroken
+from regrow_lab.sim.elections.faults import Conditions, ElectionFault, ElectionSchedule, How, draw_election
+from regrow_lab.sim.elections.laws import Decided
+from regrow_lab.sim.elections.world import ElectionWorld, election_lines, run_election
+from regrow_lab.sim.invariants import InvariantBroken
 
 END_S = 120.0
 

@@ -18,11 +18,11 @@ from regrow.core.messages.vocabulary import FaultHow, FaultSpec, Warmth
 from regrow.core.records import FaultInjected
 from regrow.membership import tables
 from regrow.membership.restartable import MOST_FAILURES
-from regrow.sim.faults import SimFault
-from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promised, SimSchedule
-from regrow.sim.script import Doing, SimScript
-from regrow.sim.world import World
+from regrow_lab.sim.faults import SimFault
+from regrow_lab.sim.network import NetworkConditions
+from regrow_lab.sim.schedule import Promised, SimSchedule
+from regrow_lab.sim.script import Doing, SimScript
+from regrow_lab.sim.world import World
 
 UNTIL = StepNo(6)
 MOMENTS = [doing for doing in Doing if doing is not Doing.DEAD]

@@ -10,8 +10,8 @@ import pytest
 from regrow.core.ids import StepNo
 from regrow.core.messages.vocabulary import Role
 from regrow.core.records import GenerationFormed, ReplacementJudged, WorkerSpawned
-from regrow.sim.draws import draw
-from regrow.sim.world import World
+from regrow_lab.sim.draws import draw
+from regrow_lab.sim.world import World
 
 _OFTEN: dict[str, Any] = {"QUIET_S": 0.0, "AGAIN_S": 1.0, "CHANGED_S": 0.0, "SHARE": 1.0, "_CHANGED_SHARE": 1.0}
 """Far more of them than in any job, so that faults find them at every moment of their lives."""

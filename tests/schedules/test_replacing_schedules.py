@@ -15,11 +15,11 @@ from regrow.membership import scaling
 from regrow.membership.recovery.all_again import StartFromMemory
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.stopping import Stopping
-from regrow.sim.draws import draw_replacing
-from regrow.sim.faults import SimFault, Wish
-from regrow.sim.invariants import InvariantBroken
-from regrow.sim.script import Doing, SimScript
-from regrow.sim.world import World
+from regrow_lab.sim.draws import draw_replacing
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.invariants import InvariantBroken
+from regrow_lab.sim.script import Doing, SimScript
+from regrow_lab.sim.world import World
 
 REFUTED = SimFault("refuted", Rank(0), Doing.COMPUTING, nth=2)
 KILL = SimFault("kill", Rank(1), Doing.REDUCING, nth=5)

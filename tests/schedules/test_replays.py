@@ -13,16 +13,16 @@ from regrow.cli import main
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank
 from regrow.core.records import JobEnded
-from regrow.sim.draws import draw
-from regrow.sim.faults import SimFault
-from regrow.sim.invariants import InvariantBroken
-from regrow.sim.network import NetworkConditions
-from regrow.sim.schedule import Promised, SimSchedule, replay_lines
-from regrow.sim.script import Doing
+from regrow_lab.sim.draws import draw
+from regrow_lab.sim.faults import SimFault
+from regrow_lab.sim.invariants import InvariantBroken
+from regrow_lab.sim.network import NetworkConditions
+from regrow_lab.sim.schedule import Promised, SimSchedule, replay_lines
+from regrow_lab.sim.script import Doing
 
 PRINTS = """
-from regrow.sim.draws import draw
-from regrow.sim.schedule import replay_lines
+from regrow_lab.sim.draws import draw
+from regrow_lab.sim.schedule import replay_lines
 for number in range(25):
     print("\\n".join(replay_lines(draw(number))))
 """

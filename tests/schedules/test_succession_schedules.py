@@ -29,9 +29,9 @@ from tests.schedules.test_membership_schedules import (
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.records import GenerationFormed, IncidentClosed, WorkerGone
-from regrow.sim.faults import SimFault, Wish
-from regrow.sim.schedule import Promised, SimSchedule
-from regrow.sim.script import Doing, SimScript
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.schedule import Promised, SimSchedule
+from regrow_lab.sim.script import Doing, SimScript
 
 WHEN = [*MOMENTS, *IN_STEP, None]
 several = st.integers(2, 4)

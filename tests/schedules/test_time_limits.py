@@ -15,10 +15,10 @@ from regrow.core.job import JobSpec
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.membership.incident import RUNGS
 from regrow.membership.recovery.worst_case import worst_cases
-from regrow.sim.faults import SimFault, Wish
-from regrow.sim.invariants import InvariantBroken
-from regrow.sim.script import Doing, SimScript
-from regrow.sim.world import World
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.invariants import InvariantBroken
+from regrow_lab.sim.script import Doing, SimScript
+from regrow_lab.sim.world import World
 
 ONE, OTHER = Rank(1), Rank(0)
 BODY = SimFault("body", ONE, Doing.COMPUTING, nth=2, after=0.2)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pytest
 from tests.process.launching import Site
+from tests.sources import PYTHONPATH
 from tests.surroundings.refusing import can_refuse
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train_odd.py"
@@ -79,7 +80,7 @@ def cold(
     command = [*before, *command]
     if shell:
         command = ["bash", "-c", shell, "bash", *command]
-    paths = os.pathsep.join([str(TESTS / "src"), str(TESTS)])
+    paths = os.pathsep.join([PYTHONPATH, str(TESTS)])
     environment = here.environment(PYTHONPATH=paths) | dict(more or {})
     with (here.folder / f"{name}.said").open("w+b") as said:
         done = subprocess.run(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.process.launching import Site, site
+from tests.sources import PYTHONPATH
 from tests.surroundings.places import (
     CLOCK,
     NOBODY,
@@ -326,7 +327,7 @@ def test_a_clock_that_jumps(here: Site, usual: list[str]) -> None:
     jump.write_text("0")
     more = {"LD_PRELOAD": str(library), "JUMP_FILE": str(jump)}
     command = [sys.executable, "-m", "regrow", *words(here, "clock", script=("--pause", "0.3"))]
-    paths = os.pathsep.join(str(each) for each in (TESTS / "src", TESTS))
+    paths = os.pathsep.join([PYTHONPATH, str(TESTS)])
     turns = {"] step 3\n": "3600", "] step 6\n": "-7200", "] step 8\n": "90000"}
     said = ""
     environment = here.environment(PYTHONPATH=paths) | more

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regrow.infer.lz.parameters import MODES, LZParameters
+from lz_penalty.parameters import MODES, LZParameters
 
 ROWS = 10
 """Sequences of a batch."""

@@ -5,6 +5,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import click
 import pytest
 
 from regrow import cli
+from regrow.cli import elsewhere, tree
 from regrow.cli.help_sections import MOST_USED, SECTIONS
 from regrow.cli.training import run
 from regrow.core.config import jobs_home
 from regrow.core.ids import JobId
+from regrow.core.process.extras import install_line
 from regrow.launch import folder, join_node, local
 from regrow.launch.job import JobPlan
 
@@ -186,6 +189,41 @@ def test_what_cannot_be_done_is_refused_in_a_sentence(line: str, said: str, caps
     told = capsys.readouterr()
     assert said in told.err + told.out
     assert "Traceback" not in told.err
+
+
+def test_a_verb_of_a_package_that_is_not_installed_is_answered_with_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(elsewhere, "announced", dict)
+    for verb, package in elsewhere.ELSEWHERE.items():
+        assert cli.main([verb, "--help"]) == 2
+        told = capsys.readouterr().err
+        assert told == f"regrow: `regrow {verb}` comes with {package} ({install_line(package=package)})\n"
+
+
+def test_a_command_that_cannot_be_imported_says_whose_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = {
+        "away": EntryPoint("away", "no_such_package.commands:away", elsewhere.GROUP),
+        "odd": EntryPoint("odd", "regrow.core.errors:UsageError", elsewhere.GROUP),
+    }
+    monkeypatch.setattr(elsewhere, "announced", lambda: points)
+    assert cli.main(["away"]) == 2
+    assert "`regrow away` of no_such_package cannot be imported: No module named" in capsys.readouterr().err
+    assert cli.main(["odd"]) == 2
+    assert "regrow.core.errors:UsageError of regrow is no command, but a type" in capsys.readouterr().err
+
+
+def test_help_has_the_engines_verbs_in_sections_and_others_by_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for title, verbs in tree.SECTIONS.items():
+        section = shown.partition(f"{title}:\n")[2].partition("\n\n")[0]
+        assert re.findall(r"^  ([a-z]+) ", section, re.M) == list(verbs)
+    assert sum(map(len, tree.SECTIONS.values())) == 16
+    assert re.search(r"^  regrow +agent, data, port, recipes, spans, token$", shown, re.M)
+    assert re.search(r"^  regrow-clusters +k8s, operator, slurm$", shown, re.M)
 
 
 def entry(jobs: Path, name: str, **changes: Any) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.cluster.planned_cluster import PlannedCluster
 
-from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
-from regrow.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
-from regrow.cluster.planner import granted_after, next_look, plan
-from regrow.cluster.sizes import ElasticSpec, allowed_sizes, next_size, problems, wanted_size
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.planner import granted_after, next_look, plan
+from regrow_clusters.cluster.sizes import ElasticSpec, allowed_sizes, next_size, problems, wanted_size
 
 R = ReplicaStage
 PAIR = ElasticSpec(replica_count=2, max_replica_count=5)

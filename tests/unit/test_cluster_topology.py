@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.cluster.topology import rank_order
+from regrow_clusters.cluster.topology import rank_order
 
 
 def test_hosts_of_a_switch_come_together_and_the_first_stays_first() -> None:

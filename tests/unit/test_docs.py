@@ -4,12 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.sources import ROOT, SOURCE, SOURCES
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "regrow"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 LINKED = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-CODE = {path: path.read_text() for path in SOURCE.rglob("*.py")}
+CODE = {path: path.read_text() for source in SOURCES for path in source.rglob("*.py")}
 FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
 
 
@@ -47,12 +46,20 @@ def test_every_method_on_the_way_of_a_fault_is_there() -> None:
 
 def test_the_way_into_the_code_names_every_room_and_every_page() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    rooms = [path.parent.relative_to(SOURCE).as_posix() for path in CODE if path.name == "__init__.py"]
+    folders = [path.parent for path in CODE if path.name == "__init__.py" and path.parent != SOURCE]
+    # The engine's rooms by their own names, other packages' with the package's name before them.
+    rooms = [
+        next(
+            folder.relative_to(source if source == SOURCE else source.parent).as_posix()
+            for source in SOURCES
+            if source in (folder, *folder.parents)
+        )
+        for folder in folders
+    ]
+    assert len(rooms) > 40
     # A room in a room may be named beside it; one that is named by the file to open first is found too.
     missing = [
-        room
-        for room in rooms
-        if room != "." and not re.search(rf"`({room}|{room.rpartition('/')[2]})/`|`{room}/\w+\.py`", text)
+        room for room in rooms if not re.search(rf"`({room}|{room.rpartition('/')[2]})/`|`{room}/\w+\.py`", text)
     ]
     assert missing == []
     assert [page.name for page in PAGES if page.name != "architecture.md" and f"({page.name})" not in text] == []

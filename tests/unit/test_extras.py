@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.sources import PACKAGES
 
 from regrow.core.process import extras
 
@@ -19,8 +20,11 @@ class Installed:
 
 
 def test_in_a_checkout_it_names_the_checkout() -> None:
-    root = Path(__file__).parents[2]
+    root = PACKAGES[0].parent / "regrow"
     assert extras.install_line.__wrapped__("plot") == f"pip install -e '{root}[plot]'"
+    beside = root.with_name("regrow-batch")
+    assert extras.install_line.__wrapped__(package="regrow-batch") == f"pip install -e '{beside}'"
+    assert extras.install_line.__wrapped__("urls", package="regrow-batch") == f"pip install -e '{beside}[urls]'"
 
 
 def test_installed_it_names_the_folder_it_came_from_or_the_package(
@@ -38,3 +42,5 @@ def test_installed_it_names_the_folder_it_came_from_or_the_package(
     ]:
         monkeypatch.setattr("importlib.metadata.distribution", lambda _, url=url: Installed(url))
         assert extras.install_line.__wrapped__("plot") == line
+        assert extras.install_line.__wrapped__(package="regrow-batch") == "pip install regrow-batch"
+        assert extras.install_line.__wrapped__("urls", package="regrow-batch") == "pip install 'regrow-batch[urls]'"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from regrow.cli import main
-from regrow.observe.forecast import HOUR, MONTH, Fleet, FromCheckpoints, InProcess, daly, young
+from regrow_lab.forecast import HOUR, MONTH, Fleet, FromCheckpoints, InProcess, daly, young
 
 
 def test_a_thousand_nodes_of_which_two_in_ten_thousand_fail_an_hour_have_a_fault_every_five_hours() -> None:

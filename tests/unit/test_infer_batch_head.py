@@ -4,13 +4,13 @@ import asyncio
 import time
 from pathlib import Path
 
-from regrow.infer.batch.head import BatchHead, HeadPolicy
-from regrow.infer.batch.journal import Journal
-from regrow.infer.batch.pool import Pool, PoolPolicy
-from regrow.infer.batch.retries import Answered, Unanswered
-from regrow.infer.batch.rows import BatchRow, RowReading
-from regrow.infer.batch.scanning import Feed, scan
-from regrow.infer.batch.tally import Tally
+from regrow_batch.head import BatchHead, HeadPolicy
+from regrow_batch.journal import Journal
+from regrow_batch.pool import Pool, PoolPolicy
+from regrow_batch.retries import Answered, Unanswered
+from regrow_batch.rows import BatchRow, RowReading
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.tally import Tally
 
 
 class Recalling:

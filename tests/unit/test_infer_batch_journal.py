@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.core.errors import UsageError
-from regrow.infer.batch.journal import Journal
-from regrow.infer.batch.places import BatchStopped, open_to_read, open_to_write
-from regrow.infer.batch.records import changes, decode_head, decode_row, encode_head, encode_row
-from regrow.infer.batch.rows import BadRow, BatchRow, RowReading
-from regrow.infer.batch.scanning import DONE, Feed, scan
+from regrow_batch.journal import Journal
+from regrow_batch.places import BatchStopped, open_to_read, open_to_write
+from regrow_batch.records import changes, decode_head, decode_row, encode_head, encode_row
+from regrow_batch.rows import BadRow, BatchRow, RowReading
+from regrow_batch.scanning import DONE, Feed, scan
 
 MINE = {"the input": "9 bytes", "--model": ""}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.infer.batch.attendance import Attendance
-from regrow.infer.batch.pool import Pool, PoolPolicy
-from regrow.infer.batch.tally import MOST_BUCKETS, MOST_REASONS, Tally
+from regrow_batch.attendance import Attendance
+from regrow_batch.pool import Pool, PoolPolicy
+from regrow_batch.tally import MOST_BUCKETS, MOST_REASONS, Tally
 
 
 def pool_of(*urls: str, cap: int = 4, **more: float) -> Pool:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.infer.batch.circles import circles, pieces
-from regrow.infer.batch.members import address, read_list, read_words
-from regrow.infer.batch.retries import Accept, Again, Answered, Refuse, RetryPolicy, Unanswered, judge
-from regrow.infer.batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
-from regrow.infer.batch.scanning import Feed, scan
-from regrow.infer.batch.sending import StreamedText
+from regrow_batch.circles import circles, pieces
+from regrow_batch.members import address, read_list, read_words
+from regrow_batch.retries import Accept, Again, Answered, Refuse, RetryPolicy, Unanswered, judge
+from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.sending import StreamedText
 
 PLAIN = RowReading()
 ROW = BatchRow(3, "r-3", "/v1/chat/completions", b"{}", 10)

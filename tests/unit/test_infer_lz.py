@@ -8,12 +8,12 @@ import pytest
 import torch
 from tests.unit.infer_lz_cases import Case, assert_close, cases, logits_of, taken
 
-from regrow.infer.lz.matches import Matches, window_of
-from regrow.infer.lz.parameters import MODES, LZParameters, Mode
-from regrow.infer.lz.penalty import LZPenalty, penalise
-from regrow.infer.lz.reference import costs, penalties
-from regrow.infer.lz.reference import match_lengths as lengths_of
-from regrow.infer.lz.rows import RowParameters
+from lz_penalty.matches import Matches, window_of
+from lz_penalty.parameters import MODES, LZParameters, Mode
+from lz_penalty.penalty import LZPenalty, penalise
+from lz_penalty.reference import costs, penalties
+from lz_penalty.reference import match_lengths as lengths_of
+from lz_penalty.rows import RowParameters
 
 BATCHES = list(cases(seed=1, batches=100))
 

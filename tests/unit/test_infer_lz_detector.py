@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from regrow.infer.lz.detector import (
+from lz_penalty.detector import (
     DriftingLoop,
     ExactLoop,
     drifting_loop,
@@ -100,5 +100,5 @@ def test_an_output_that_ended_by_itself_is_not_degenerate() -> None:
 
 
 def test_the_detector_needs_no_torch() -> None:
-    code = "import sys, regrow.infer.lz as lz; lz.examine([1], hit_length_limit=True); sys.exit('torch' in sys.modules)"
+    code = "import sys, lz_penalty as lz; lz.examine([1], hit_length_limit=True); sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

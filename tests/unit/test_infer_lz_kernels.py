@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.unit.infer_lz_cases import assert_close, cases
 
-from regrow.infer.lz import kernels
-from regrow.infer.lz.matches import match_lengths, window_of
-from regrow.infer.lz.penalty import penalise
-from regrow.infer.lz.rows import RowParameters
+from lz_penalty import kernels
+from lz_penalty.matches import match_lengths, window_of
+from lz_penalty.penalty import penalise
+from lz_penalty.rows import RowParameters
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton") is not None
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -24,10 +24,10 @@ from tests.unit.infer_lz_servers import (
 )
 from torch import Tensor
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.penalty import penalise
+from lz_penalty.parameters import LZParameters
+from lz_penalty.penalty import penalise
 
-NAME = "regrow.infer.lz.vllm:LZVllmProcessor"
+NAME = "lz_penalty.vllm:LZVllmProcessor"
 VOCABULARY = 12
 
 
@@ -40,7 +40,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def sglang(monkeypatch: pytest.MonkeyPatch) -> Any:
     install(monkeypatch, {SGLANG: SglangInterface}, "CustomLogitProcessor")
-    return load("regrow.infer.lz.sglang:LZSglangProcessor")()
+    return load("lz_penalty.sglang:LZSglangProcessor")()
 
 
 def expected(logits: Tensor, outputs: list[list[int]], parameters: list[LZParameters | None]) -> Tensor:
@@ -66,7 +66,7 @@ def test_one_class_is_of_both_interfaces(vllm: Any) -> None:
     assert not vllm.is_argmax_invariant(vllm(None, torch.device("cpu"), False))
 
 
-@pytest.mark.parametrize("name", [NAME, "regrow.infer.lz.sglang:LZSglangProcessor"])
+@pytest.mark.parametrize("name", [NAME, "lz_penalty.sglang:LZSglangProcessor"])
 def test_without_the_server_the_import_says_what_is_missing(name: str) -> None:
     with pytest.raises(ImportError, match="LZ penalty: no "):
         load(name)

@@ -8,12 +8,12 @@ import torch
 from tests.unit.infer_lz_cases import logits_of
 from torch import Tensor
 
-from regrow.infer.lz.parameters import LZParameters
-from regrow.infer.lz.penalty import penalise
+from lz_penalty.parameters import LZParameters
+from lz_penalty.penalty import penalise
 
 transformers: Any = pytest.importorskip("transformers", reason="needs transformers: pip install 'regrow[trainer]'")
 
-from regrow.infer.lz.transformers import LZLogitsProcessor  # noqa: E402
+from lz_penalty.transformers import LZLogitsProcessor  # noqa: E402
 
 VOCABULARY = 40
 STRONG = LZParameters(strength=0.5)

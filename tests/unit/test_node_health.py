@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from tests.cluster.jobs import training_job
 
-from regrow.cluster.node_health import NodeFact, may_mark, parse_table, read_table, slurm_facts
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, Severity
 from regrow.observe.watch.present import JobFigures, SuspectNode
-from regrow.operator.nodes import CONDITION, TAINT, UNTIL, BadMark, judged, marking, with_condition
-from regrow.operator.observed.observing import against, found_nodes, node_of, read
-from regrow.operator.observed.pod_seen import read_pod
-from regrow.operator.resource import KeptNode, TrainingJob, TrainingJobStatus, read_job
-from regrow.operator.status import news_of_nodes, next_status, nodes_finding, with_conditions
+from regrow_clusters.cluster.node_health import NodeFact, may_mark, parse_table, read_table, slurm_facts
+from regrow_clusters.operator.nodes import CONDITION, TAINT, UNTIL, BadMark, judged, marking, with_condition
+from regrow_clusters.operator.observed.observing import against, found_nodes, node_of, read
+from regrow_clusters.operator.observed.pod_seen import read_pod
+from regrow_clusters.operator.resource import KeptNode, TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.operator.status import news_of_nodes, next_status, nodes_finding, with_conditions
 
 TABLE = read_table()
 

@@ -13,11 +13,11 @@ from regrow.core.ids import NodeId
 from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
 from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.present import JobFigures, SuspectNode
-from regrow.operator.asking import JobAsker
-from regrow.operator.objects import token_of
-from regrow.operator.observed.observing import read
-from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
-from regrow.operator.status import next_status
+from regrow_clusters.operator.asking import JobAsker
+from regrow_clusters.operator.objects import token_of
+from regrow_clusters.operator.observed.observing import read
+from regrow_clusters.operator.resource import TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.operator.status import next_status
 
 KEY = b"0123456789abcdef0123456789abcdef"
 

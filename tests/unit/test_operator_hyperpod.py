@@ -11,9 +11,9 @@ from tests.cluster.fake_schema import unknown_fields, violations
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow.operator.converting import converted
-from regrow.operator.crd import crd
-from regrow.operator.hyperpod import ConvertedJob, convert_job
+from regrow_clusters.operator.converting import converted
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.hyperpod import ConvertedJob, convert_job
 
 JOB: dict[str, Any] = {
     "apiVersion": "sagemaker.amazonaws.com/v1",

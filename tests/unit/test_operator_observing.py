@@ -5,14 +5,14 @@ from typing import Any
 import msgspec
 from tests.cluster.jobs import training_job
 
-from regrow.cluster.node_health import HealthTable
-from regrow.cluster.observed import BadNode, ReplicaStage
-from regrow.operator.api import ApiFailure
-from regrow.operator.objects import AVOIDS, ReplicaPlace, pods
-from regrow.operator.observed.node_watch import NodeWatch
-from regrow.operator.observed.observing import read
-from regrow.operator.observed.pod_seen import PodSeen, read_pod
-from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.cluster.node_health import HealthTable
+from regrow_clusters.cluster.observed import BadNode, ReplicaStage
+from regrow_clusters.operator.api import ApiFailure
+from regrow_clusters.operator.objects import AVOIDS, ReplicaPlace, pods
+from regrow_clusters.operator.observed.node_watch import NodeWatch
+from regrow_clusters.operator.observed.observing import read
+from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
+from regrow_clusters.operator.resource import TrainingJob, TrainingJobStatus, read_job
 
 
 def job(**spec: Any) -> TrainingJob:

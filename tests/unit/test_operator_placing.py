@@ -11,18 +11,18 @@ import msgspec
 import pytest
 from tests.cluster.jobs import training_job
 
-from regrow.cluster.node_health import HealthTable
 from regrow.core.exit_codes import RUN_AGAIN
-from regrow.operator.api import ApiFailure
-from regrow.operator.commands import chosen_pod
-from regrow.operator.objects import NODE_RANK, PLACED_FOLDER, TOPOLOGY, ReplicaPlace, pods
-from regrow.operator.observed.node_watch import NodeWatch
-from regrow.operator.observed.observing import node_of
-from regrow.operator.observed.pod_seen import PodSeen, read_pod
-from regrow.operator.placing.seats import domain_in, gang_pods, path_of, path_text, seats
-from regrow.operator.placing.telling import PodPlacer
-from regrow.operator.placing.waiting import NotPlaced, placed_words
-from regrow.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.cluster.node_health import HealthTable
+from regrow_clusters.operator.api import ApiFailure
+from regrow_clusters.operator.commands import chosen_pod
+from regrow_clusters.operator.objects import NODE_RANK, PLACED_FOLDER, TOPOLOGY, ReplicaPlace, pods
+from regrow_clusters.operator.observed.node_watch import NodeWatch
+from regrow_clusters.operator.observed.observing import node_of
+from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
+from regrow_clusters.operator.placing.seats import domain_in, gang_pods, path_of, path_text, seats
+from regrow_clusters.operator.placing.telling import PodPlacer
+from regrow_clusters.operator.placing.waiting import NotPlaced, placed_words
+from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job
 
 LABELS = ["topology.kubernetes.io/zone", "example.com/rack"]
 

@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 from tests.cluster.jobs import training_job
 
-from regrow.cluster.actions import DrainReplica, ReleaseReplica
-from regrow.cluster.observed import JobStage, ReplicaStage
-from regrow.operator.objects import ReplicaPlace, pods
-from regrow.operator.observed.observing import JobReading, read
-from regrow.operator.observed.pod_seen import PodSeen, read_pod
-from regrow.operator.planning import PodsStart, job_plan, next_turn, pod_steps
-from regrow.operator.resource import TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.cluster.actions import DrainReplica, ReleaseReplica
+from regrow_clusters.cluster.observed import JobStage, ReplicaStage
+from regrow_clusters.operator.objects import ReplicaPlace, pods
+from regrow_clusters.operator.observed.observing import JobReading, read
+from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
+from regrow_clusters.operator.planning import PodsStart, job_plan, next_turn, pod_steps
+from regrow_clusters.operator.resource import TrainingJob, TrainingJobStatus, read_job
 
 R = ReplicaStage
 

@@ -12,14 +12,14 @@ from tests.cluster.fake_store import FakeStore
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import StoreApi
 
-from regrow.operator.backends import backend_of
-from regrow.operator.crd import crd
-from regrow.operator.events import warning
-from regrow.operator.leadership import Leadership
-from regrow.operator.manifests import as_text, manifests
-from regrow.operator.nodes import BadMark, marking, with_condition
-from regrow.operator.objects import ReplicaPlace, budget, pods, secret, service
-from regrow.operator.resource import LEASE_NAME, TrainingJob, read_job
+from regrow_clusters.operator.backends import backend_of
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.events import warning
+from regrow_clusters.operator.leadership import Leadership
+from regrow_clusters.operator.manifests import as_text, manifests
+from regrow_clusters.operator.nodes import BadMark, marking, with_condition
+from regrow_clusters.operator.objects import ReplicaPlace, budget, pods, secret, service
+from regrow_clusters.operator.resource import LEASE_NAME, TrainingJob, read_job
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-dev.txt")
 OLDEST, NEWEST = "1.28", "1.37"

@@ -17,17 +17,17 @@ from regrow.cli import main
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.records import IncidentClosed, StepCommitted
-from regrow.observe.forecast import HOUR, Fleet, FromCheckpoints, InProcess
 from regrow.observe.goodput import Spent
-from regrow.sim.fleet.arrivals import CapacityChange, capacity, faults
-from regrow.sim.fleet.calibration import calibration_lines, measured
-from regrow.sim.fleet.costs import CostTable, StageTimes
-from regrow.sim.fleet.deciding import Remedy, Situation, Trouble
-from regrow.sim.fleet.precedents import precedent
-from regrow.sim.fleet.reading import decode_costs, decode_scenario
-from regrow.sim.fleet.scenario import CapacityTable, CostRow, FleetScenario, PolicyTable, Span
-from regrow.sim.fleet.simulation import simulate
-from regrow.sim.fleet.summary import estimate, simulate_all
+from regrow_lab.fleet.arrivals import CapacityChange, capacity, faults
+from regrow_lab.fleet.calibration import calibration_lines, measured
+from regrow_lab.fleet.costs import CostTable, StageTimes
+from regrow_lab.fleet.deciding import Remedy, Situation, Trouble
+from regrow_lab.fleet.precedents import precedent
+from regrow_lab.fleet.reading import decode_costs, decode_scenario
+from regrow_lab.fleet.scenario import CapacityTable, CostRow, FleetScenario, PolicyTable, Span
+from regrow_lab.fleet.simulation import simulate
+from regrow_lab.fleet.summary import estimate, simulate_all
+from regrow_lab.forecast import HOUR, Fleet, FromCheckpoints, InProcess
 
 SCENARIOS = Path(__file__).parents[2] / "benchmarks" / "scenarios"
 DAY = 24 * HOUR

@@ -1,6 +1,6 @@
 """What a simulated network may do with what is said to an agent, and what no stream would do."""
 
-from regrow.sim.network import Alarm, Downlink, Timeline
+from regrow_lab.sim.network import Alarm, Downlink, Timeline
 
 
 def test_what_stands_behind_a_question_is_heard_though_it_was_said_before_that_had_come() -> None:

@@ -14,15 +14,15 @@ from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import DrainWish
 from regrow.membership.view import JobView, NodeView, WorkerView
-from regrow.slurm.client import SlurmClient
-from regrow.slurm.commands import drain, undo_drain
-from regrow.slurm.following import FollowedCoordinator
-from regrow.slurm.job_file import SlurmJobSpec
-from regrow.slurm.keeper import Keeper
-from regrow.slurm.node_words import NodeSeat
-from regrow.slurm.reading import JobNote, JobWishes, NodeState, SlurmJob
-from regrow.slurm.room import too_few_without
-from regrow.slurm.scripts import JobPart, script_of
+from regrow_clusters.slurm.client import SlurmClient
+from regrow_clusters.slurm.commands import drain, undo_drain
+from regrow_clusters.slurm.following import FollowedCoordinator
+from regrow_clusters.slurm.job_file import SlurmJobSpec
+from regrow_clusters.slurm.keeper import Keeper
+from regrow_clusters.slurm.node_words import NodeSeat
+from regrow_clusters.slurm.reading import JobNote, JobWishes, NodeState, SlurmJob
+from regrow_clusters.slurm.room import too_few_without
+from regrow_clusters.slurm.scripts import JobPart, script_of
 
 SPEC = SlurmJobSpec("gpt", ["train.py"], replica_count=2, max_replica_count=3)
 
@@ -175,7 +175,9 @@ def test_nodes_that_slurm_drains_are_left_when_the_job_can_do_without_them_and_n
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now, said = [100.0], list[str]()
-    monkeypatch.setattr("regrow.slurm.keeper.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(
+        "regrow_clusters.slurm.keeper.time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0)
+    )
     slurm, job = Cluster(view()), Coordinator(view("node0", "node1", "r2-6"))
     slurm.drained = ("host1", "host2")
     seat = NodeSeat(5, 0, "host0", "host[0-1]")

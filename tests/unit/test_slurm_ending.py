@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from regrow.core.ids import Seconds
-from regrow.slurm.client import SlurmClient, SlurmFailure
-from regrow.slurm.ending import GangEnd
-from regrow.slurm.job_file import SlurmJobSpec
-from regrow.slurm.node_words import NodeSeat
-from regrow.slurm.observing import heirs
-from regrow.slurm.reading import JobWishes, SlurmJob
-from regrow.slurm.scripts import JobPart, part_in, script_of
+from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
+from regrow_clusters.slurm.ending import GangEnd
+from regrow_clusters.slurm.job_file import SlurmJobSpec
+from regrow_clusters.slurm.node_words import NodeSeat
+from regrow_clusters.slurm.observing import heirs
+from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.slurm.scripts import JobPart, part_in, script_of
 
 SPEC = SlurmJobSpec("gpt", ["train.py"], replica_count=3, max_replica_count=5, max_restarts=1)
 PART = JobPart(SPEC, avoid=("bad",))

@@ -9,11 +9,11 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, StepNo
 from regrow.launch.folder import describe, write_entry
 from regrow.membership.view import JobView, NodeView
-from regrow.slurm.following import FollowedCoordinator
-from regrow.slurm.job_file import read_job_file
-from regrow.slurm.node_words import NodeSeat, gang_words
-from regrow.slurm.observing import looks_after
-from regrow.slurm.scripts import JobPart
+from regrow_clusters.slurm.following import FollowedCoordinator
+from regrow_clusters.slurm.job_file import read_job_file
+from regrow_clusters.slurm.node_words import NodeSeat, gang_words
+from regrow_clusters.slurm.observing import looks_after
+from regrow_clusters.slurm.scripts import JobPart
 
 JOB = 'name = "gpt"\nscript = ["train.py"]\nreplicaCount = 2\nmaxReplicaCount = 3\nelect = true\n'
 
@@ -24,7 +24,7 @@ def write(records: Path, address: str, code: int | None = None) -> None:
 
 
 def follow(records: Path | None, monkeypatch: pytest.MonkeyPatch) -> FollowedCoordinator:
-    monkeypatch.setattr("regrow.slurm.following._READ_EVERY_S", 0.0)
+    monkeypatch.setattr("regrow_clusters.slurm.following._READ_EVERY_S", 0.0)
     return FollowedCoordinator("10.0.0.1:29400", "t", records)
 
 

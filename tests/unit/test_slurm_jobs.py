@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.slurm.job_file import SlurmJobSpec, read_job_file
-from regrow.slurm.node_words import NodeSeat, exit_code, gang_words, port_of, replica_words
-from regrow.slurm.scripts import JobPart, part_in, script_again, script_of
+from regrow_clusters.slurm.job_file import SlurmJobSpec, read_job_file
+from regrow_clusters.slurm.node_words import NodeSeat, exit_code, gang_words, port_of, replica_words
+from regrow_clusters.slurm.scripts import JobPart, part_in, script_again, script_of
 
 MINIMAL = 'name = "gpt"\nscript = ["train.py", "--lr", "1e-3"]\n'
 REGROW = ["python", "-m", "regrow"]

@@ -2,7 +2,7 @@
 
 from regrow.core.ids import Seconds
 from regrow.launch.remote import CoordinatorGone
-from regrow.slurm.notice import GangNotice
+from regrow_clusters.slurm.notice import GangNotice
 
 
 class AskedCoordinator:

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from regrow.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartReplica
 from regrow.core.ids import Generation, NodeId, StepNo
 from regrow.membership.view import JobView, NodeView
-from regrow.slurm.job_file import SlurmJobSpec
-from regrow.slurm.observing import Overview
-from regrow.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartReplica
+from regrow_clusters.slurm.job_file import SlurmJobSpec
+from regrow_clusters.slurm.observing import Overview
+from regrow_clusters.slurm.reading import JobWishes, SlurmJob
 
 HOSTS = ("host0", "host1")
 

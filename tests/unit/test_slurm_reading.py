@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from regrow.slurm.reading import (
+from regrow_clusters.slurm.reading import (
     JobNote,
     JobWishes,
     SlurmJob,
@@ -19,7 +19,7 @@ from regrow.slurm.reading import (
     read_topology,
     submitted,
 )
-from regrow.slurm.wishes import read_wishes, wishes_file, write_wishes
+from regrow_clusters.slurm.wishes import read_wishes, wishes_file, write_wishes
 
 QUEUE = """\
 5|gpt+2|COMPLETED|None|node0|node0||(null)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.slurm.client import SlurmClient
-from regrow.slurm.commands import submit
+from regrow_clusters.slurm.client import SlurmClient
+from regrow_clusters.slurm.commands import submit
 
 JOB = 'name = "gpt"\nscript = ["train.py"]\nreplicaCount = 2\n'
 

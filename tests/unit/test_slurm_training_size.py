@@ -11,19 +11,19 @@ from tests.unit.membership_job import Job
 from tests.unit.test_slurm_draining import Cluster, Coordinator
 from tests.unit.test_slurm_draining import view as seen
 
-from regrow.cluster.sizes import wanted_size
 from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo
 from regrow.core.messages import orders
 from regrow.core.messages.sights import WorkerAlive
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import ScaleWish
 from regrow.membership.view import JobView
-from regrow.slurm.job_file import SlurmJobSpec
-from regrow.slurm.keeper import Keeper
-from regrow.slurm.node_words import NodeSeat
-from regrow.slurm.reading import JobWishes
-from regrow.slurm.scripts import JobPart
-from regrow.slurm.training_size import fewer_to_train
+from regrow_clusters.cluster.sizes import wanted_size
+from regrow_clusters.slurm.job_file import SlurmJobSpec
+from regrow_clusters.slurm.keeper import Keeper
+from regrow_clusters.slurm.node_words import NodeSeat
+from regrow_clusters.slurm.reading import JobWishes
+from regrow_clusters.slurm.scripts import JobPart
+from regrow_clusters.slurm.training_size import fewer_to_train
 
 
 def spec(**more: Any) -> SlurmJobSpec:

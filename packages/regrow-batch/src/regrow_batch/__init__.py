@@ -1,0 +1,40 @@
+"""Batch inference: a head process that shares the rows of a file among OpenAI-compatible servers that come and go.
+
+What decides is pure: `rows` reads a line and writes a result, `pool` says which worker gets a row and whom to trust,
+`retries` what becomes of an answer, `records` which rows a journal has and whose it is, `members` what a list of
+workers says, `circles` which answers run in circles, `tally` what has happened so far.
+
+What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `sending` speaks HTTP,
+`head` runs the job, `attendance` and `control` follow who belongs to the pool (a file; HTTP), `spawned` starts workers,
+`progress` and `report` show it. `job` ties them together. `registered` is the other side: a server that announces
+itself to a head, wherever it runs; `server_process` is what both start. Imports no torch.
+
+A row may be sent more than once; it has exactly one result, since the output is made from the first line that the
+journal has of it.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regrow_batch.job import BatchWords, run_batch
+    from regrow_batch.registered import RegisteredWorker, WorkerWords
+    from regrow_batch.report import BatchReport
+
+__all__ = ["BatchReport", "BatchWords", "RegisteredWorker", "WorkerWords", "run_batch"]
+
+_HOMES = {
+    "BatchReport": "report",
+    "BatchWords": "job",
+    "RegisteredWorker": "registered",
+    "WorkerWords": "registered",
+    "run_batch": "job",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the command line imports this package to show one line of help.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regrow_batch' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"regrow_batch.{_HOMES[name]}"), name)

@@ -1,0 +1,207 @@
+"""`regrow batch`: inference over the rows of a file, with workers that come and go."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regrow.core.config import read_key, read_token, state_home
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.flags import TIME
+from regrow.core.hosts import ANY, place_to_listen
+
+if TYPE_CHECKING:
+    from regrow_batch.job import BatchWords
+
+
+_OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
+    click.option("-o", "--output", required=True, metavar="FILE|URL", help="Where the results go."),
+    click.option("--workers", default="", metavar="URL,...", help="OpenAI-compatible servers."),
+    click.option(
+        "--workers-file", type=click.Path(path_type=Path), metavar="FILE", help="A list of them, which is watched."
+    ),
+    click.option(
+        "--spawn",
+        default="",
+        metavar="CMD",
+        help="Starts a worker here; {port} stands for its port. Or, with {head}, one that announces itself.",
+    ),
+    click.option("--spawn-count", type=click.IntRange(min=1), default=1, metavar="N", help="How many.  [1]"),
+    click.option(
+        "--listen", default="", metavar="[HOST:]PORT", help="Workers of other machines may announce themselves there."
+    ),
+    click.option("--token-file", default="", metavar="FILE", help="The secret that they show; or REGROW_TOKEN."),
+    click.option("--per-worker", type=click.IntRange(min=1), default=32, metavar="N", help="Rows at once.  [32]"),
+    click.option("--model", default="", metavar="NAME", help="Ask for this model instead of each row's own."),
+    click.option("--endpoint", default="", metavar="PATH", help="Send rows there instead of to each row's own url."),
+    click.option("--end-loops", is_flag=True, help="Stream answers, and end those that run in circles."),
+    click.option(
+        "--affinity",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="BYTES",
+        help="Rows whose prompts have the same first BYTES prefer the same worker.  [0: none]",
+    ),
+    click.option("--timeout", type=TIME, default="10min", metavar="TIME", help="Of one attempt.  [10min]"),
+    click.option("--attempts", type=click.IntRange(min=1), default=8, metavar="N", help="Of one row.  [8]"),
+    click.option(
+        "--patience", type=TIME, default="10min", metavar="TIME", help="Without any worker that serves.  [10min]"
+    ),
+    click.option(
+        "--grace", type=TIME, default="30s", metavar="TIME", help="For rows under way, of who has to go.  [30s]"
+    ),
+    click.option("--api-key-file", default="", metavar="FILE", help="The key that workers want."),
+    click.option("--strict", is_flag=True, help="Do not begin if a line is no row, or repeats one."),
+    click.option("--quiet", is_flag=True, help="Show no progress."),
+)
+
+
+def _run_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group()
+def batch() -> None:
+    """Batch inference over servers that come and go."""
+
+
+@batch.command("run")
+@click.argument("source", metavar="IN.JSONL|URL")
+@_run_options
+def run(source: str, **words: Any) -> int:
+    """Send each row of IN.JSONL to a worker, and write one result of each: OpenAI's batch format.
+
+    Run the same command again to go on after whatever has ended it. Exit code 0: the output is whole (error rows are in
+    it too). 75: run it again. 2: usage. SIGINT or SIGTERM lets rows under way end within --grace.
+    """
+    from rich.console import Console
+
+    from regrow_batch.job import run_batch
+    from regrow_batch.places import BatchStopped
+    from regrow_batch.progress import BatchProgress
+
+    given = _words(source, words)
+    console = Console(stderr=True)
+    try:
+        return run_batch(given, lambda pool, tally: BatchProgress(console, pool, tally, quiet=given.quiet))
+    except BatchStopped as error:
+        click.echo(f"regrow: {error}", err=True)
+        return RUN_AGAIN
+
+
+def _words(source: str, words: dict[str, Any]) -> "BatchWords":
+    from regrow_batch.head import HeadPolicy
+    from regrow_batch.job import BatchWords
+    from regrow_batch.members import read_words
+    from regrow_batch.pool import PoolPolicy
+    from regrow_batch.retries import RetryPolicy
+    from regrow_batch.rows import RowReading
+    from regrow_batch.spawned import HEAD, words_of
+
+    workers = read_words(words["workers"])
+    if not words["timeout"] or not words["patience"]:
+        raise UsageError("--timeout and --patience must be more than 0 seconds")
+    listen = place_to_listen("--listen", words["listen"])
+    token = _token(words["token_file"], needed=listen is not None)
+    if not workers and words["workers_file"] is None and not words["spawn"] and listen is None:
+        raise UsageError("there are no workers", hint="give --workers, --workers-file, --spawn or --listen")
+    if words["spawn"]:
+        words_of(words["spawn"])
+        if HEAD in words["spawn"] and listen is not None and listen[0] in ANY:
+            raise UsageError(
+                f"--listen {words['listen']} does not say how started workers reach the head", hint="write its address"
+            )
+    return BatchWords(
+        input=source,
+        output=words["output"],
+        reading=RowReading(words["model"], words["endpoint"], words["end_loops"], words["affinity"]),
+        state=state_home() / "batches",
+        workers=workers,
+        workers_file=words["workers_file"],
+        spawn=words["spawn"],
+        spawn_count=words["spawn_count"],
+        listen=listen,
+        token=token,
+        pool=PoolPolicy(cap=words["per_worker"]),
+        head=HeadPolicy(
+            RetryPolicy(attempts=words["attempts"]),
+            patience=words["patience"],
+            timeout=words["timeout"],
+            grace=words["grace"],
+        ),
+        key=read_key(words["api_key_file"]),
+        strict=words["strict"],
+        quiet=words["quiet"],
+    )
+
+
+def _token(token_file: str, *, needed: bool) -> str:
+    token = read_token(token_file)
+    if needed and not token:
+        raise UsageError("whoever announces itself from elsewhere has to show a token", hint="add --token-file FILE")
+    return token if needed else ""
+
+
+@batch.command("worker", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--cap", type=click.IntRange(min=1), default=None, metavar="N", help="Its rows at once.")
+@click.option("--grace", type=TIME, default="30s", metavar="TIME", help="From a signal to the end of CMD.  [30s]")
+@click.option("--patience", type=TIME, default="10min", metavar="TIME", help="Without a head.  [10min]")
+@click.option("--port", type=click.IntRange(1, 65535), default=None, metavar="N", help="Where it listens.  [any]")
+@click.option("--advertise", default="", metavar="HOST", help="How the head reaches this machine.  [by its route]")
+@click.option("--token-file", default="", metavar="FILE", help="The head's secret; or REGROW_TOKEN.")
+@click.argument("head", metavar="http://HEAD:PORT|OUTPUT")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
+def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
+    """Run the server CMD as a worker of a batch, wherever machines are given and taken back.
+
+    HEAD is what the batch's --listen says; or its output, on the same machine. {port} and {host} in CMD stand for where
+    the server is to listen. SIGTERM: it gets no more rows, and ends when those it has are done, or after --grace; a
+    second one: at once. Exit code 0: it was asked to go, or all rows are done. 75: no head was found for --patience.
+    """
+    import asyncio
+
+    from regrow_batch.job import door_path
+    from regrow_batch.members import address
+    from regrow_batch.registered import RegisteredWorker, WorkerWords
+
+    remote = head.startswith(("http://", "https://"))
+    given = WorkerWords(
+        head=address(head, "HEAD") if remote else "",
+        door=door_path(head, state_home() / "batches"),
+        command=command,
+        token=_token(words["token_file"], needed=remote),
+        port=words["port"] or 0,
+        advertise=words["advertise"],
+        cap=words["cap"] or 0,
+        grace=words["grace"],
+        patience=words["patience"],
+    )
+
+    async def attend() -> int:
+        return await RegisteredWorker(given, lambda sentence: click.echo(f"regrow: {sentence}", err=True)).run()
+
+    return asyncio.run(attend())
+
+
+@batch.command("workers")
+@click.argument("output", metavar="OUTPUT")
+@click.option("--add", default="", metavar="URL", help="Take this worker in, or back.")
+@click.option("--cap", type=click.IntRange(min=1), default=None, metavar="N", help="Its rows at once.")
+@click.option("--drain", default="", metavar="URL", help="Let this worker go once its rows are done.")
+@click.option("--grace", type=TIME, metavar="TIME", help="How long they may take.  [the run's --grace]")
+def workers(output: str, add: str, cap: int | None, drain: str, grace: float | None) -> None:
+    """List the workers of the running batch that writes to OUTPUT; take one in, or let one go."""
+    from regrow_batch.control import WorkerWish, ask
+    from regrow_batch.job import door_path
+
+    if add and drain:
+        raise UsageError("one thing at a time", hint="give either --add or --drain")
+    wish = WorkerWish(add or drain, leave=bool(drain), cap=cap or 0, grace=grace) if add or drain else None
+    for worker in ask(door_path(output, state_home() / "batches"), wish):
+        told = f": {worker.because}" if worker.because else ""
+        load = f"{worker.rows}/{worker.cap} under way, {worker.done} done, {worker.retried} retried"
+        click.echo(f"{worker.url}  {worker.standing}  {load}{told}")

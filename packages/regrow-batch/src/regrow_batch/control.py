@@ -1,0 +1,216 @@
+"""Lists workers of a running batch, takes them in and lets them go: HTTP, for whoever knows the head's token.
+
+On loopback always, for whoever may read the head's file; for other machines where `--listen` says.
+"""
+
+import asyncio
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+import msgspec
+from aiohttp import web
+
+from regrow.core.errors import UsageError
+from regrow.core.hosts import LOOPBACK, address_of
+from regrow.core.ids import Seconds
+from regrow.core.net import same_secret
+from regrow_batch.attendance import RENEW_S, Attendance
+from regrow_batch.members import address
+from regrow_batch.places import BatchStopped
+from regrow_batch.pool import Pool
+
+PATH = "/workers"
+WAIT_S: Seconds = 10.0
+OVER = "all rows of the batch are done"
+SENT_AWAY = "it was asked to go"
+
+
+class Door(msgspec.Struct):
+    """Where a running head listens. Only its user may read the file."""
+
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        """Its address on this machine."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+
+class WorkerWish(msgspec.Struct):
+    """What is wanted of a worker.
+
+    Attributes:
+        url: its base address.
+        leave: whether it is to go, or to belong.
+        cap: rows at once; 0: the job's own.
+        grace: seconds that it may take to go; None: the job's own.
+        lease: so long it belongs, unless this is said again; 0: until it is asked to go.
+        again: it was said before.
+    """
+
+    url: str
+    leave: bool = False
+    cap: int = 0
+    grace: Seconds | None = None
+    lease: Seconds = 0.0
+    again: bool = False
+
+
+class PoolView(msgspec.Struct):
+    """A worker as others are told of it."""
+
+    url: str
+    standing: str
+    rows: int
+    cap: int
+    done: int
+    retried: int
+    because: str
+
+
+def read_door(path: Path) -> Door:
+    """Where the head of an output listens. Raises `UsageError`."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Door)
+    except (OSError, msgspec.DecodeError) as error:
+        raise UsageError(f"no batch runs that writes to {path.name.removesuffix('.control')}: {error}") from error
+
+
+class _Desk:
+    """Answers requests."""
+
+    def __init__(self, pool: Pool, attendance: Attendance, token: str) -> None:
+        self._pool, self._attendance, self._token = pool, attendance, token
+        self.over = False
+        self.told = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.Response:
+        if not same_secret(request.headers.get("Authorization", ""), f"Bearer {self._token}"):
+            raise web.HTTPUnauthorized
+        if request.method != "POST":
+            return self._list([*self._pool.workers])
+        try:
+            wish = msgspec.json.decode(await request.read(), type=WorkerWish)
+            url = address(wish.url, "the request")
+        except (msgspec.DecodeError, UsageError) as error:
+            return web.Response(status=400, text=str(error))
+        if wish.leave:
+            if not self._attendance.drain(url, wish.grace, leased=wish.lease > 0):
+                return web.Response(status=404, text=f"there is no worker {url}")
+        elif wish.lease > 0:
+            if gone := self._renew(url, wish):
+                return web.Response(status=410, text=gone)
+        else:
+            self._attendance.join(url, wish.cap)
+        # Many renew their leases: each is told of itself alone.
+        return self._list([url] if wish.lease > 0 else [*self._pool.workers])
+
+    def _renew(self, url: str, wish: WorkerWish) -> str:
+        """Why the worker need not stay; empty: it belongs."""
+        if self.over:
+            self._attendance.leases.pop(url, None)
+            if not self._attendance.leases:
+                self.told.set()
+            return OVER
+        return "" if self._attendance.renew(url, wish.cap, wish.lease, again=wish.again) else SENT_AWAY
+
+    def _list(self, urls: list[str]) -> web.Response:
+        body = msgspec.json.encode([_view(self._pool, url) for url in urls if url in self._pool.workers])
+        return web.Response(body=body, content_type="application/json")
+
+    async def tell_all(self) -> None:
+        """Let those that announced themselves know that nothing is left to do; not for longer than they are late."""
+        self.over = True
+        if self._attendance.leases:
+            try:
+                await asyncio.wait_for(self.told.wait(), 2 * RENEW_S)
+            except TimeoutError:
+                return
+
+
+@asynccontextmanager
+async def serve(
+    path: Path, pool: Pool, attendance: Attendance, *, listen: tuple[str, int] | None = None, token: str = ""
+) -> AsyncIterator[str]:
+    """Listen while the job runs; the address is yielded under which others reach the head.
+
+    Args:
+        path: the file that says where, for this user on this machine.
+        pool: whose workers.
+        attendance: told of wishes.
+        listen: where other machines may speak with the head too.
+        token: what is to be shown; empty: whatever the file says.
+
+    Raises `UsageError` where nobody can listen there, `BatchStopped` where the file cannot be written.
+    """
+    door = Door(0, token or secrets.token_urlsafe(24))
+    desk = _Desk(pool, attendance, door.token)
+    app = web.Application()
+    app.router.add_route("*", PATH, desk.answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, LOOPBACK, 0).start()
+        door.port = int(runner.addresses[0][1])
+        where = door.url
+        if listen is not None:
+            where = await _listen_there(runner, *listen)
+        _write(path, msgspec.json.encode(door))
+        yield where
+        await desk.tell_all()
+    finally:
+        await asyncio.shield(runner.cleanup())
+        path.unlink(missing_ok=True)
+
+
+async def _listen_there(runner: web.AppRunner, host: str, port: int) -> str:
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        raise UsageError(
+            f"--listen {address_of(host, port)}: {error.strerror or error}",
+            hint="choose another port, or end who has it",
+        ) from error
+    return f"http://{address_of(host, int(runner.addresses[-1][1]))}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    """A file for its user alone. Raises `BatchStopped`."""
+    try:
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    except OSError as error:
+        raise BatchStopped(
+            f"{path} cannot be written: {error.strerror}", hint="make room, then run it again"
+        ) from error
+
+
+def _view(pool: Pool, url: str) -> PoolView:
+    worker = pool.workers[url]
+    because = "" if worker.has_room or worker.rows else worker.because
+    return PoolView(url, str(worker.standing), worker.rows, worker.cap, worker.done, worker.retried, because)
+
+
+def ask(path: Path, wish: WorkerWish | None) -> list[PoolView]:
+    """Ask a running head for its workers, or something of one. Raises `UsageError`."""
+    door = read_door(path)
+    request = Request(
+        f"{door.url}{PATH}",
+        data=None if wish is None else msgspec.json.encode(wish),
+        headers={"Authorization": f"Bearer {door.token}"},
+    )
+    try:
+        with build_opener(ProxyHandler({})).open(request, timeout=WAIT_S) as answer:
+            return msgspec.json.decode(answer.read(), type=list[PoolView])
+    except HTTPError as error:
+        raise UsageError(error.read().decode(errors="replace") or str(error)) from error
+    except (URLError, OSError) as error:
+        raise UsageError(f"the batch does not answer: {error}", hint="it may have ended; run it again") from error

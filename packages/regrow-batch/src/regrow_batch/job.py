@@ -1,0 +1,258 @@
+"""A batch from its words to its output: reads the input, opens the journal, runs the head, writes what came of it."""
+
+import asyncio
+import gc
+import hashlib
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+from regrow.core.process.tasks import TaskScope
+from regrow_batch import control
+from regrow_batch.attendance import Attendance
+from regrow_batch.head import BatchHead, HeadPolicy
+from regrow_batch.journal import Journal
+from regrow_batch.places import BatchStopped, exists, local_path, open_to_write
+from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
+from regrow_batch.progress import LIVE_S, BatchProgress
+from regrow_batch.report import BatchReport, OutputCount, draw, sentences, this_run, workers_of
+from regrow_batch.rows import RowReading
+from regrow_batch.scanning import DONE, OPEN, Feed, Scan, scan
+from regrow_batch.sending import HttpSender
+from regrow_batch.spawned import SpawnedWorkers
+from regrow_batch.tally import Tally
+
+DRAWN_FROM_S: Seconds = 5.0
+"""Of a shorter run there is nothing to be seen."""
+
+
+@dataclass(frozen=True)
+class BatchWords:
+    """What a batch is told.
+
+    Attributes:
+        input, output: paths or URLs.
+        reading: how rows are read.
+        workers: addresses with their caps; 0: the pool's.
+        workers_file: a list of workers that is watched.
+        spawn, spawn_count: a command that starts a worker, and how many to start.
+        listen: where workers of other machines may announce themselves.
+        token: what they have to show there.
+        pool: how workers are treated.
+        head: how rows are.
+        key: what workers want to be shown.
+        strict: whether a line that is no row, or a repeated one, stops the job before it begins.
+        quiet: whether progress is not shown.
+        state: a folder for journals of outputs that are URLs.
+    """
+
+    input: str
+    output: str
+    reading: RowReading
+    state: Path
+    workers: dict[str, int] = field(default_factory=dict)
+    workers_file: Path | None = None
+    spawn: str = ""
+    spawn_count: int = 1
+    listen: tuple[str, int] | None = None
+    token: str = ""
+    pool: PoolPolicy = field(default_factory=PoolPolicy)
+    head: HeadPolicy = field(default_factory=HeadPolicy)
+    key: str = ""
+    strict: bool = False
+    quiet: bool = False
+
+
+def journal_path(output: str, state: Path) -> Path:
+    """Where the journal of an output is: beside it; of a URL, in the state's folder."""
+    path = local_path(output)
+    if path is not None:
+        return path.with_name(f"{path.name}.journal")
+    return state / f"{hashlib.sha256(output.encode()).hexdigest()[:24]}.journal"
+
+
+def door_path(output: str, state: Path) -> Path:
+    """Where a running head says how it is reached."""
+    return journal_path(output, state).with_suffix(".control")
+
+
+def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
+    """What results depend on, by the name that the user knows it by."""
+    return {
+        "the input": f"{found.size} bytes with the digest {found.digest[:16]}",
+        "--model": reading.model,
+        "--endpoint": reading.url,
+        "--end-loops": "given" if reading.ends_loops else "",
+    }
+
+
+def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]") -> int:
+    """Run a batch to its end; the exit code. Raises `UsageError`, and `BatchStopped` where it may be run again.
+
+    Args:
+        words: what it is told.
+        show: makes what shows it.
+    """
+    found = scan(words.input)
+    if words.strict and found.complaints:
+        count = found.malformed + found.repeated
+        raise UsageError(f"{count:,} lines are no rows, or repeat one: {'; '.join(found.complaints)}")
+    path = journal_path(words.output, words.state)
+    if local_path(words.output) is None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not path.exists() and exists(words.output):
+        raise UsageError(
+            f"{words.output} is there already, and no journal belongs to it", hint="choose another -o, or remove it"
+        )
+    journal = Journal.open(path, fingerprint(found, words.reading))
+    try:
+        return _with_journal(words, found, journal, show)
+    finally:
+        journal.close()
+
+
+def _with_journal(
+    words: BatchWords, found: Scan, journal: Journal, show: "Callable[[Pool, Tally], BatchProgress]"
+) -> int:
+    pool = Pool(words.pool)
+    if journal.head.rows:
+        if not exists(words.output):
+            raise UsageError(
+                f"{journal.path} says that {words.output} is written, and it is not there",
+                hint="remove the journal to begin anew",
+            )
+        show(pool, Tally(found.rows)).say(f"{journal.head.rows:,} rows are in {words.output} already")
+        return 0
+    for number, _, _ in journal.rows():
+        if number < len(found.states) and found.states[number] == OPEN:
+            found.states[number] = DONE
+    tally = Tally(found.rows, before=found.done, began=time.monotonic())
+    with show(pool, tally) as progress:
+        for complaint in found.complaints:
+            progress.say(f"left out: {complaint}")
+        if (more := found.malformed + found.repeated - len(found.complaints)) > 0:
+            progress.say(f"left out: {more:,} lines more")
+        if journal.torn:
+            progress.say(f"{journal.path} has {journal.torn:,} torn lines: those rows are sent again")
+        if tally.before:
+            progress.say(f"{tally.before:,} of {tally.rows:,} rows are in {journal.path}; the others are sent")
+        if tally.left:
+            asyncio.run(_run_head(words, found, journal, pool, tally, progress))
+    report = _write(words, found, journal, tally, [*pool.workers.values(), *pool.departed])
+    for sentence in [*sentences(report), *_keep_report(words, journal.path, report)]:
+        progress.say(sentence)
+    return 0
+
+
+async def _run_head(
+    words: BatchWords, found: Scan, journal: Journal, pool: Pool, tally: Tally, progress: BatchProgress
+) -> None:
+    """Run the head with all that goes on beside it."""
+    async with HttpSender.open(timeout=words.head.timeout, key=words.key) as sender:
+        feed = Feed(found, words.reading)
+        head = BatchHead(
+            feed, found.states, pool=pool, sender=sender, journal=journal, tally=tally, policy=words.head
+        )  # fmt: skip
+        attendance = Attendance(pool, grace=words.head.grace, changed=head.changed, say=progress.say)
+        for url, cap in words.workers.items():
+            attendance.join(url, cap)
+        if words.workers_file is not None:
+            attendance.look(words.workers_file)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, head.stop)
+        if words.workers_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, attendance.look_again, words.workers_file)
+        door = door_path(words.output, words.state)
+        async with control.serve(door, pool, attendance, listen=words.listen, token=words.token) as url:
+            beside = [_refresh(progress), attendance.watch_leases()]
+            if words.workers_file is not None:
+                beside.append(attendance.watch(words.workers_file))
+            if words.listen is not None:
+                progress.say(f"workers of other machines may announce themselves at {url}")
+            if words.spawn:
+                head_at = url if words.listen is not None else _named(words.output)
+                spawned = SpawnedWorkers(
+                    words.spawn, words.spawn_count, attendance, head=head_at, grace=words.head.grace, say=progress.say
+                )
+                beside.append(spawned.run())
+            _collect_seldom()
+            async with TaskScope() as scope:  # what ends beside the head does so by an error, which ends the batch
+                for each in beside:
+                    scope.start(each)
+                await head.run()
+
+
+def _named(output: str) -> str:
+    """An output as a process in another folder finds it."""
+    path = local_path(output)
+    return output if path is None else str(path.absolute())
+
+
+def _collect_seldom() -> None:
+    """Answers are many short-lived objects and few circles: looking for those costs a fifth of all time by default."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
+
+
+async def _refresh(progress: BatchProgress) -> None:
+    while True:
+        progress.show()
+        await asyncio.sleep(LIVE_S)
+
+
+# --- the end -----------------------------------------------------------------------------------------------------
+
+
+def _write(words: BatchWords, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]) -> BatchReport:
+    """Make the output of the journal, and the report of both."""
+    seconds, rate, tokens = this_run(tally, time.monotonic())
+    count = OutputCount()
+    with open_to_write(words.output) as out:
+        written = journal.write_output(len(found.states), out, count.take)
+        if written != found.rows:
+            raise BatchStopped(
+                f"{journal.path} has {written:,} of {found.rows:,} rows: it was changed from outside",
+                hint="run the same command again",
+            )
+    journal.end(written)
+    return BatchReport(
+        output=words.output,
+        rows=written,
+        error_rows=count.errors,
+        degenerate_rows=count.degenerate,
+        ended_early=tally.ended,
+        tokens=count.tokens,
+        malformed_lines=found.malformed,
+        repeated_lines=found.repeated,
+        complaints=found.complaints,
+        seconds=seconds,
+        rows_this_run=tally.done,
+        rows_per_s=rate,
+        tokens_per_s=tokens,
+        retries=dict(tally.retries),
+        workers=workers_of(workers),
+        bucket_s=tally.width,
+        buckets=tally.buckets,
+        serving=tally.workers,
+    )
+
+
+def _keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:
+    """Write the report and its picture beside the journal; sentences about what could not be."""
+    try:
+        journal.with_suffix(".summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        if report.seconds >= DRAWN_FROM_S:
+            journal.with_suffix(".summary.png").write_bytes(draw(report))
+    except UsageError:
+        return []  # matplotlib is optional
+    except OSError as error:
+        return [f"the summary beside {journal} cannot be written: {error.strerror}"]
+    return []

@@ -1,0 +1,206 @@
+"""The journal's file: opened by one head at a time, appended to, and made into the output at the end.
+
+A row counts from the moment its line is written; the disk is told to keep it every `SYNC_S`, and before the output is
+made. A kill loses what was not written, a power failure at most what came after the last sync: those rows are sent
+again. Nothing is ever taken back from the file: a torn last line is ended and passed over.
+"""
+
+import errno
+import fcntl
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, Self
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+from regrow_batch.places import BatchStopped, sync_folder
+from regrow_batch.records import JournalHead, changes, decode_head, decode_row, encode_head, encode_row
+
+SYNC_S: Seconds = 1.0
+_BLOCK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Journal:
+    """The results of a job.
+
+    Args:
+        path: where it is kept.
+        descriptor: of the open and locked file.
+        head: its first line.
+    """
+
+    def __init__(self, path: Path, descriptor: int, head: JournalHead) -> None:
+        self.path, self.head = path, head
+        self._descriptor = descriptor
+        self._waiting: list[bytes] = []
+        self.torn = 0
+        """Lines that were found torn."""
+
+    @classmethod
+    def open(cls, path: Path, fingerprint: Mapping[str, str]) -> Self:
+        """The journal of a job, made if it is not there.
+
+        Raises `UsageError` where it belongs to another job, another head has it, or the folder cannot be written, and
+        `BatchStopped` where there is no room.
+        """
+        try:
+            if not path.exists():
+                with suppress(FileExistsError):
+                    _make(path, encode_head(fingerprint), over=False)
+            descriptor = _open_and_lock(path)
+        except OSError as error:
+            if error.errno in _FULL:
+                raise _stopped(path, error) from error
+            raise UsageError(
+                f"the journal {path} cannot be written: {error.strerror}", hint="choose another place with -o"
+            ) from error
+        try:
+            head = _head_of(descriptor, path)
+            if differs := changes(head.fingerprint, fingerprint):
+                raise UsageError(
+                    f"{path} belongs to another job: {'; '.join(differs)}",
+                    hint="give the same input and parameters, or another -o, or remove the journal to begin anew",
+                )
+            journal = cls(path, descriptor, head)
+            journal._end_torn_line()
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return journal
+
+    def _end_torn_line(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if os.pread(self._descriptor, 1, size - 1) != b"\n":
+            self._write(b"\n")
+
+    def append(self, number: int, result: bytes) -> None:
+        """Add a row's result, written with the next `flush`."""
+        self._waiting.append(encode_row(number, result))
+
+    def flush(self) -> None:
+        """Write what was added. Raises `BatchStopped`."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            self._write(b"".join(waiting))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            _write_all(self._descriptor, data)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+
+    def sync(self) -> None:
+        """Let what is written outlive a power failure. Raises `BatchStopped`."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+
+    def rows(self) -> Iterator[tuple[int, int, bytes]]:
+        """Each whole row: its number, where its result begins in the file, and the result."""
+        self.torn = 0
+        with self.path.open("rb", buffering=_BLOCK) as stream:
+            at = len(stream.readline())
+            for line in stream:
+                row = decode_row(line[:-1]) if line.endswith(b"\n") else None
+                if row is not None:
+                    yield row[0], at + len(line) - 1 - len(row[1]), row[1]
+                elif line.strip():
+                    self.torn += 1
+                at += len(line)
+
+    def write_output(self, rows: int, out: BinaryIO, take: Callable[[bytes], None]) -> int:
+        """Write the first result of each row, in the input's order; how many there are. Sixteen bytes a row.
+
+        Args:
+            rows: how many numbers there may be.
+            out: what it is written to.
+            take: told of each result.
+        """
+        starts, lengths = array("Q", bytes(8 * rows)), array("Q", bytes(8 * rows))
+        for number, start, result in self.rows():
+            if number < rows and not starts[number]:
+                starts[number], lengths[number] = start, len(result)
+        written = 0
+        for start, length in zip(starts, lengths, strict=True):
+            if start:
+                result = os.pread(self._descriptor, length, start)
+                take(result)
+                out.write(result)
+                out.write(b"\n")
+                written += 1
+        return written
+
+    def end(self, rows: int) -> None:
+        """Replace the journal by one line that says that the output is written. Raises `BatchStopped`."""
+        try:
+            _make(self.path, encode_head(self.head.fingerprint, rows), over=True)
+        except OSError as error:
+            raise _stopped(self.path, error) from error
+
+    def close(self) -> None:
+        """Let go of the file and of its lock."""
+        os.close(self._descriptor)
+
+
+def _make(path: Path, line: bytes, *, over: bool) -> None:
+    """Put a file there that has this line, as a whole; `over`: over one that is there. Raises `OSError`."""
+    new = path.with_name(f"{path.name}.new-{os.getpid()}")
+    try:
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            _write_all(descriptor, line)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if over:
+            new.replace(path)
+        else:
+            os.link(new, path)
+        sync_folder(path.parent)
+    finally:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """A disk that is nearly full may take a part only, and say so at the next call."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _stopped(path: Path, error: OSError) -> BatchStopped:
+    return BatchStopped(
+        f"the journal {path} cannot be written: {error.strerror}",
+        hint="make room, then run the same command again: it goes on from what is written",
+    )
+
+
+def _open_and_lock(path: Path) -> int:
+    """Raises `OSError`, or `UsageError` where another head has it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == path.stat().st_ino:
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UsageError(f"another regrow batch works on {path}", hint="let it end, or end it") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)  # it was replaced between the two calls
+
+
+def _head_of(descriptor: int, path: Path) -> JournalHead:
+    first = os.pread(descriptor, _BLOCK, 0).partition(b"\n")[0]
+    head = decode_head(first)
+    if head is None:
+        raise UsageError(f"{path} is no journal of a batch", hint="choose another -o, or move that file away")
+    return head

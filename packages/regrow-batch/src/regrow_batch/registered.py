@@ -1,0 +1,198 @@
+"""A server that announces itself to a batch: runs it for as long as it is wanted, and lets it go with no row lost.
+
+Started by whoever gives and takes back machines: Slurm, Kubernetes, systemd, a shell. Asked to go, it has the head
+drain it, waits for its rows, and then ends the server.
+"""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import OK, RUN_AGAIN, SCRIPT_ERROR, exit_text
+from regrow.core.hosts import LOOPBACK, address_of, is_loopback, route_to
+from regrow.core.ids import Seconds
+from regrow.core.process.tasks import TaskScope
+from regrow_batch.attendance import LEASE_S, RENEW_S
+from regrow_batch.control import PATH, WorkerWish, read_door
+from regrow_batch.server_process import PORT, ServerProcess, free_port, placed
+
+_LOOK_S: Seconds = 0.1
+_ASK_S: Seconds = 5.0
+_END_S: Seconds = 5.0
+_BELONGS, _UNAUTHORIZED, _NOT_HERE, _GONE = 200, 401, 404, 410
+
+
+@dataclass(frozen=True)
+class WorkerWords:
+    """What a worker is told.
+
+    Attributes:
+        head: the head's address; empty: it is on this machine, and `door` says where.
+        door: the file that says so.
+        token: of a head with an address.
+        command: starts the server; `{port}` and `{host}` stand for where it listens.
+        port: which; 0: any that is free.
+        advertise: under which name the head reaches this machine; empty: it is worked out.
+        cap: rows at once; 0: the head's own.
+        grace: from being asked to go to the server's end.
+        patience: how long the head may not answer.
+    """
+
+    head: str
+    door: Path
+    command: tuple[str, ...]
+    token: str = ""
+    port: int = 0
+    advertise: str = ""
+    cap: int = 0
+    grace: Seconds = 30.0
+    patience: Seconds = 600.0
+
+
+class Heard(NamedTuple):
+    """What the head says. `status`: 0: it did not answer. `refused`: nobody listens there. `text`: what is wrong."""
+
+    status: int
+    text: str = ""
+    refused: bool = False
+
+
+class _HeadLink:
+    """Speaks with the head, wherever it is at present."""
+
+    def __init__(self, session: aiohttp.ClientSession, words: WorkerWords) -> None:
+        self._session, self._words = session, words
+
+    async def tell(self, wish: WorkerWish) -> Heard:
+        try:
+            url, token = self._words.head, self._words.token
+            if not url:
+                door = read_door(self._words.door)
+                url, token = door.url, door.token
+            async with self._session.post(
+                url + PATH, data=msgspec.json.encode(wish), headers={"Authorization": f"Bearer {token}"}
+            ) as answer:
+                return Heard(answer.status, (await answer.text(errors="replace")).partition("\n")[0][:200])
+        except UsageError as error:
+            return Heard(0, error.cause, refused=True)
+        except TimeoutError:
+            return Heard(0, f"it did not answer within {_ASK_S:g} s")
+        except aiohttp.ClientConnectorError as error:
+            return Heard(0, f"nobody listens there ({error.os_error.strerror or error.os_error})", refused=True)
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Heard(0, str(error).partition("\n")[0])
+
+
+class RegisteredWorker:
+    """One server, from its start to its end.
+
+    Args:
+        words: what it is told.
+        say: told in a sentence what becomes of it.
+    """
+
+    def __init__(self, words: WorkerWords, say: Callable[[str], None]) -> None:
+        if not any(PORT in word for word in words.command):
+            raise UsageError(f"{words.command[0]}: it is not said where the port goes", hint="write {port} there")
+        self._words, self._say = words, say
+        self._asked = asyncio.Event()
+        self._url = ""
+        self._server: ServerProcess | None = None
+
+    async def run(self) -> int:
+        """Until it is asked to go, is not wanted any more, or ends by itself; the exit code. Raises `UsageError`."""
+        async with AsyncExitStack() as stack:
+            loop = asyncio.get_running_loop()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(number, self._ask_to_go)
+                stack.callback(loop.remove_signal_handler, number)
+            limit = aiohttp.ClientTimeout(total=_ASK_S)
+            link = _HeadLink(await stack.enter_async_context(aiohttp.ClientSession(timeout=limit)), self._words)
+            host = self._words.advertise or own_address(self._words.head)
+            port = self._words.port or free_port(host if not self._words.advertise else LOOPBACK)
+            self._url = f"http://{address_of(host, port)}"
+            self._server = server = await ServerProcess.start(placed(self._words.command, host, port))
+            try:
+                return await self._attend(server, link)
+            finally:
+                server.kill()
+                await server.wait()
+
+    def _ask_to_go(self) -> None:
+        if self._asked.is_set() and self._server is not None:
+            self._server.kill()
+        self._asked.set()
+
+    async def _attend(self, server: ServerProcess, link: _HeadLink) -> int:
+        async with TaskScope() as scope:
+            ended, announced = scope.start(server.wait()), scope.start(self._announce(link))
+            waiting: list[asyncio.Task[int] | asyncio.Task[bool]] = [ended, announced, scope.start(self._asked.wait())]
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await link.tell(WorkerWish(self._url, leave=True, grace=0.0, lease=LEASE_S))
+                self._say(f"{self._words.command[0]} {exit_text(ended.result())} without being asked to")
+                return ended.result() if ended.result() > 0 else SCRIPT_ERROR
+            code = announced.result() if announced.done() else OK
+            by = time.monotonic() + self._words.grace
+            if not announced.done():
+                announced.cancel()
+                await self._drain(link, ended, by - min(_END_S, self._words.grace / 4))
+            await server.end(max(0.0, by - time.monotonic()))
+            return code
+
+    async def _announce(self, link: _HeadLink) -> int:
+        """Until it is not wanted any more, or nobody answers. The exit code. Raises `UsageError`."""
+        met, told, heard_at = False, "", time.monotonic()
+        while True:
+            wish = WorkerWish(self._url, cap=self._words.cap, lease=LEASE_S, again=met)
+            heard = await link.tell(wish)
+            if heard.status == _BELONGS:
+                if not met or told:
+                    self._say(f"{self._url} belongs to the batch of {self._head}")
+                met, told, heard_at = True, "", time.monotonic()
+            elif heard.status == _GONE:
+                self._say(f"{self._url} is not wanted any more: {heard.text}")
+                return OK
+            elif heard.status == _UNAUTHORIZED and not met:
+                raise UsageError(f"the head {self._head} has another token", hint="see --token-file")
+            else:
+                why = heard.text if not heard.status else f"it answered with status {heard.status}: {heard.text}"
+                if time.monotonic() - heard_at > self._words.patience:
+                    self._say(f"no head was found for {self._words.patience:g} s (--patience): {self._head}: {why}")
+                    return RUN_AGAIN
+                if not told:
+                    self._say(f"no head at {self._head}: {why}; waiting for one")
+                told = why
+            await asyncio.sleep(RENEW_S if heard.status == _BELONGS else RENEW_S / 4)
+
+    async def _drain(self, link: _HeadLink, ended: "asyncio.Task[int]", by: float) -> None:
+        """Get no more rows, and wait for those under way."""
+        while (left := by - time.monotonic()) > 0 and not ended.done():
+            heard = await link.tell(WorkerWish(self._url, leave=True, grace=left, lease=LEASE_S))
+            if heard.status in (_NOT_HERE, _GONE) or heard.refused:
+                return
+            await asyncio.wait([ended], timeout=_LOOK_S)
+        self._say(f"{self._url} ends with rows under way: they go elsewhere")
+
+    @property
+    def _head(self) -> str:
+        return self._words.head or str(self._words.door.name.removesuffix(".control"))
+
+
+def own_address(head: str) -> str:
+    """Under which address of this machine the head reaches it. Raises `RegrowError` where there is no way to it."""
+    if not head:
+        return LOOPBACK
+    parts = urlsplit(head)
+    host = parts.hostname or LOOPBACK
+    return LOOPBACK if is_loopback(host) else route_to(host, parts.port or 80, flag="the head's address")

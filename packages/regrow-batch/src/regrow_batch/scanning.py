@@ -1,0 +1,172 @@
+"""The input, read twice: once to know its rows and to name what is wrong with it, once to send what remains."""
+
+from array import array
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from xxhash import xxh3_64_intdigest, xxh3_128
+
+from regrow.core.errors import UsageError
+from regrow_batch.places import BatchStopped, open_to_read
+from regrow_batch.rows import BadRow, BatchRow, RowReading, name_of, read_row
+
+OPEN, DONE, NO_ROW = 0, 1, 2
+"""States of a row."""
+MOST_TOLD = 20
+_BLOCK_ROWS = 512
+_BLOCK_BYTES = 4 << 20
+
+
+@dataclass
+class Scan:
+    """What an input has: nine bytes a row.
+
+    Attributes:
+        place: where it is.
+        digest: of all its bytes.
+        size: in bytes.
+        states: of each row.
+        names: a hash of each row's `custom_id`.
+        malformed, repeated: how many lines are no rows.
+        complaints: sentences about the first of them.
+    """
+
+    place: str
+    digest: str = ""
+    size: int = 0
+    states: bytearray = field(default_factory=bytearray)
+    names: "array[int]" = field(default_factory=lambda: array("Q"))
+    malformed: int = 0
+    repeated: int = 0
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many results there will be."""
+        return len(self.states) - self.malformed - self.repeated
+
+    @property
+    def done(self) -> int:
+        """How many there are."""
+        return self.states.count(DONE)
+
+    def complain(self, line: int, what: str) -> None:
+        """Keep a sentence about a line, if there are not many yet."""
+        if len(self.complaints) < MOST_TOLD:
+            self.complaints.append(f"{self.place}, line {line}: {what}")
+
+
+def scan(place: str) -> Scan:
+    """Read an input through. Raises `UsageError` where it cannot be read, or has no row."""
+    found = Scan(place)
+    digest = xxh3_128()
+    with open_to_read(place) as stream:
+        for line_number, line in _whole_lines(_digested(stream, digest, found)):
+            try:
+                name = name_of(line)
+            except ValueError as error:
+                found.malformed += 1
+                found.states.append(NO_ROW)
+                found.names.append(0)
+                found.complain(line_number, str(error))
+                continue
+            found.states.append(OPEN)
+            found.names.append(xxh3_64_intdigest(name.encode()))
+    found.digest = digest.hexdigest()
+    _leave_out_repeated(found)
+    if not found.rows:
+        first = f": {found.complaints[0]}" if found.complaints else ""
+        raise UsageError(f"{place} has no row{first}", hint="each line is a JSON object with a custom_id")
+    return found
+
+
+def _digested(stream: BinaryIO, digest: xxh3_128, found: Scan) -> Iterator[bytes]:
+    for line in stream:
+        digest.update(line)
+        found.size += len(line)
+        yield line
+
+
+def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1."""
+    for number, line in enumerate(lines, 1):
+        stripped = (line.removeprefix(BOM_UTF8) if number == 1 else line).strip()
+        if stripped:
+            yield number, stripped
+
+
+def _leave_out_repeated(found: Scan) -> None:
+    """Of rows with the same `custom_id` the first counts. Hashes tell which may be the same, the ids which are."""
+    import numpy
+
+    ordered = numpy.sort(numpy.frombuffer(found.names, dtype=numpy.uint64))
+    same = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    if not same:
+        return
+    first: dict[str, int] = {}
+    with open_to_read(found.place) as stream:
+        for number, (line_number, line) in enumerate(_whole_lines(stream)):
+            if number >= len(found.states) or found.states[number] == NO_ROW or found.names[number] not in same:
+                continue
+            name = _same_name(found, number, line_number, line)
+            before = first.setdefault(name, line_number)
+            if before != line_number:
+                found.states[number] = NO_ROW
+                found.repeated += 1
+                found.complain(line_number, f"repeats the custom_id {name!r} of line {before}, which counts")
+
+
+def _same_name(found: Scan, number: int, line_number: int, line: bytes) -> str:
+    """The `custom_id` of a line that was read before. Raises `BatchStopped` where it is another now."""
+    try:
+        name = name_of(line)
+    except ValueError:
+        name = ""
+    if xxh3_64_intdigest(name.encode()) != found.names[number]:
+        raise BatchStopped(
+            f"{found.place} was changed while it was read, at line {line_number}", hint="let it be as it was"
+        )
+    return name
+
+
+class Feed:
+    """The rows that remain, in the input's order.
+
+    Args:
+        found: what the input has; rows that are done are passed over.
+        reading: how rows are read.
+    """
+
+    def __init__(self, found: Scan, reading: RowReading) -> None:
+        self._found, self._reading = found, reading
+        self._stream: BinaryIO | None = None
+        self._lines: Iterator[tuple[int, tuple[int, bytes]]] = iter(())
+
+    def read(self) -> list[BatchRow | BadRow]:
+        """The next rows; none at the end. Raises `BatchStopped`, `UsageError`."""
+        if self._stream is None:
+            self._stream = open_to_read(self._found.place)
+            self._lines = enumerate(_whole_lines(self._stream))
+        rows: list[BatchRow | BadRow] = []
+        taken = 0
+        for number, (line_number, line) in self._lines:
+            if number >= len(self._found.states):
+                raise BatchStopped(f"{self._found.place} has grown while it was read", hint="let it be as it was")
+            if self._found.states[number] != OPEN:
+                continue
+            _same_name(self._found, number, line_number, line)
+            row = read_row(line, number, self._reading)
+            if isinstance(row, BadRow):
+                row = BadRow(number, row.custom_id, f"{self._found.place}, line {line_number}: {row.message}")
+            rows.append(row)
+            taken += len(line)
+            if len(rows) >= _BLOCK_ROWS or taken >= _BLOCK_BYTES:
+                break
+        return rows
+
+    def close(self) -> None:
+        """Let go of the input."""
+        if self._stream is not None:
+            self._stream.close()

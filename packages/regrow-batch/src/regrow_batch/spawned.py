@@ -1,0 +1,93 @@
+"""Workers that the head starts itself, each started again when it ends.
+
+Here with a port each; or, where the command says where the head is, anywhere: such a worker announces itself.
+"""
+
+import asyncio
+import shlex
+from collections.abc import Callable
+
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import exit_text
+from regrow.core.hosts import LOOPBACK
+from regrow.core.ids import Seconds
+from regrow_batch.attendance import Attendance
+from regrow_batch.server_process import PORT, ServerProcess, free_port, placed
+
+HEAD = "{head}"
+_LONGEST_WAIT: Seconds = 30.0
+_SOUND_AFTER: Seconds = 60.0
+
+
+class SpawnedWorkers:
+    """Some workers of the same command.
+
+    Args:
+        command: with `{port}` where the port goes, or with `{head}` where the head's address goes.
+        count: how many.
+        attendance: told of each that does not announce itself.
+        head: how workers reach the head.
+        grace: between SIGTERM and SIGKILL.
+        say: told in a sentence what becomes of them.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        count: int,
+        attendance: Attendance,
+        *,
+        head: str,
+        grace: Seconds,
+        say: Callable[[str], None],
+    ) -> None:
+        self._words = words_of(command)
+        self._announced = HEAD in command
+        self._count, self._attendance, self._head = count, attendance, head
+        self._grace, self._say = grace, say
+
+    async def run(self) -> None:
+        """Keep them running until this is cancelled; then end them, and what they have started."""
+        await asyncio.gather(*(self._keep() for _ in range(self._count)))
+
+    async def _keep(self) -> None:
+        wait: Seconds = 0.5
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            process, url = await self._start()
+            if url:
+                self._attendance.join(url)
+            try:
+                code = await process.wait()
+            except asyncio.CancelledError:
+                await process.end(self._grace)
+                raise
+            if url:
+                self._attendance.drain(url, 0.0)
+            process.kill()
+            wait = 0.5 if loop.time() - began > _SOUND_AFTER else min(2 * wait, _LONGEST_WAIT)
+            named = f"the worker {url}" if url else "a worker that was started"
+            self._say(f"{named} {exit_text(code)}; another is started in {wait:g} s")
+            await asyncio.sleep(wait)
+
+    async def _start(self) -> tuple[ServerProcess, str]:
+        """A server, and its address; empty: it announces itself."""
+        if self._announced:
+            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._words]), ""
+        port = free_port()
+        return await ServerProcess.start(placed(self._words, LOOPBACK, port)), f"http://{LOOPBACK}:{port}"
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a `--spawn`. Raises `UsageError` where its workers could not be found."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UsageError(f"--spawn {command!r} is no command: {error}") from error
+    if PORT not in command and HEAD not in command:
+        raise UsageError(
+            f"--spawn {command!r} does not say where the port goes",
+            hint="write {port} there; or {head}, for a regrow batch worker",
+        )
+    return words

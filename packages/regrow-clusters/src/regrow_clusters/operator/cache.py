@@ -1,0 +1,92 @@
+"""What is known of the cluster: the jobs, and the little that counts of their pods."""
+
+from regrow_clusters.operator.api import ApiKind, Manifest
+from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
+
+JobKey = tuple[str, str]
+"""Namespace and name."""
+
+
+class ClusterCache:
+    """Jobs and pods as the controller last heard of them, or wrote them itself; what is older is no news."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Manifest] = {}
+        self._pods: dict[JobKey, dict[str, PodSeen]] = {}
+        self._gone: dict[tuple[str, str], int] = {}
+
+    def jobs(self) -> list[JobKey]:
+        """All that are known, and those that pods name."""
+        return sorted({*self._jobs, *self._pods})
+
+    def job(self, key: JobKey) -> Manifest | None:
+        """The object as it was last seen."""
+        return self._jobs.get(key)
+
+    def pods(self, key: JobKey) -> list[PodSeen]:
+        """Of one job, by name."""
+        return sorted(self._pods.get(key, {}).values(), key=lambda pod: pod.name)
+
+    def replace(self, kind: ApiKind, items: list[Manifest]) -> set[JobKey]:
+        """All of a kind was listed; which jobs that concerns."""
+        touched = set(self.jobs())
+        if kind is ApiKind.JOBS:
+            self._jobs.clear()
+        else:
+            self._pods.clear()
+            self._gone.clear()
+        for item in items:
+            touched |= self.put(kind, item)
+        return touched
+
+    def put(self, kind: ApiKind, found: Manifest) -> set[JobKey]:
+        """An object was made or changed; which job that concerns."""
+        meta = found["metadata"]
+        if kind is ApiKind.JOBS:
+            key = (meta["namespace"], meta["name"])
+            old = self._jobs.get(key)
+            if old is None or _version(old["metadata"]) <= _version(meta) or old["metadata"]["uid"] != meta["uid"]:
+                meta.pop("managedFields", None)
+                self._jobs[key] = found
+            return {key}
+        pod = read_pod(found)
+        if pod is None:
+            return set()
+        key = (meta["namespace"], pod.job)
+        if _version(meta) <= self._gone.get((meta["namespace"], pod.name), -1):
+            return set()
+        known = self._pods.setdefault(key, {})
+        before = known.get(pod.name)
+        if before is None or int(before.version or 0) <= _version(meta):
+            known[pod.name] = pod
+        return {key}
+
+    def drop(self, kind: ApiKind, found: Manifest) -> set[JobKey]:
+        """An object is gone; which job that concerns."""
+        meta = found["metadata"]
+        if kind is ApiKind.JOBS:
+            key = (meta["namespace"], meta["name"])
+            self._jobs.pop(key, None)
+            return {key}
+        pod = read_pod(found)
+        if pod is None:
+            return set()
+        key = (meta["namespace"], pod.job)
+        self._gone[(meta["namespace"], pod.name)] = _version(meta)
+        self.forget_pod(key, pod.name)
+        return {key}
+
+    def forget_pod(self, key: JobKey, name: str) -> None:
+        """It is not there any more."""
+        known = self._pods.get(key, {})
+        known.pop(name, None)
+        if not known:
+            self._pods.pop(key, None)
+
+
+def _version(meta: Manifest) -> int:
+    """Versions of one kind rise; the API server's own clients compare them since Kubernetes 1.35."""
+    try:
+        return int(meta.get("resourceVersion", 0))
+    except ValueError:
+        return 0

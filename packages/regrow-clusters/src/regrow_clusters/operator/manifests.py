@@ -1,0 +1,121 @@
+"""What is applied to a cluster to install the operator: the resource, least rights, and one Deployment. Pure."""
+
+import json
+from typing import Any, Final
+
+from regrow_clusters.operator.crd import crd
+from regrow_clusters.operator.resource import GROUP, LEASE_NAME, PLURAL
+
+NAME: Final = "regrow-operator"
+KEY_SECRET: Final = "regrow-operator-key"
+_KEY_FOLDER: Final = "/etc/regrow"
+_NOBODY: Final = 65532
+
+
+def manifests(*, namespace: str, image: str, mark_nodes: bool = False) -> list[dict[str, Any]]:
+    """All objects, in the order in which they are applied. `mark_nodes`: with the right to taint nodes."""
+    labels = {"app.kubernetes.io/name": NAME}
+
+    def meta(name: str, *, inside: bool = True) -> dict[str, Any]:
+        return {"name": name, "labels": labels, **({"namespace": namespace} if inside else {})}
+
+    account = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    rbac = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": meta(namespace, inside=False)},
+        crd(),
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta(NAME)},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRole",
+            "metadata": meta(NAME, inside=False),
+            "rules": rules(mark_nodes=mark_nodes),
+        },
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": meta(NAME, inside=False),
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", "name": NAME},
+            "subjects": [account],
+        },
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": meta(NAME), "rules": lease_rules()},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": meta(NAME),
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": NAME},
+            "subjects": [account],
+        },
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": meta(NAME),
+            "spec": {
+                "replicas": 2,
+                "selector": {"matchLabels": labels},
+                "template": {"metadata": {"labels": labels}, "spec": _pod(namespace, image, mark_nodes=mark_nodes)},
+            },
+        },
+    ]
+
+
+def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
+    """In all namespaces: jobs are read, their status written, their pods made and ended. No secret can be read."""
+    marking = [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["update"]}]
+    return [
+        {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["update"]},
+        # An owner reference with blockOwnerDeletion needs this where the admission plug-in for it is on.
+        {"apiGroups": [GROUP], "resources": [f"{PLURAL}/finalizers"], "verbs": ["update"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},
+        {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["create"]},
+        {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["get", "create", "update"]},
+        {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},
+        {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
+        *(marking if mark_nodes else []),
+    ]
+
+
+def lease_rules() -> list[dict[str, Any]]:
+    """In its own namespace: the lease by which one operator leads."""
+    group = "coordination.k8s.io"
+    return [
+        {"apiGroups": [group], "resources": ["leases"], "verbs": ["create"]},
+        {"apiGroups": [group], "resources": ["leases"], "resourceNames": [LEASE_NAME], "verbs": ["get", "update"]},
+    ]
+
+
+def _pod(namespace: str, image: str, *, mark_nodes: bool) -> dict[str, Any]:
+    container = {
+        "name": "operator",
+        "image": image,
+        "command": [
+            *("regrow", "operator", "run", f"--key-file={_KEY_FOLDER}/key", f"--namespace={namespace}"),
+            *(["--mark-nodes"] if mark_nodes else []),
+        ],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "key", "mountPath": _KEY_FOLDER, "readOnly": True}],
+    }
+    return {
+        "serviceAccountName": NAME,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _NOBODY,
+            "runAsGroup": _NOBODY,
+            "fsGroup": _NOBODY,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": [{"name": "key", "secret": {"secretName": KEY_SECRET, "defaultMode": 0o440}}],
+    }
+
+
+def as_text(objects: list[dict[str, Any]]) -> str:
+    """As `kubectl apply -f -` takes them: documents of JSON, which is YAML too."""
+    return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)

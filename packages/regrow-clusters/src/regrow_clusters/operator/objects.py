@@ -1,0 +1,281 @@
+"""The objects of a job in the cluster: pods, the service that finds pod 0, the secret. Pure.
+
+Labels say all that the controller must know of a pod, so that one that has just started knows it from a list.
+"""
+
+import copy
+import hashlib
+import hmac
+from typing import Any, Final
+
+import msgspec
+
+from regrow_clusters.cluster.sizes import allowed_sizes
+from regrow_clusters.operator.resource import GROUP, KIND, VERSION, TrainingJob
+
+JOB_LABEL: Final = f"{GROUP}/job"
+REPLICA_LABEL: Final = f"{GROUP}/replica"
+PLACE_LABEL: Final = f"{GROUP}/place"
+ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
+UID_LABEL: Final = f"{GROUP}/job-uid"
+LEADER_LABEL: Final = f"{GROUP}/leader"
+AVOIDS: Final = f"{GROUP}/avoids"
+"""Annotation: the nodes that the pod was kept away from when it was made."""
+TOPOLOGY: Final = f"{GROUP}/topology"
+"""Annotation: where the pod's node is, `/zone/rack`, once it has one; `/`: nothing is known."""
+NODE_RANK: Final = f"{GROUP}/node-rank"
+"""Annotation: which node of the job a pod of the gang is; empty: the gang's pods do not all have their nodes yet."""
+PLACED_FOLDER: Final = "/etc/regrow/placed"
+"""Where a pod reads both, as files."""
+MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
+TOKEN_KEY: Final = "token"
+_OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK)
+_UNREACHABLE_SECONDS: Final = 30
+_DOMAIN: Final = "REGROW_DOMAIN"
+_VOLUME: Final = "regrow-placed"
+_PLACED_MARGIN: Final = 60
+"""How much longer than a gang may wait for all its nodes, its pods wait to be told where they are."""
+_WAIT_FOR_JOB: Final = "--wait=60s"
+"""A replica may have its machine before pod 0's coordinator listens."""
+_GRACE_MARGIN: Final = 15
+"""What a pod gets beyond the grace of its replica, for the process itself to end."""
+
+
+class ReplicaPlace(msgspec.Struct, frozen=True):
+    """A replica to be started. `begins`: it is one of the gang that begins the job; else it joins a job that runs."""
+
+    place: int
+    serial: int
+    begins: bool
+    index: int | None = None
+    """Only this one of its pods, in the place of one that is gone; None: all."""
+    part_of: str = ""
+    """The replica that this one pod is for."""
+
+    def name(self, job: TrainingJob) -> str:
+        """Names never come twice for one job, so an object of that name is this one."""
+        return f"{job.name}-{job.status.attempt}-{self.place}-{self.serial}"
+
+
+def token_of(key: bytes, uid: str) -> str:
+    """The job's secret, which the controller can make again without reading any."""
+    return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
+
+
+def address(job: TrainingJob) -> str:
+    """How pods find the coordinator, whatever pod 0's address is."""
+    return f"{service_name(job)}.{job.namespace}.svc:{job.spec.port}"
+
+
+def service_name(job: TrainingJob) -> str:
+    """Of the headless service of pod 0."""
+    return f"{job.name}-{job.uid[:8]}"
+
+
+def secret_name(job: TrainingJob) -> str:
+    """Another one for each job, also of those that had its name before."""
+    return f"{job.name}-{job.uid[:8]}-token"
+
+
+def secret(job: TrainingJob, key: bytes) -> dict[str, Any]:
+    """What all pods of the job must know to speak to each other."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _meta(job, secret_name(job)),
+        "stringData": {TOKEN_KEY: token_of(key, job.uid)},
+    }
+
+
+def service(job: TrainingJob) -> dict[str, Any]:
+    """A name for pod 0; known before the pod is ready, for the others wait for it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _meta(job, service_name(job)),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {UID_LABEL: job.uid, LEADER_LABEL: "true"},
+            "ports": [{"name": "coordinator", "port": job.spec.port}],
+        },
+    }
+
+
+def budget(job: TrainingJob) -> dict[str, Any]:
+    """How many of the job's pods evictions leave: the gang's less one, so a gang of one pod does not hold up a drain.
+
+    Pods that are not ready may always be evicted: nobody trains in them.
+    """
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _meta(job, service_name(job)),
+        "spec": {
+            "minAvailable": job.spec.replica_count * job.spec.pods_per_replica - 1,
+            "selector": {"matchLabels": {UID_LABEL: job.uid}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The pods of one replica, or the one that is asked for, complete but for what a backend adds."""
+    wanted = range(job.spec.pods_per_replica) if replica.index is None else [replica.index]
+    return [_pod(job, replica, index, avoid) for index in wanted]
+
+
+def is_leader(pod: dict[str, Any]) -> bool:
+    """Whether the coordinator is in it."""
+    return (pod["metadata"].get("labels") or {}).get(LEADER_LABEL) == "true"
+
+
+def _meta(job: TrainingJob, name: str) -> dict[str, Any]:
+    owner = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+    return {
+        "name": name,
+        "namespace": job.namespace,
+        "labels": {**MANAGED, JOB_LABEL: job.name, UID_LABEL: job.uid},
+        "ownerReferences": [owner],
+    }
+
+
+def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, ...]) -> dict[str, Any]:
+    template = copy.deepcopy(job.spec.template)
+    given = template.get("metadata") or {}
+    name = replica.name(job)
+    meta = _meta(job, name if job.spec.pods_per_replica == 1 else f"{name}-{index}")
+    leader = replica.place == 0 and index == 0
+    gang = replica.place < job.spec.replica_count
+    meta["labels"] = {
+        **(given.get("labels") or {}),
+        **meta["labels"],
+        REPLICA_LABEL: replica.part_of or name,
+        PLACE_LABEL: str(replica.place),
+        ATTEMPT_LABEL: str(job.status.attempt),
+        **({LEADER_LABEL: "true"} if leader else {}),
+    }
+    meta["annotations"] = {key: text for key, text in (given.get("annotations") or {}).items() if key not in _OURS}
+    if gang:
+        meta["annotations"].setdefault("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
+    spec = template.get("spec") or {}
+    spec["restartPolicy"] = "Never"
+    spec["terminationGracePeriodSeconds"] = int(job.spec.graceful_shutdown_timeout_in_seconds) + _GRACE_MARGIN
+    priority = job.spec.priority_class_name if gang else job.spec.elastic_priority_class_name
+    if priority:
+        spec["priorityClassName"] = priority
+    spec["tolerations"] = [*(spec.get("tolerations") or []), *_tolerations()]
+    if avoid:
+        meta["annotations"][AVOIDS] = ",".join(avoid)
+        _keep_away(spec, avoid)
+    words = _command(job, replica, index, meta["name"])
+    if _is_placed(job, replica):
+        words = ["regrow", "k8s", "placed", PLACED_FOLDER, *_placed_flags(job, replica), "--", *words[1:]]
+        _mount_place(spec)
+        if replica.begins:
+            meta["annotations"][NODE_RANK] = ""
+    _set_command(job, spec["containers"][0], words)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _tolerations() -> list[dict[str, Any]]:
+    """A node that is not reachable loses its pods after half a minute, not after five."""
+    return [
+        {
+            "key": f"node.kubernetes.io/{key}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _UNREACHABLE_SECONDS,
+        }
+        for key in ("not-ready", "unreachable")
+    ]
+
+
+def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
+    """Add to whatever affinity there is that the pod is not to be on these nodes."""
+    # The API takes one value for each term about a field.
+    terms = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+    required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
+    for each in required.setdefault("nodeSelectorTerms", [{}]):
+        each["matchFields"] = [*each.get("matchFields", []), *terms]
+
+
+def _is_placed(job: TrainingJob, replica: ReplicaPlace) -> bool:
+    """Whether its pods must be told where they are before they can begin."""
+    return bool(job.spec.topology_labels) and (replica.begins or not job.spec.domain_label)
+
+
+def _placed_flags(job: TrainingJob, replica: ReplicaPlace) -> list[str]:
+    within = f"--within={job.spec.scaling_timeout_in_seconds + _PLACED_MARGIN:g}s"
+    return [*(["--ranked"] if replica.begins else []), *([] if job.spec.domain_label else ["--domain"]), within]
+
+
+def _mount_place(spec: dict[str, Any]) -> None:
+    """Labels of a node cannot be read in a pod, but annotations of the pod can, and when they change."""
+    items = [
+        {"path": key.partition("/")[2], "fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
+        for key in (TOPOLOGY, NODE_RANK)
+    ]
+    spec["volumes"] = [*(spec.get("volumes") or []), {"name": _VOLUME, "downwardAPI": {"items": items}}]
+    first = spec["containers"][0]
+    mount = {"name": _VOLUME, "mountPath": PLACED_FOLDER, "readOnly": True}
+    first["volumeMounts"] = [*(first.get("volumeMounts") or []), mount]
+
+
+def _set_command(job: TrainingJob, container: dict[str, Any], words: list[str]) -> None:
+    container["command"] = words
+    container.pop("args", None)
+    given = container.get("env") or []
+    field = f"metadata.labels['{job.spec.domain_label}']"
+    domain = [{"name": _DOMAIN, "valueFrom": {"fieldRef": {"fieldPath": field}}}] if job.spec.domain_label else []
+    container["env"] = [
+        *given,
+        *domain,
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "REGROW_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret_name(job), "key": TOKEN_KEY}}},
+    ]
+
+
+def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> list[str]:
+    """The gang begins the job, each pod as a node of it; who comes later joins it as one node more."""
+    spec = job.spec
+    grace = f"{spec.graceful_shutdown_timeout_in_seconds:g}s"
+    here = ["--bind=$(POD_IP)", "--local-addr=$(POD_IP)"]
+    if spec.domain_label:
+        here.append(f"--domain=$({_DOMAIN})")
+    if not replica.begins:
+        back = spec.elastic().max_replica_count == spec.replica_count
+        node = f"node{job.node_rank(replica.place, index)}" if back else name
+        there = [f"--join={address(job)}", _WAIT_FOR_JOB]
+        return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
+    sizes = allowed_sizes(spec.elastic())
+    least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
+    words = [
+        "regrow",
+        "run",
+        f"--job={job.name}",
+        f"--nnodes={least * each}:{most * each}",
+        *([] if _is_placed(job, replica) else [f"--node-rank={replica.place * each + index}"]),
+        f"--nproc-per-node={spec.ranks_per_pod}",
+        f"--replicas={least}:{most}",
+        f"--replica-ranks={each * spec.ranks_per_pod}",
+        f"--rdzv-endpoint={address(job)}",
+        f"--drain-grace={grace}",
+        "--no-elect",  # the operator starts the gang anew
+        *here,
+    ]
+    if sizes != list(range(least, most + 1)):
+        words.append(f"--replica-sizes={','.join(map(str, sizes))}")
+    if spec.checkpoint_dir:
+        words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
+        if job.status.attempt > 1:
+            words.append("--resume=auto")
+    return [*words, *spec.run_flags, *spec.script]

@@ -1,0 +1,181 @@
+"""What a job's pods say of it, in the planner's words. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from regrow.core.exit_codes import OK, RUN_AGAIN, UNPROVEN
+from regrow.core.ids import Instant
+from regrow.core.verdicts import HealthVerdict
+from regrow.observe.watch.present import JobFigures
+from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaStage
+from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
+from regrow_clusters.operator.observed.replicas import PodGroups
+from regrow_clusters.operator.resource import KeptNode, TrainingJob
+
+MENDED: Final = "Mended"
+_FORGIVEN_AFTER: Final = 600.0
+_LONGEST_PAUSE: Final = 300.0
+_CANNOT_START: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+
+
+class JobReading(msgspec.Struct, frozen=True):
+    """A job as it is now. `failed`: why it is over; `anew`: its gang must start again, and nothing is left of it.
+
+    In `seen` the places of a gang that is still to begin are its pods.
+    """
+
+    seen: JobSeen
+    started: bool
+    first: JobSeen | None = None
+    """Of a job that trains: replica 0, where it has several pods, as if each of them were a replica."""
+    rest: tuple[str, ...] = ()
+    """Pods that are to leave because another one of their replica is gone."""
+    over: str = ""
+    failed: str = ""
+    anew: bool = False
+    running: int = 0
+    waiting: int = 0
+
+
+def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] | None = ()) -> JobReading:
+    """What stands now, of all pods of the job there are.
+
+    `bad`: nodes on which the cluster has something to blame; None: it has not been asked yet, so who waits is left to.
+    """
+    if bad is None:
+        pods, bad = [msgspec.structs.replace(pod, avoids=()) for pod in pods], ()
+    current = [each for each in pods if each.attempt == job.status.attempt]
+    leader = next((each for each in current if each.leader), None)
+    groups = PodGroups(job, pods, now, leads=leader is not None and not has_ended(leader))
+    replicas = groups.replicas()
+    running = sum(each.stage is ReplicaStage.RUNNING for each in replicas)
+    here = {each.place for each in replicas if each.stage is ReplicaStage.RUNNING}
+    whole = here >= set(range(job.spec.replica_count))
+    started = job.status.started_attempt >= job.status.attempt or whole
+    mended = _mended(job)
+    over, failed = (job.status.over, "") if job.status.over else _outcome(job, leader)
+    if mended:
+        over = ""
+    broken = mended or (started and (leader is None or has_ended(leader) or leader.deleted_at is not None))
+    if leader is not None and has_ended(leader) and not over:
+        broken = True  # also before the gang was whole: the others would wait for it in vain
+    if over or job.deleting:
+        stage = JobStage.OVER if over else JobStage.STOPPED
+    elif job.spec.suspend:
+        stage = JobStage.STOPPED
+    elif broken:
+        stage = JobStage.BROKEN
+    else:
+        stage = JobStage.TRAINING if started else JobStage.NEW
+    anew = stage is JobStage.BROKEN and not pods
+    apart = job.spec.pods_per_replica > 1
+    first = leader.replica if apart and leader is not None and stage is JobStage.TRAINING else ""
+    single = apart and stage is JobStage.NEW
+    replicas = groups.replicas(first) if first else replicas
+    seen = JobSeen(
+        stage,
+        tuple(groups.places() if single else replicas),
+        granted=job.status.granted,
+        changed_at=job.status.changed_at,
+        retry_at=_retry_at(job, now),
+        bad_nodes=(*(_bad(each) for each in job.status.avoided_nodes), *bad),
+    )
+    return JobReading(
+        seen,
+        started,
+        first=msgspec.structs.replace(seen, replicas=tuple(groups.places(first))) if first else None,
+        rest=groups.rest(first) if apart and not single else (),
+        over=MENDED if mended and not anew else over,
+        failed=failed,
+        anew=anew,
+        running=running,
+        waiting=sum(each.waits for each in replicas),
+    )
+
+
+def _bad(node: KeptNode) -> BadNode:
+    return BadNode(node.name, node.until, node.reason, leave=node.quarantined)
+
+
+def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
+    """Where the pod is that regrow calls by this name of a node; empty: it is not there, or has no node."""
+    for pod in pods:
+        called = name in (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
+        if called and pod.attempt == job.status.attempt and not has_ended(pod):
+            return pod.node
+    return ""
+
+
+def _mended(job: TrainingJob) -> bool:
+    """Whether a job that failed before its gang had run has another specification since: it is tried again."""
+    edited = job.generation > job.status.observed_generation
+    early = job.status.started_attempt == 0
+    return job.status.over == MENDED or (job.status.over == "Failed" and early and edited)
+
+
+def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
+    """Whether pod 0 has said how the job ended, for good."""
+    if leader is None or not has_ended(leader) or leader.deleted_at is not None:
+        return "", ""
+    if leader.phase == "Succeeded" or leader.exit_code == OK:
+        return "Succeeded", ""
+    code = leader.exit_code
+    if code is not None and 0 < code < 128 and code != RUN_AGAIN:
+        hint = "regrow is not in the image" if code in (126, 127) else f"see kubectl logs {leader.name}"
+        if code == UNPROVEN:
+            hint = f"it was trained to its end, but its result is not proven; {hint}"
+        return "Failed", f"pod 0 ({leader.name}) exited with code {code}: {hint}"
+    if leader.reason in ("StartError", "ContainerCannotRun"):
+        return "Failed", f"pod 0 ({leader.name}) could not start its command: is regrow in the image?"
+    if job.status.attempt > job.spec.max_restarts:
+        return "Failed", f"the gang was started {job.status.attempt} times; spec.maxRestarts is {job.spec.max_restarts}"
+    return "", ""
+
+
+def _retry_at(job: TrainingJob, now: Instant) -> Instant:
+    """The first failure costs no time, each further one twice as much."""
+    failures = job.status.failures
+    if failures <= 1 or now - job.status.failed_at > _FORGIVEN_AFTER:
+        return 0.0
+    return job.status.failed_at + min(_LONGEST_PAUSE, 5.0 * 2.0 ** min(failures - 2, 10))
+
+
+def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
+    """Why a pod does not come to run though it has a node: its reason, and a sentence with the cure."""
+    for pod in pods:
+        if pod.waiting in _CANNOT_START:
+            what = "image" if "Image" in pod.waiting else "container"
+            return pod.waiting, f"pod {pod.name}: its {what} cannot be started; see kubectl describe pod {pod.name}"
+    return None
+
+
+def found_nodes(
+    job: TrainingJob, pods: list[PodSeen], figures: JobFigures | None, now: Instant
+) -> tuple[KeptNode, ...]:
+    """Nodes of the cluster on which the job's own examinations have failed."""
+    found = {}
+    for each in () if figures is None else figures.nodes:
+        if node := node_of(job, pods, each.node):
+            until = now + job.spec.bad_node_time_in_seconds
+            found[node] = KeptNode(node, until, each.reason, each.quarantined)
+    return tuple(found[name] for name in sorted(found))
+
+
+def against(
+    pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[KeptNode, ...]
+) -> dict[str, str]:
+    """What speaks against the nodes that the job has now: the cluster's word, and what it found itself."""
+    here = {pod.node for pod in pods if pod.node and not has_ended(pod)}
+    own = {each.name: each.reason for each in found if each.name in here}
+    return {node: known[node][0].text for node in here if node in known} | own

@@ -1,0 +1,144 @@
+"""What a job's pods are to the planner: replicas; or places of their own, where one is replaced alone. Pure.
+
+The pods of a replica come and go together: where one is gone the others are ended too. Two are different. In a gang
+that is still to begin every pod is a place; and while the job trains so is every pod of replica 0, for the coordinator
+is in the first of them, and must not go because another is lost.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow.core.ids import Instant
+from regrow_clusters.cluster.observed import ReplicaSeen, ReplicaStage
+from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
+from regrow_clusters.operator.resource import TrainingJob
+
+_QUIET_END: Final = 5.0
+"""Who has ended in peace is not replaced sooner: it may be the job that has ended, and pod 0 says so later."""
+_NODES_FAULT: Final = frozenset(
+    {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory"}
+)
+_FROM_WORST: Final = (
+    ReplicaStage.LEAVING,
+    ReplicaStage.LOST,
+    ReplicaStage.ENDED,
+    ReplicaStage.QUEUED,
+    ReplicaStage.STARTING,
+    ReplicaStage.RUNNING,
+)
+
+
+class PodGroups:
+    """All pods of a job there are, at one moment. `leads`: whether pod 0 is there, and has not ended."""
+
+    def __init__(self, job: TrainingJob, pods: Sequence[PodSeen], now: Instant, *, leads: bool) -> None:
+        self._job, self._now = job, now
+        quiet = _QUIET_END if leads else 0.0
+        self._parts = {pod.name: _part(job, pod, quiet, now) for pod in pods}
+        self._groups: dict[str, list[PodSeen]] = {}
+        for pod in pods:
+            self._groups.setdefault(pod.replica, []).append(pod)
+
+    def replicas(self, first: str = "") -> list[ReplicaSeen]:
+        """Each as a whole. `first`: one whose pods are replaced alone; it is there as long as its first pod is."""
+        return [self._first(name) if name == first else self._whole(name) for name in sorted(self._groups)]
+
+    def places(self, replica: str | None = None) -> list[ReplicaSeen]:
+        """Each pod as if it were a replica, of one replica or of all; `place`: its number among all there may be."""
+        each = self._job.spec.pods_per_replica
+        return [
+            msgspec.structs.replace(
+                self._parts[pod.name], place=index_of(self._job, pod) + (0 if replica else each * pod.place)
+            )
+            for name in sorted(self._groups)
+            if replica in (None, name)
+            for pod in self._groups[name]
+        ]
+
+    def rest(self, first: str = "") -> tuple[str, ...]:
+        """Pods that run or wait while another of their replica is gone: they are to leave too."""
+        broken = [name for name in sorted(self._groups) if name != first and self._is_broken(name)]
+        return tuple(part.name for name in broken for part in self._parts_of(name) if part.counts)
+
+    def _is_broken(self, name: str) -> bool:
+        parts = self._parts_of(name)
+        return len(parts) < self._job.spec.pods_per_replica or any(self._is_gone(part) for part in parts)
+
+    def _is_gone(self, part: ReplicaSeen) -> bool:
+        ended = part.stage is ReplicaStage.ENDED and part.safe_at is not None and part.safe_at <= self._now
+        return ended or part.stage is ReplicaStage.LEAVING
+
+    def _parts_of(self, name: str) -> list[ReplicaSeen]:
+        return [self._parts[pod.name] for pod in self._groups[name]]
+
+    def _whole(self, name: str) -> ReplicaSeen:
+        """Of several pods the one that is least far speaks for the replica; one that is gone speaks for all."""
+        parts = self._parts_of(name)
+        worst = _worst(parts)
+        stage, leave_by = worst.stage, worst.leave_by
+        safe = None if any(part.safe_at is None for part in parts) else max(part.safe_at or 0.0 for part in parts)
+        if any(part.counts for part in parts):
+            if self._is_broken(name):
+                stage = ReplicaStage.LEAVING
+            elif stage is ReplicaStage.ENDED:
+                leave_by = worst.safe_at  # then the others are to leave
+        nodes = tuple(sorted({node for part in parts for node in part.nodes}))
+        blamed = tuple(sorted({node for part in parts if part.to_blame for node in part.nodes}))
+        return ReplicaSeen(
+            name,
+            worst.place,
+            stage,
+            worst.since,
+            blamed or nodes,
+            leave_by=leave_by,
+            safe_at=safe,
+            to_blame=bool(blamed),
+            avoids=tuple(sorted({node for part in parts for node in part.avoids})),
+        )
+
+    def _first(self, name: str) -> ReplicaSeen:
+        """It runs, or waits for the pods that are to come: whatever is to be done for them is done pod by pod."""
+        parts = self._parts_of(name)
+        leader = self._parts[min(self._groups[name], key=lambda pod: index_of(self._job, pod)).name]
+        if leader.stage is not ReplicaStage.RUNNING:
+            return msgspec.structs.replace(leader, name=name)
+        whole = len(parts) == self._job.spec.pods_per_replica and _worst(parts).stage is ReplicaStage.RUNNING
+        stage = ReplicaStage.RUNNING if whole else ReplicaStage.QUEUED
+        nodes = tuple(sorted({node for part in parts for node in part.nodes}))
+        return msgspec.structs.replace(leader, name=name, stage=stage, nodes=nodes)
+
+
+def _worst(parts: Sequence[ReplicaSeen]) -> ReplicaSeen:
+    return min(parts, key=lambda part: _FROM_WORST.index(part.stage))
+
+
+def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> ReplicaSeen:
+    """One pod, as if it were a replica."""
+    nodes = (pod.node,) if pod.node else ()
+
+    def seen(stage: ReplicaStage, since: Instant | None, **more: Any) -> ReplicaSeen:
+        return ReplicaSeen(pod.name, pod.place, stage, pod.created if since is None else since, nodes, **more)
+
+    if pod.deleted_at is not None:
+        safe = pod.deleted_at + job.spec.fence_timeout_in_seconds
+        # A deletion says nothing of a node; but whoever is still there after that is on one that nobody reaches.
+        return seen(ReplicaStage.LEAVING, pod.deleted_at, leave_by=pod.deleted_at, safe_at=safe, to_blame=now >= safe)
+    if has_ended(pod):
+        at = pod.finished or pod.created
+        quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
+        return seen(
+            ReplicaStage.ENDED,
+            at,
+            safe_at=at + quiet_end if quiet else at,
+            to_blame=pod.reason in _NODES_FAULT,
+        )
+    if pod.phase == "Unknown":
+        return seen(ReplicaStage.LOST, pod.created, to_blame=True)
+    if pod.phase == "Running":
+        return seen(ReplicaStage.RUNNING, pod.started)
+    if pod.node:
+        return seen(ReplicaStage.STARTING, pod.scheduled)
+    return seen(ReplicaStage.QUEUED, pod.created, avoids=pod.avoids)

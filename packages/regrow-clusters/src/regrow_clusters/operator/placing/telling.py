@@ -1,0 +1,73 @@
+"""Tells a job's pods where they are, as soon as they have their nodes and the nodes' labels are known."""
+
+from collections.abc import Sequence
+
+from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow_clusters.operator.objects import NODE_RANK, TOPOLOGY
+from regrow_clusters.operator.observed.node_watch import NodeWatch
+from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of
+from regrow_clusters.operator.placing.seats import gang_pods, path_of, path_text, seats
+from regrow_clusters.operator.resource import TrainingJob
+from regrow_clusters.operator.status import JobFinding
+
+
+class PodPlacer:
+    """Of all jobs. `nodes`: what is known of nodes; None: nothing."""
+
+    def __init__(self, api: ClusterApi, nodes: NodeWatch | None) -> None:
+        self._api, self._nodes = api, nodes
+        self._refused: dict[str, str] = {}
+        """Of jobs, by their uid, what the API server has said."""
+
+    def seats(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[int] | None:
+        """Of a gang that has its nodes and has not been told yet; None: as it was.
+
+        They are written into the job's status before any pod is told, so all pods of a gang hear of one order alone,
+        whoever tells them, and whatever labels say meanwhile.
+        """
+        gang = None if job.status.seats else gang_pods(job, pods)
+        if gang is None or all(pod.seated for pod in gang):
+            return None
+        paths = {pod.node: self._path(job, pod) for pod in gang}
+        known = {node: path for node, path in paths.items() if path is not None}
+        return seats(job, gang, known) if len(known) == len(paths) else None
+
+    async def tell(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[Manifest]:
+        """The pods that were told, as they are now. `job`: with its seats in the status. Raises `ApiFailure`."""
+        told = []
+        for pod in pods:
+            asks = (bool(job.spec.topology_labels) or not pod.seated) and not pod.topology
+            if not asks or not pod.node or pod.deleted_at is not None or pod.attempt != job.status.attempt:
+                continue
+            path = self._path(job, pod)
+            if path is None or not (pod.seated or job.status.seats):
+                continue
+            notes = {TOPOLOGY: path_text(path)}
+            if not pod.seated:
+                notes[NODE_RANK] = str(job.node_rank(pod.place, index_of(job, pod)))
+            try:
+                told.append(await self._api.annotate(ApiKind.PODS, job.namespace, pod.name, notes))
+            except ApiFailure as failure:
+                if failure.refused:
+                    self._refused[job.uid] = str(failure)
+                    break
+                if not failure.missing:
+                    raise
+            else:
+                self._refused.pop(job.uid, None)
+        return told
+
+    def findings(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[JobFinding]:
+        """Whether pods were told where they are, in a condition; nothing where nobody is to be."""
+        if job.uid in self._refused:
+            text = f"pods cannot be told where they are: {self._refused[job.uid]}; apply the operator's manifests again"
+            return [JobFinding("PodsPlaced", False, "Refused", f"{text}, which have the right to patch pods")]
+        placed = [bool(pod.topology) for pod in pods if pod.node]
+        if job.spec.topology_labels and placed and all(placed):
+            return [JobFinding("PodsPlaced", True, "Placed")]
+        return []
+
+    def _path(self, job: TrainingJob, pod: PodSeen) -> tuple[str, ...] | None:
+        keys = job.spec.topology_labels
+        labels = {} if self._nodes is None or not keys else self._nodes.labels_of(pod.node, keys)
+        return None if labels is None else path_of(labels, keys)

@@ -1,0 +1,290 @@
+"""The resource `TrainingJob`: one typed specification, from which the schema of the CRD is made. Pure."""
+
+import re
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from regrow_clusters.cluster.sizes import MOST_REPLICAS, ElasticSpec, SizeProblem, problems
+
+GROUP: Final = "regrow.dev"
+VERSION: Final = "v1alpha1"
+KIND: Final = "TrainingJob"
+PLURAL: Final = "trainingjobs"
+LEASE_NAME: Final = "regrow-operator"
+MOST_NAME: Final = 40
+"""Pods are named after their job, and a name of a pod that is a host name has 63 characters at most."""
+NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
+"""Of names of services (RFC 1035), which are stricter than those of other objects."""
+_LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+DEFAULT_PORT: Final = 29400
+BACKENDS: Final = ("none", "kueue")
+
+Count = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+Time = Annotated[float, Meta(ge=0)]
+
+
+class KueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """How Kueue admits the job: the gang as one workload, each further replica as its own of a lower class."""
+
+    queue_name: Annotated[str, Meta(min_length=1, description="The LocalQueue in the job's namespace.")]
+    priority_class: Annotated[str, Meta(description="WorkloadPriorityClass of the gang.")] = ""
+    elastic_priority_class: Annotated[
+        str, Meta(description="WorkloadPriorityClass of the replicas beyond the gang; a lower one.")
+    ] = ""
+    required_topology: Annotated[str, Meta(description="Node label within one value of which a replica must be.")] = ""
+    preferred_topology: Annotated[str, Meta(description="As requiredTopology, where that is possible.")] = ""
+
+
+class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What is wanted of a job."""
+
+    replica_count: Annotated[
+        Count,
+        Meta(description="The gang: the job starts with so many replicas at once, and never chooses to have fewer."),
+    ]
+    script: Annotated[
+        list[str],
+        Meta(min_length=1, description="The training script in the image and its arguments, as for regrow run."),
+    ]
+    template: Annotated[
+        dict[str, Any],
+        Meta(description="The pods' metadata and spec; regrow sets the command of the first container, which trains."),
+    ]
+    max_replica_count: Annotated[
+        Count | None, Meta(description="The job grows to so many replicas when there is room. Default: replicaCount.")
+    ] = None
+    replicas: Annotated[
+        Count,
+        Meta(
+            description="How many are wanted now, what kubectl scale sets; beyond maxReplicaCount: as many as may be."
+        ),
+    ] = MOST_REPLICAS
+    replica_increment_step: Annotated[Count, Meta(description="Sizes are replicaCount and whole steps above it.")] = 1
+    replica_discrete_values: Annotated[
+        list[Count], Meta(description="Instead of replicaIncrementStep: the only numbers of replicas there may be.")
+    ] = []
+    max_pending_replicas: Annotated[
+        Count, Meta(description="How many replicas beyond the gang wait for capacity at a time.")
+    ] = 1
+    graceful_shutdown_timeout_in_seconds: Annotated[
+        Time, Meta(description="What a replica gets to leave: its step is finished and its state handed over.")
+    ] = 60.0
+    scaling_timeout_in_seconds: Annotated[
+        Time, Meta(description="A scheduled replica that does not run by then is given up, and its node avoided.")
+    ] = 300.0
+    scale_up_snooze_time_in_seconds: Annotated[Time, Meta(description="No growth begins so soon after any change.")] = (
+        30.0
+    )
+    fence_timeout_in_seconds: Annotated[
+        Time,
+        Meta(description="After its grace, a pod whose node cannot be reached is deleted by force when this is over."),
+    ] = 60.0
+    bad_node_time_in_seconds: Annotated[Time, Meta(description="How long a node that lost a replica is avoided.")] = (
+        3600.0
+    )
+    pods_per_replica: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], Meta(description="Pods that together hold one replica of the model.")
+    ] = 1
+    ranks_per_pod: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)], Meta(description="Workers in each pod, as --nproc-per-node.")
+    ] = 1
+    domain_label: Annotated[
+        str,
+        Meta(
+            description="Label of the pods whose value says what fails together, for --buddy-every; where Kubernetes "
+            "does so, pods have topology.kubernetes.io/zone of their node. Default: each node alone."
+        ),
+    ] = ""
+    topology_labels: Annotated[
+        list[str],
+        Meta(
+            max_length=8,
+            description="Labels of nodes that say where in the network they are, from the widest to the narrowest (a "
+            "zone, a block, a rack): near ranks of the gang become neighbours, and copies of state are kept in another "
+            "place, unless domainLabel says what fails together. Default: ranks follow the replicas' places.",
+        ),
+    ] = []
+    run_flags: Annotated[list[str], Meta(description="Further flags of regrow run, for example --buddy-every=20.")] = []
+    checkpoint_dir: Annotated[
+        str, Meta(description="As --checkpoint-dir; a gang that must start anew resumes from there.")
+    ] = ""
+    port: Annotated[
+        Annotated[int, Meta(ge=1024, le=65535)], Meta(description="Where the coordinator in pod 0 listens.")
+    ] = DEFAULT_PORT
+    max_restarts: Annotated[
+        Annotated[int, Meta(ge=0)], Meta(description="How often the gang is started anew before the job has failed.")
+    ] = 10
+    suspend: Annotated[
+        bool, Meta(description="True: the job gives all its pods back, and starts again when false.")
+    ] = False
+    backend: Annotated[str, Meta(description="What admits pods: none (the scheduler alone) or kueue.")] = "none"
+    kueue: Annotated[KueueSpec | None, Meta(description="For the backend kueue.")] = None
+    priority_class_name: Annotated[str, Meta(description="PriorityClass of the gang's pods.")] = ""
+    elastic_priority_class_name: Annotated[
+        str, Meta(description="PriorityClass of the replicas beyond the gang; one with preemptionPolicy: Never.")
+    ] = ""
+
+    def elastic(self) -> ElasticSpec:
+        """The planner's part. Who scales below or beyond what may be gets the nearest that may."""
+        most = self.replica_count if self.max_replica_count is None else self.max_replica_count
+        return ElasticSpec(
+            replica_count=self.replica_count,
+            max_replica_count=most,
+            replicas=max(min(self.replicas, most), self.replica_count),
+            replica_increment_step=self.replica_increment_step,
+            replica_discrete_values=tuple(self.replica_discrete_values),
+            max_pending_replicas=self.max_pending_replicas,
+            graceful_shutdown_timeout_in_seconds=self.graceful_shutdown_timeout_in_seconds,
+            scaling_timeout_in_seconds=self.scaling_timeout_in_seconds,
+            scale_up_snooze_time_in_seconds=self.scale_up_snooze_time_in_seconds,
+        )
+
+
+class KeptNode(msgspec.Struct, frozen=True, rename="camel"):
+    """A node that new pods are kept away from."""
+
+    name: str
+    until: float
+    reason: str = ""
+    quarantined: bool = False
+    """It failed the job's own examinations twice: it may be marked in the cluster."""
+
+
+class JobCondition(msgspec.Struct, frozen=True, rename="camel"):
+    """One thing that is true, false or unknown of the job, as Kubernetes' own resources say it."""
+
+    type: str
+    status: str
+    reason: str
+    message: str = ""
+    last_transition_time: str = ""
+    observed_generation: int = 0
+
+
+class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
+    """What is seen of a job, and the little that the controller must remember of it."""
+
+    phase: str = ""
+    replicas: int = 0
+    pending_replicas: int = 0
+    desired_replicas: int = 0
+    selector: str = ""
+    step: int | None = None
+    """Steps that were committed, as pod 0 said when it was last asked."""
+    incidents: int | None = None
+    """Since the gang started."""
+    goodput: float | None = None
+    """The productive part of all rank-seconds since then, an estimate from 0 to 1."""
+    attempt: int = 1
+    """The gang's start: 1, and one more each time that it must start anew."""
+    started_attempt: int = 0
+    """The last attempt whose gang ran whole."""
+    granted: int = 0
+    changed_at: float | None = None
+    failures: int = 0
+    failed_at: float = 0.0
+    seats: list[int] = []
+    """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
+    serial: int = 0
+    """How many replicas were started; each has a number of its own, and no name comes twice."""
+    over: str = ""
+    """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
+    avoided_nodes: list[KeptNode] = []
+    conditions: list[JobCondition] = []
+    observed_generation: int = 0
+
+
+class TrainingJob(msgspec.Struct, frozen=True):
+    """One object of the resource, read."""
+
+    namespace: str
+    name: str
+    uid: str
+    generation: int
+    spec: TrainingJobSpec
+    status: TrainingJobStatus = TrainingJobStatus()
+    deleting: bool = False
+
+    def node_rank(self, place: int, index: int) -> int:
+        """The number, in the job, of the node that a pod of the gang is. `index`: of the pod in its replica."""
+        at = place * self.spec.pods_per_replica + index
+        return self.status.seats[at] if at < len(self.status.seats) else at
+
+
+class SpecRefused(Exception):
+    """The specification cannot be carried out; the object stays as it is, and its condition says what to change."""
+
+    def __init__(self, found: list[SizeProblem]) -> None:
+        super().__init__("; ".join(f"{_path(each.field)} {each.message}" for each in found))
+        self.found = found
+
+
+def _path(field: str) -> str:
+    return field if field.startswith("metadata.") else f"spec.{field}".removesuffix(".")
+
+
+def read_job(found: dict[str, Any]) -> TrainingJob:
+    """The object as the API server has it. Raises `SpecRefused`: names each field and its cure."""
+    meta = found["metadata"]
+    try:
+        spec = msgspec.convert(found.get("spec") or {}, TrainingJobSpec, strict=False)
+    except msgspec.ValidationError as error:
+        raise SpecRefused([SizeProblem("", f"cannot be read: {error}")]) from error
+    if wrong := spec_problems(meta["name"], spec):
+        raise SpecRefused(wrong)
+    return TrainingJob(
+        namespace=meta["namespace"],
+        name=meta["name"],
+        uid=meta["uid"],
+        generation=int(meta.get("generation", 1)),
+        spec=spec,
+        status=read_status(found),
+        deleting="deletionTimestamp" in meta,
+    )
+
+
+def read_status(found: dict[str, Any]) -> TrainingJobStatus:
+    """What the controller had written; a status that others have spoiled counts as none."""
+    try:
+        return msgspec.convert(found.get("status") or {}, TrainingJobStatus, strict=False)
+    except msgspec.ValidationError:
+        return TrainingJobStatus()
+
+
+def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
+    """What the schema cannot say: sizes that contradict each other, long names, backends without their part."""
+    found = problems(spec.elastic())
+    if len(name) > MOST_NAME:
+        text = f"has {len(name)} characters: give the job a name of at most {MOST_NAME}, for pods are named after it"
+        found.append(SizeProblem("metadata.name", text))
+    if not re.fullmatch(NAME_PATTERN, name):
+        text = (
+            f"is {name!r}: use small letters, digits and '-', and begin with a letter, for a service is named after it"
+        )
+        found.append(SizeProblem("metadata.name", text))
+    if spec.backend not in BACKENDS:
+        found.append(SizeProblem("backend", f"is {spec.backend!r}: give one of {', '.join(BACKENDS)}"))
+    if spec.backend == "kueue" and spec.kueue is None:
+        found.append(SizeProblem("kueue", "is missing: give kueue.queueName, for the backend is kueue"))
+    if spec.domain_label and not re.fullmatch(_LABEL, spec.domain_label, re.ASCII):
+        text = (
+            f"is {spec.domain_label!r}, which is no key of a label: give one as kubectl get pods --show-labels says it"
+        )
+        found.append(SizeProblem("domainLabel", text))
+    found.extend(SizeProblem("topologyLabels", text) for text in _label_problems(spec.topology_labels))
+    containers = (spec.template.get("spec") or {}).get("containers")
+    if not isinstance(containers, list) or not containers or not isinstance(containers[0], dict):
+        found.append(
+            SizeProblem("template.spec.containers", "is empty: give one container, with the image that trains")
+        )
+    elif not containers[0].get("image"):
+        found.append(SizeProblem("template.spec.containers[0].image", "is missing: give an image that has regrow"))
+    return found
+
+
+def _label_problems(labels: list[str]) -> list[str]:
+    wrong = [each for each in labels if re.fullmatch(_LABEL, each, re.ASCII) is None]
+    found = [f"has {each!r}, which is no key of a label: kubectl get nodes --show-labels has them" for each in wrong]
+    return found + (["has a label twice: name each level once"] if len(set(labels)) < len(labels) else [])

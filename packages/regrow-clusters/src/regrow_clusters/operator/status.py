@@ -1,0 +1,192 @@
+"""What the controller writes into a job's status: for people, and the little that it must remember. Pure."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+
+from regrow.core.ids import Instant
+from regrow.observe.watch.present import JobFigures
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
+from regrow_clusters.cluster.observed import JobStage
+from regrow_clusters.cluster.planner import granted_after
+from regrow_clusters.cluster.sizes import wanted_size
+from regrow_clusters.operator.objects import JOB_LABEL
+from regrow_clusters.operator.observed.observing import MENDED, JobReading
+from regrow_clusters.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
+
+_SHOWN_NODES: Final = 5
+_PHASES: Final = {
+    JobStage.NEW: "Pending",
+    JobStage.TRAINING: "Training",
+    JobStage.BROKEN: "Restarting",
+    JobStage.STOPPED: "Suspended",
+}
+
+
+def next_status(
+    job: TrainingJob,
+    reading: JobReading,
+    actions: list[PlannedAction],
+    now: Instant,
+    figures: JobFigures | None = None,
+    found: tuple[KeptNode, ...] = (),
+    seats: list[int] | None = None,
+) -> TrainingJobStatus:
+    """The status once these actions are done; the conditions are added by `with_conditions`.
+
+    `figures`: what the job has said of itself; None: nothing new. `found`: nodes that failed its examinations.
+    `seats`: what the gang's pods are told; None: as before.
+    """
+    old, spec = job.status, job.spec.elastic()
+    started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
+    failed = sum(isinstance(each, ReleaseReplica) and each.reason in ("ended", "lost") for each in actions)
+    anew = reading.anew
+    failures = old.failures + (1 if failed or (anew and old.phase != "Suspended") else 0)
+    if failures == old.failures and old.failures and now - old.failed_at > 600.0:
+        failures = 0
+    if reading.over == MENDED:
+        failures = 0  # they were those of another specification
+    changed = reading.running != old.replicas
+    return msgspec.structs.replace(
+        old,
+        phase=_PHASES.get(reading.seen.stage, reading.over),
+        replicas=reading.running,
+        pending_replicas=reading.waiting,
+        desired_replicas=0 if job.spec.suspend else wanted_size(spec),
+        step=old.step if figures is None else figures.step,
+        incidents=old.incidents if figures is None else figures.incidents,
+        goodput=_rounded(old.goodput if figures is None else figures.goodput),
+        selector=f"{JOB_LABEL}={job.name}",
+        attempt=old.attempt + 1 if anew else old.attempt,
+        started_attempt=old.attempt if reading.started else old.started_attempt,
+        granted=granted_after(spec, reading.seen, actions),
+        changed_at=now if changed else old.changed_at,
+        failures=failures,
+        failed_at=now if failures > old.failures else old.failed_at,
+        serial=old.serial + started,
+        seats=[] if anew else old.seats if seats is None else seats,
+        over=reading.over,
+        avoided_nodes=_avoided(job, actions, found, now),
+        observed_generation=job.generation,
+    )
+
+
+def _rounded(part: float | None) -> float | None:
+    return None if part is None else round(part, 3)
+
+
+def _starts(action: PlannedAction) -> bool:
+    return isinstance(action, StartGang | StartReplica)
+
+
+def _avoided(
+    job: TrainingJob, actions: list[PlannedAction], found: tuple[KeptNode, ...], now: Instant
+) -> list[KeptNode]:
+    kept = {each.name: each for each in job.status.avoided_nodes if each.until > now}
+    for each in found:
+        known, half = kept.get(each.name), job.spec.bad_node_time_in_seconds / 2
+        if known is None or known.quarantined < each.quarantined or known.until < each.until - half:
+            kept[each.name] = each
+    for action in actions:
+        if isinstance(action, ReleaseReplica | DrainReplica):
+            until = now + job.spec.bad_node_time_in_seconds
+            kept.update({node: KeptNode(node, until, action.reason) for node in action.blame})
+    return [kept[name] for name in sorted(kept)]
+
+
+class JobFinding(msgspec.Struct, frozen=True):
+    """What is said of one condition: whether it holds, in a word and in a sentence."""
+
+    type: str
+    holds: bool
+    reason: str
+    message: str = ""
+
+
+def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
+    """The conditions that hold of any job that can be read."""
+    spec, stage = job.spec, reading.seen.stage
+    wanted = wanted_size(spec.elastic())
+    training = stage is JobStage.TRAINING and reading.running >= spec.replica_count
+    text = f"{reading.running} of {wanted} replicas run"
+    found = [
+        JobFinding("SpecValid", True, "Valid", _below_gang(job)),
+        JobFinding("Training", training, "Running" if training else "NotYet", text),
+    ]
+    short = stage is JobStage.TRAINING and reading.running < wanted
+    waits = f"{reading.waiting} of them wait for capacity" if reading.waiting else "the next one is asked for in time"
+    found.append(
+        JobFinding("AtWantedSize", not short, "Smaller" if short else "AsWanted", f"{text}; {waits}" if short else text)
+    )
+    over = reading.over if stage is JobStage.OVER else ""
+    found.append(JobFinding("Complete", over == "Succeeded", over or "NotYet"))
+    found.append(JobFinding("Failed", over == "Failed", over if over == "Failed" else "No", reading.failed))
+    return found
+
+
+def _below_gang(job: TrainingJob) -> str:
+    """What is said to who scales a job below its gang, by kubectl for example; empty: nobody has."""
+    asked, least = job.spec.replicas, job.spec.replica_count
+    if asked >= least:
+        return ""
+    text = f"spec.replicas is {asked}, and the job never has fewer than replicaCount ({least}): it has {least}"
+    return f"{text}; lower spec.replicaCount, or set spec.suspend to give all pods back"
+
+
+def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
+    """Whether anything is known against the nodes that the job has now. `bad`: nodes, and what."""
+    if not bad:
+        return JobFinding("NodesHealthy", True, "NothingKnown", "nothing is known against the job's nodes")
+    told = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])
+    more = f"; and {len(bad) - _SHOWN_NODES} more" if len(bad) > _SHOWN_NODES else ""
+    return JobFinding("NodesHealthy", False, "Unhealthy", told + more)
+
+
+def with_conditions(
+    status: TrainingJobStatus, found: list[JobFinding], generation: int, now: Instant
+) -> TrainingJobStatus:
+    """The conditions with the times of their last changes; a message that is over keeps what it said."""
+    known = {each.type: each for each in status.conditions}
+    for each in found:
+        old, holds = known.get(each.type), "True" if each.holds else "False"
+        since = old.last_transition_time if old is not None and old.status == holds else stamp(now)
+        message = each.message
+        if not message and old is not None and old.status == holds and old.reason == each.reason:
+            message = old.message
+        known[each.type] = JobCondition(each.type, holds, each.reason, message, since, generation)
+    return msgspec.structs.replace(status, conditions=[known[name] for name in sorted(known)])
+
+
+def refused_status(
+    found: dict[str, Any], old: TrainingJobStatus, refusal: SpecRefused, now: Instant
+) -> TrainingJobStatus:
+    """Of an object that cannot be carried out as it is. Its pods stay as they are until it is mended."""
+    generation = int(found["metadata"].get("generation", 1))
+    finding = JobFinding("SpecValid", False, "Invalid", str(refusal))
+    status = with_conditions(old, [finding], generation, now)
+    phase = old.phase if old.phase in ("Training", "Succeeded", "Failed") else "Invalid"
+    return msgspec.structs.replace(status, phase=phase, observed_generation=generation)
+
+
+def stamp(now: Instant) -> str:
+    """A time as Kubernetes writes it."""
+    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[tuple[str, str]]:
+    """What is to be told of nodes, in a word and a sentence: those avoided from now on, and what became known."""
+    before = {each.name for each in old.avoided_nodes}
+    told = [
+        ("NodeAvoided", f"no replica is started on node {each.name} until {stamp(Instant(each.until))}: {each.reason}")
+        for each in new.avoided_nodes
+        if each.name not in before
+    ]
+    was, now = (
+        next((each.message for each in status.conditions if each.type == "NodesHealthy" and each.status == "False"), "")
+        for status in (old, new)
+    )
+    if now and now != was:
+        told.append(("NodesUnhealthy", now))
+    return told

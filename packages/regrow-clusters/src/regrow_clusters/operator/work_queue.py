@@ -1,0 +1,67 @@
+"""Which jobs are to be looked at: each at most once at a time, now or at a time."""
+
+import asyncio
+
+from regrow.core.ids import Seconds
+from regrow_clusters.operator.cache import JobKey
+
+_FIRST_PAUSE: Seconds = 0.2
+_LONGEST_PAUSE: Seconds = 60.0
+
+
+class WorkQueue:
+    """Keys in the order in which they were asked for; one that is asked for while it is worked on comes again."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[JobKey, None] = {}
+        self._busy: set[JobKey] = set()
+        self._again: set[JobKey] = set()
+        self._timers: dict[JobKey, asyncio.TimerHandle] = {}
+        self._failures: dict[JobKey, int] = {}
+        self._news = asyncio.Event()
+
+    def add(self, key: JobKey) -> None:
+        """Look at it as soon as may be."""
+        if key in self._busy:
+            self._again.add(key)
+        else:
+            self._waiting[key] = None
+            self._news.set()
+
+    def add_later(self, key: JobKey, within: Seconds) -> None:
+        """Look at it then, unless that happens before."""
+        loop = asyncio.get_running_loop()
+        timer = self._timers.get(key)
+        if timer is not None and not timer.cancelled() and loop.time() < timer.when() <= loop.time() + within:
+            return
+        if timer is not None:
+            timer.cancel()
+        self._timers[key] = loop.call_later(max(within, 0.0), self.add, key)
+
+    async def take(self) -> JobKey:
+        """The next one; say `done` when it is."""
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
+        key = next(iter(self._waiting))
+        del self._waiting[key]
+        self._busy.add(key)
+        return key
+
+    def done(self, key: JobKey, *, failed: bool = False) -> None:
+        """It was looked at. After a failure it comes again, each time after twice as long."""
+        self._busy.discard(key)
+        if failed:
+            count = self._failures[key] = self._failures.get(key, 0) + 1
+            self.add_later(key, min(_FIRST_PAUSE * 2.0 ** min(count - 1, 16), _LONGEST_PAUSE))
+        else:
+            self._failures.pop(key, None)
+        if key in self._again:
+            self._again.discard(key)
+            if not failed:
+                self.add(key)
+
+    def close(self) -> None:
+        """Forget all times."""
+        for timer in self._timers.values():
+            timer.cancel()

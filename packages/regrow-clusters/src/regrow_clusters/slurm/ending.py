@@ -1,0 +1,150 @@
+"""How a gang's Slurm job ends: by its first node, or by who is left when that is lost. Nothing stays allocated."""
+
+import contextlib
+import shlex
+import time
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.ids import Seconds
+from regrow.launch.addresses import endpoint_of
+from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
+from regrow_clusters.slurm.node_words import NodeSeat
+from regrow_clusters.slurm.observing import heirs
+from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.slurm.scripts import JobPart, script_again
+
+TURN_S: Final[Seconds] = 5.0
+"""Between two survivors' looks at whether another has submitted the next gang."""
+_ANSWER_S: Final[Seconds] = 15.0
+Say = Callable[[str], None]
+
+
+class GangEnd:
+    """The end of a gang's Slurm job, on one of its nodes.
+
+    Args:
+        part: the gang.
+        seat: of this node.
+        slurm: the cluster.
+        wishes: reads what users have asked.
+        say: a line for the user.
+        sleep: waits.
+    """
+
+    def __init__(
+        self,
+        part: JobPart,
+        seat: NodeSeat,
+        slurm: SlurmClient,
+        wishes: Callable[[], JobWishes],
+        say: Say,
+        sleep: Callable[[Seconds], None] = time.sleep,
+    ) -> None:
+        self._part, self._seat, self._slurm = part, seat, slurm
+        self._wishes, self._say, self._sleep = wishes, say, sleep
+
+    def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
+        """On the first node: a gang that can be run again is submitted anew, of another nothing is left.
+
+        `avoid`: nodes that are bad now; of those that this gang was kept away from some may not be any more.
+        """
+        queue = self._slurm.queue(self._part.spec.name)
+        if code != RUN_AGAIN or self._is_over(queue):
+            self.end_replicas(queue)
+        else:
+            self._submit_next(queue, avoid)
+
+    def by_survivor(self) -> None:
+        """On another node, when the coordinator is gone: whether its host is, is for Slurm to say."""
+        in_line = heirs(self._part.nodes)
+        if self._seat.index not in in_line:
+            return
+        try:
+            self._slurm.queue(self._part.spec.name)
+        except SlurmFailure:
+            return  # it is this node that is cut off
+        try:
+            self._slurm.on_host(self._seat.job_id, self._seat.first_host, ["true"], within=_ANSWER_S)
+        except SlurmFailure as failure:
+            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
+        else:
+            return  # its batch script ends the allocation
+        self._sleep(TURN_S * in_line.index(self._seat.index))
+        queue = self._slurm.queue(self._part.spec.name)
+        if self._is_over(queue):
+            self.end_replicas(queue)
+        else:
+            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
+        self._slurm.cancel(self._seat.job_id)
+
+    def by_successor(self, code: int, at: str) -> None:
+        """On a node of a gang whose first coordinator was lost while others went on; the batch script is told.
+
+        Args:
+            code: the job's exit code; 75 also where it is not known.
+            at: where the last coordinator was.
+        """
+        in_line = heirs(self._part.nodes)
+        if self._seat.index and self._seat.index not in in_line:
+            return
+        self._sleep(TURN_S * (in_line.index(self._seat.index) if self._seat.index else 0))
+        queue = self._slurm.queue(self._part.spec.name)
+        if not any(job.job_id == self._seat.job_id and job.state == "RUNNING" for job in queue):
+            return  # it is ending
+        if code == RUN_AGAIN and self._listens(at, queue):
+            return  # it is this node that is cut off
+        if code == RUN_AGAIN and not self._is_over(queue):
+            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
+        else:
+            self.end_replicas(queue)
+        try:
+            word = shlex.quote(f"{self._seat.result}/code")
+            say = ["sh", "-c", f"test -p {word} && echo {code} > {word}"]
+            self._slurm.on_host(self._seat.job_id, self._seat.first_host, say, within=_ANSWER_S)
+        except SlurmFailure as failure:
+            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
+            self._slurm.cancel(self._seat.job_id)
+
+    def _listens(self, at: str, queue: list[SlurmJob]) -> bool:
+        """Whether somebody does at an address of one of the job's nodes, as is found there."""
+        host, port = endpoint_of("the coordinator's address", at)
+        for job in queue:
+            for node in job.nodes if job.state == "RUNNING" else ():
+                if self._slurm.address(node) == host:
+                    knock = ["bash", "-c", f"exec 3<>/dev/tcp/{host}/{port}"]
+                    with contextlib.suppress(SlurmFailure):
+                        self._slurm.on_host(job.job_id, node, knock, within=_ANSWER_S)
+                        return True
+        return False
+
+    def end_replicas(self, queue: list[SlurmJob]) -> None:
+        """Replicas that wait are taken out of the queue; those that run end with the job."""
+        for job in queue:
+            if job.place is not None and job.state == "PENDING":
+                self._slurm.cancel(job.job_id, pending=True)
+
+    def _is_over(self, queue: list[SlurmJob]) -> bool:
+        """Whether somebody wanted the end. A job that Slurm is ending is not RUNNING any more."""
+        mine = next((job for job in queue if job.job_id == self._seat.job_id), None)
+        return self._wishes().over or mine is None or mine.state != "RUNNING"
+
+    def _submit_next(self, queue: list[SlurmJob], avoid: tuple[str, ...]) -> None:
+        if any(job.place is None and job.job_id > self._seat.job_id and not job.done for job in queue):
+            return  # another survivor has
+        attempt = self._part.attempt + 1
+        if attempt > self._part.spec.max_restarts + 1:
+            self._say(f"the gang was started {self._part.attempt} times; maxRestarts is {self._part.spec.max_restarts}")
+            self.end_replicas(queue)
+            return
+        wishes = self._wishes()
+        gone = tuple(sorted({*wishes.avoided(time.time()), *avoid}))
+        mine, spec = self._slurm.batch_script(self._seat.job_id), self._part.spec
+        if wishes.replicas is not None:
+            spec = msgspec.structs.replace(spec, replicas=wishes.replicas)
+        job_id = self._slurm.submit(script_again(mine, JobPart(spec, None, attempt, gone)))
+        without = f", without {', '.join(gone)}" if gone else ""
+        self._say(f"the gang is submitted anew{without}: Slurm job {job_id}")

@@ -1,0 +1,97 @@
+"""What each node of a Slurm job runs: `regrow run` in the gang, `regrow agent` beyond it. Pure."""
+
+from typing import Final
+
+import msgspec
+
+from regrow.core.exit_codes import OK, RUN_AGAIN
+from regrow_clusters.cluster.sizes import allowed_sizes
+from regrow_clusters.slurm.observing import nodes_of_replica
+from regrow_clusters.slurm.reading import failure_domain, host_list
+from regrow_clusters.slurm.scripts import JobPart
+
+DO_NOT_RESTART: Final = 93
+"""Of a Slurm job: the same again would end the same way."""
+_FIRST_PORT: Final = 20000
+_PORTS: Final = 12000
+"""Below those that the kernel gives out by itself."""
+
+
+class NodeSeat(msgspec.Struct, frozen=True):
+    """What Slurm tells a task. `hosts`: of its Slurm job, in short form; `result`: the batch script's folder."""
+
+    job_id: int
+    index: int
+    host: str
+    hosts: str
+    topology: str = ""
+    topology_pattern: str = ""
+    result: str = ""
+
+    @property
+    def first_host(self) -> str:
+        """Where the batch script runs."""
+        return host_list(self.hosts)[0]
+
+    def in_order(self, hosts: str) -> "NodeSeat":
+        """The seat by another order of the same hosts; without one, as Slurm has it."""
+        order = hosts.split(",")
+        if sorted(order) != sorted(host_list(self.hosts)):
+            return self
+        return msgspec.structs.replace(self, index=order.index(self.host), hosts=hosts)
+
+
+def port_of(part: JobPart, job_id: int) -> int:
+    """Where a gang's coordinator listens: another port for each Slurm job that may share the host."""
+    return part.spec.port or _FIRST_PORT + job_id % _PORTS
+
+
+def run_name(part: JobPart, job_id: int) -> str:
+    """What regrow calls the run of a gang."""
+    return f"{part.spec.name}-{job_id}"
+
+
+def gang_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
+    """`regrow run` on a node of the gang. `at`: the coordinator's address; `own`: this node's."""
+    spec = part.spec
+    sizes, each = allowed_sizes(spec.elastic_spec()), spec.nodes_per_replica
+    words = [
+        "run",
+        f"--job={run_name(part, seat.job_id)}",
+        f"--nnodes={spec.gang_nodes}:{sizes[-1] * each + spec.spares}",
+        f"--node-rank={seat.index}",
+        f"--nproc-per-node={spec.ranks_per_node}",
+        f"--replicas={sizes[0]}:{sizes[-1]}",
+        f"--replica-ranks={each * spec.ranks_per_node}",
+        f"--rdzv-endpoint={at}",
+        f"--drain-grace={spec.grace:g}s",
+        *([] if spec.elect else ["--no-elect"]),  # whoever is left submits the gang anew
+        *_here(seat, own),
+    ]
+    if spec.spares:
+        words.append(f"--spares={spec.spares}")
+    if sizes != list(range(sizes[0], sizes[-1] + 1)):
+        words.append(f"--replica-sizes={','.join(map(str, sizes))}")
+    if spec.checkpoint_dir:
+        words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
+        if part.attempt > 1:
+            words.append("--resume=auto")
+    return [*words, *spec.run_flags, *spec.script]
+
+
+def replica_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
+    """`regrow agent` on a node of a replica beyond the gang."""
+    name = nodes_of_replica(part.spec, part.place or 0, seat.job_id)[seat.index]
+    return ["agent", f"--join={at}", f"--name={name}", f"--grace={part.spec.grace:g}s", *_here(seat, own)]
+
+
+def _here(seat: NodeSeat, own: str) -> list[str]:
+    domain = failure_domain(seat.topology, seat.topology_pattern)
+    return [f"--bind={own}", f"--local-addr={own}", *([f"--domain={domain}"] if domain else [])]
+
+
+def exit_code(code: int, *, told_to_leave: bool) -> int:
+    """Of a Slurm task, by that of what it ran: 0 done, 75 come back later, 93 the same again would end the same way."""
+    if code == OK:
+        return RUN_AGAIN if told_to_leave else OK
+    return RUN_AGAIN if code == RUN_AGAIN or code < 0 else DO_NOT_RESTART

@@ -1,0 +1,281 @@
+"""What Slurm's queue and the job's coordinator say of a job, in the planner's words. Pure.
+
+Whether a node trains, leaves or is lost the coordinator knows at once; Slurm knows who waits, and where who runs.
+A node that the coordinator has given up is fenced: its lease is over, and it commits nothing any more.
+"""
+
+from typing import Final
+
+import msgspec
+
+from regrow.core.ids import Instant, NodeId, Seconds
+from regrow.membership.view import JobView, NodeView
+from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartReplica
+from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.planner import granted_after, plan
+from regrow_clusters.cluster.sizes import ElasticSpec
+from regrow_clusters.slurm.job_file import SlurmJobSpec
+from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+
+GANG: Final = "gang:"
+"""Before the place, in the name of a replica of the gang."""
+_KILL_S: Final[Seconds] = 30.0
+"""After its grace, what Slurm gets to end a job: its default KillWait."""
+_ASKED: Final = "asked for"
+"""Why a node is avoided that a user has drained."""
+_FIRST_PAUSE_S: Final[Seconds] = 5.0
+_LONGEST_PAUSE_S: Final[Seconds] = 300.0
+_MOST_HEIRS: Final = 16
+_LOST_STATES: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
+
+
+def planned_sizes(spec: SlurmJobSpec, wishes: JobWishes) -> ElasticSpec:
+    """The planner's sizes. Spares that make whole replicas are places like others: they are replaced too."""
+    more = spec.spares // spec.nodes_per_replica
+    sizes = spec.elastic_spec(replicas=wishes.replicas)
+    wanted = sizes.max_replica_count if sizes.replicas is None else sizes.replicas
+    return msgspec.structs.replace(
+        sizes,
+        replica_count=sizes.replica_count + more,
+        max_replica_count=sizes.max_replica_count + more,
+        replicas=wanted + more,
+        replica_discrete_values=tuple(size + more for size in sizes.replica_discrete_values),
+    )
+
+
+def node_of_gang(index: int) -> NodeId:
+    """What regrow calls a node of the gang."""
+    return NodeId(f"node{index}")
+
+
+def heirs(nodes: int) -> list[int]:
+    """Which of a gang's nodes look after it when the first is lost: some of many, spread, lest all ask Slurm."""
+    if nodes - 1 <= _MOST_HEIRS:
+        return list(range(1, nodes))
+    return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})
+
+
+def looks_after(view: JobView, index: int, nodes: int) -> bool:
+    """Whether this one of a gang's nodes looks after the job: the first, or of its heirs the first that is there."""
+    line = [0, *heirs(nodes)]
+    before = {node_of_gang(other) for other in line if other < index}
+    return index in line and not any(each.node in before and not each.away for each in view.nodes)
+
+
+def nodes_of_replica(spec: SlurmJobSpec, place: int, job_id: int) -> list[NodeId]:
+    """What regrow calls the nodes of a replica beyond the gang, or of one in a gang's place.
+
+    In a job of one size alone a node has to come back under the name of the one that was lost.
+    """
+    count = spec.nodes_per_replica
+    if spec.most == spec.replica_count:
+        return [node_of_gang(place * count + index) for index in range(count)]
+    return [NodeId(f"r{place}-{job_id}" if count == 1 else f"r{place}-{job_id}-{index}") for index in range(count)]
+
+
+class Overview:
+    """All that is known of one job while its gang's first node is there; `look` says what is to be done.
+
+    Args:
+        spec: of the job.
+        hosts: Slurm's names of the gang's nodes, in the order of their ranks.
+        avoid: nodes that the gang itself was kept away from.
+        now: when this begins.
+    """
+
+    def __init__(self, spec: SlurmJobSpec, hosts: tuple[str, ...], avoid: tuple[str, ...], now: Instant) -> None:
+        self._spec = spec
+        self._hosts = hosts
+        self._began = now
+        self._granted = 0
+        self._running: frozenset[str] = frozenset()
+        self._changed_at: Instant | None = None
+        self._bad = {node: BadNode(node, now + spec.bad_node_time_in_seconds, "lost before") for node in avoid}
+        self._kept_from: dict[str, Instant] = {}
+        """Nodes that those who wait exclude, for a reason that is not known here, and until when they may."""
+        self._first: dict[tuple[int, str], Instant] = {}
+        """When a Slurm job was first seen in a state."""
+        self._joined: set[int] = set()
+        self._counted: set[int] = set()
+        self._asked: dict[int, Instant] = {}
+        """Slurm jobs that were asked to leave, and until when they may take."""
+        self._gone: set[int] = set()
+        """Slurm jobs that were given back: their places are free, whatever Slurm still shows."""
+        self._failures = 0
+        self._failed_at: Instant = 0.0
+
+    def look(self, view: JobView, queue: list[SlurmJob], wishes: JobWishes, now: Instant) -> list[PlannedAction]:
+        """What the planner says, for the job as it is now. Times in `wishes` are those of the clock that says `now`."""
+        spec = planned_sizes(self._spec, wishes)
+        self._blame_asked(wishes, now)
+        nodes = {each.node: each for each in view.nodes}
+        self._blame_quarantined(nodes, queue, now)
+        replicas = self._gang(nodes, queue, now)
+        for job in queue:
+            if job.place is not None and job.job_id not in self._gone:
+                replicas.extend(self._replica(job, job.place, nodes, now))
+        running = frozenset(each.name for each in replicas if each.stage is ReplicaStage.RUNNING)
+        if running != self._running:
+            self._changed_at = now if self._running else None
+            self._running = running
+        seen = JobSeen(
+            JobStage.TRAINING,
+            tuple(replicas),
+            granted=self._granted,
+            changed_at=self._changed_at,
+            retry_at=self._retry_at(),
+            bad_nodes=tuple(self._bad.values()),
+        )
+        actions = plan(spec, seen, now)
+        self._granted = granted_after(spec, seen, actions)
+        for action in actions:
+            if isinstance(action, DrainReplica | ReleaseReplica):
+                for node in action.blame:
+                    self._blame(node, action.reason, now)
+                self._ask_without(action.name, replicas, now)
+        return actions
+
+    def bad_nodes(self, now: Instant) -> tuple[str, ...]:
+        """Those that are excluded now."""
+        return tuple(sorted(bad.node for bad in self._bad.values() if bad.until > now))
+
+    def bad_nodes_by_reason(self, now: Instant) -> list[tuple[str, str]]:
+        """The same, and why."""
+        return sorted((bad.node, bad.reason) for bad in self._bad.values() if bad.until > now)
+
+    def asked(self, job_id: int, within: Seconds, now: Instant) -> None:
+        """A Slurm job was told to leave."""
+        self._asked.setdefault(job_id, now + within)
+
+    def given_back(self, job_id: int) -> None:
+        """A Slurm job was cancelled, since nothing of it runs that counts."""
+        self._gone.add(job_id)
+
+    def failed(self, now: Instant) -> None:
+        """Something could not be submitted, or ended before it had joined: the next one waits a little longer."""
+        self._failures += 1
+        self._failed_at = now
+
+    def _retry_at(self) -> Instant:
+        if not self._failures:
+            return 0.0
+        return self._failed_at + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
+
+    def _avoids(self, job: SlurmJob, now: Instant) -> tuple[str, ...]:
+        """What one that waits need not be kept away from for ever.
+
+        What it excludes and nobody here has blamed was bad for who looked after the job before, or a user's own script
+        excludes it whatever is asked: that is not tried more often than a bad node is.
+        """
+        for node in job.excluded:
+            if node not in self._bad:
+                self._kept_from.setdefault(node, now + self._spec.bad_node_time_in_seconds)
+        return tuple(node for node in job.excluded if self._kept_from.get(node, now) <= now)
+
+    def _ask_without(self, name: str, replicas: list[ReplicaSeen], now: Instant) -> None:
+        bad = self.bad_nodes(now)
+        avoided = (node for each in replicas if each.name == name for node in each.avoids if node not in bad)
+        self._kept_from.update(dict.fromkeys(avoided, now + self._spec.bad_node_time_in_seconds))
+
+    def _blame(self, node: str, reason: str, now: Instant) -> None:
+        known = self._bad.get(node)
+        if known is None or known.until <= now:
+            self._bad[node] = BadNode(node, now + self._spec.bad_node_time_in_seconds, reason)
+
+    def _blame_asked(self, wishes: JobWishes, now: Instant) -> None:
+        """What users want left alone, as long as they do and no longer."""
+        for node, bad in list(self._bad.items()):
+            if bad.reason == _ASKED and node not in wishes.avoid:
+                del self._bad[node]
+        for node, until in wishes.avoid.items():
+            known = self._bad.get(node)
+            if known is None or known.until < until:
+                self._bad[node] = BadNode(node, until, _ASKED)
+
+    def _blame_quarantined(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> None:
+        """Nodes that failed the job's own examinations twice are excluded, though what runs there stays."""
+        hosts = {node_of_gang(index): host for index, host in enumerate(self._hosts)}
+        for job in queue:
+            if job.place is not None and not job.done:
+                hosts |= dict(zip(nodes_of_replica(self._spec, job.place, job.job_id), job.nodes, strict=False))
+        for name, each in nodes.items():
+            if each.quarantined and not each.away and name in hosts:
+                self._blame(hosts[name], each.quarantined, now)
+
+    def _gang(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> list[ReplicaSeen]:
+        """The gang's replicas that are whole; of lost nodes so many are missing as spares do not make up for."""
+        count = self._spec.nodes_per_replica
+        away = []
+        for index, host in enumerate(self._hosts):
+            seen = nodes.get(node_of_gang(index))
+            away.append(seen is not None and seen.away)
+            if seen is not None and seen.away and not seen.left:
+                self._blame(host, "it was lost", now)
+        places = len(self._hosts) // count
+        whole = min(places, (len(self._hosts) - sum(away)) // count)
+        by_losses = sorted(range(places), key=lambda place: (-sum(away[place * count : (place + 1) * count]), -place))
+        missing = set(by_losses[: places - whole])
+        if self._spec.most == self._spec.replica_count:
+            # The one that stands in has the same name: it is seen as itself.
+            missing |= {job.place for job in queue if job.place is not None and not job.done}
+        return [
+            ReplicaSeen(
+                f"{GANG}{place}",
+                place,
+                ReplicaStage.RUNNING,
+                self._began,
+                self._hosts[place * count : (place + 1) * count],
+            )
+            for place in range(places)
+            if place not in missing
+        ]
+
+    def _replica(self, job: SlurmJob, place: int, nodes: dict[NodeId, NodeView], now: Instant) -> list[ReplicaSeen]:
+        """A replica beyond the gang; none where nothing of it is left."""
+        mine = [nodes[name] for name in nodes_of_replica(self._spec, place, job.job_id) if name in nodes]
+        known = [each for each in mine if job.job_id in self._joined or not each.away]
+        lost = [each for each in known if each.away and not each.left]
+        here = [each for each in known if not each.away]
+        if len(here) == self._spec.nodes_per_replica:
+            self._joined.add(job.job_id)
+            self._failures = 0
+        if job.done or (job.state == "COMPLETING" and not here):
+            self._count_end(job, now)
+            return []
+        since = self._first.setdefault((job.job_id, job.state), now)
+
+        def seen(stage: ReplicaStage, **more: object) -> list[ReplicaSeen]:
+            told = ReplicaSeen(str(job.job_id), place, stage, since, job.nodes)
+            return [msgspec.structs.replace(told, **more)]
+
+        if lost:
+            return seen(ReplicaStage.LOST, safe_at=now, to_blame=True)
+        if job.job_id in self._asked:
+            until = self._asked[job.job_id]
+            return seen(ReplicaStage.LEAVING, leave_by=until, safe_at=until + _KILL_S)
+        if job.state == "PENDING":
+            return seen(ReplicaStage.QUEUED, avoids=self._avoids(job, now))
+        if job.job_id in self._joined:
+            if len(here) < len(known) or job.state == "COMPLETING" or any(each.draining for each in here):
+                return seen(ReplicaStage.LEAVING)
+            return seen(ReplicaStage.RUNNING)
+        return seen(ReplicaStage.STARTING)
+
+    def _count_end(self, job: SlurmJob, now: Instant) -> None:
+        """Who ended without having joined counts as a failure, once; a node that failed is avoided."""
+        if job.job_id in self._counted:
+            return
+        self._counted.add(job.job_id)
+        if job.state in _LOST_STATES:
+            for node in job.nodes:
+                self._blame(node, "Slurm lost it", now)
+        ran = any(number == job.job_id and state != "PENDING" for number, state in self._first)
+        if job.job_id not in self._joined and (ran or job.state == "FAILED"):
+            self.failed(now)
+
+
+def replacement_text(action: StartReplica) -> str:
+    """Why a replica is asked for, for people."""
+    what = "a lost replica is replaced" if action.replacement else "the job may grow"
+    avoided = f", without {', '.join(action.avoid)}" if action.avoid else ""
+    return f"{what}: place {action.place}{avoided}"

@@ -1,0 +1,31 @@
+"""The file in which a gang's first node finds what users ask of the job.
+
+It is no comment of the Slurm job: without accounting, Slurm 22.05 refuses to change that of a job that has lost a node.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from regrow_clusters.slurm.reading import JobWishes
+
+
+def wishes_file(home: Path, run: str) -> Path:
+    """Where they are, for a run of that name, in a home of records."""
+    return home / "slurm" / f"{run}.json"
+
+
+def read_wishes(file: Path) -> JobWishes:
+    """What is asked; nothing where nobody has asked."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=JobWishes)
+    except (OSError, msgspec.MsgspecError):
+        return JobWishes()
+
+
+def write_wishes(file: Path, wishes: JobWishes) -> None:
+    """Replace it whole. Raises `OSError`."""
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(wishes))
+    new.replace(file)

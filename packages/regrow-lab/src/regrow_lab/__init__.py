@@ -1,0 +1,1 @@
+"""Jobs of regrow without machines: the coordinator simulated (`sim`), fleets over weeks (`fleet`), closed forms."""

@@ -1,0 +1,141 @@
+"""The account of one simulated job: rank-seconds by what they went into, work that counts, and money. Pure."""
+
+from dataclasses import dataclass, field
+
+from regrow.core.ids import Seconds
+from regrow.observe.goodput import Spent
+from regrow_lab.fleet.scenario import FleetScenario, PolicyTable
+
+_HOUR: Seconds = 3600.0
+
+
+@dataclass(frozen=True)
+class JobOutcome:
+    """What one job came to.
+
+    Attributes:
+        finished: all of its work is done.
+        wall: until then, or until the simulation was given up.
+        work: done, in seconds of the whole world undisturbed.
+        spent: rank-seconds by what they went into, spares included; adds up to `rank_seconds`.
+        rank_seconds: of all places, spares included.
+        goodput: the productive part of the world's places, spares not included.
+        money: for the nodes that there were.
+        incidents: faults that struck, by kind; changes of the world as `drain` and `grow`.
+        mending: time from a fault to training again, of all incidents together, without waiting for nodes.
+        lost_work: work that was done and given up.
+    """
+
+    finished: bool
+    wall: Seconds
+    work: Seconds
+    spent: dict[Spent, Seconds]
+    rank_seconds: Seconds
+    goodput: float
+    money: float
+    incidents: dict[str, int]
+    mending: Seconds
+    lost_work: Seconds
+
+
+@dataclass
+class FleetAccount:
+    """Takes time as it passes.
+
+    Attributes:
+        scenario: what is simulated.
+        policy: how.
+    """
+
+    scenario: FleetScenario
+    policy: PolicyTable
+    wall: Seconds = 0.0
+    work: Seconds = 0.0
+    lost_work: Seconds = 0.0
+    mending: Seconds = 0.0
+    node_seconds: Seconds = 0.0
+    spent: dict[Spent, Seconds] = field(default_factory=lambda: dict.fromkeys(Spent, 0.0))
+    incidents: dict[str, int] = field(default_factory=dict)
+    since_work: Seconds = 0.0
+    """Work since the last durable checkpoint."""
+    since_productive: Seconds = 0.0
+    """The same, in productive rank-seconds."""
+    running: Seconds = 0.0
+    """Training since the last incident."""
+
+    def passes(self, seconds: Seconds, spent: Spent, members: int, healthy: int) -> None:
+        """Time passes in which all members do the same.
+
+        Args:
+            seconds: how much.
+            spent: what they do.
+            members: nodes in the world.
+            healthy: nodes that there are.
+        """
+        if seconds <= 0:
+            return
+        ranks, nodes = self.scenario.job.ranks_per_node, self.scenario.nodes
+        self.wall += seconds
+        self.node_seconds += seconds * healthy
+        self.spent[spent] += seconds * members * ranks
+        self.spent[Spent.CAPACITY] += seconds * (nodes - members) * ranks
+        self.spent[Spent.IDLE] += seconds * self.policy.spares * ranks
+
+    def trains(self, seconds: Seconds, members: int, healthy: int) -> None:
+        """All train undisturbed."""
+        job = self.scenario.job
+        overhead = seconds * job.overhead
+        self.passes(overhead, Spent.IDLE, members, healthy)
+        self.passes(seconds - overhead, Spent.PRODUCTIVE, members, healthy)
+        work = seconds * members / self.scenario.nodes
+        self.work += work
+        self.since_work += work
+        self.since_productive += (seconds - overhead) * members * job.ranks_per_node
+        self.running += seconds
+
+    def checkpointed(self) -> None:
+        """All that was done until now is safe."""
+        self.since_work = self.since_productive = 0.0
+
+    def give_up(self, seconds: Seconds, members: int) -> None:
+        """The newest work does not count: so much of the undisturbed training, as far as there is that."""
+        lost = min(
+            seconds * members / self.scenario.nodes, self.running * members / self.scenario.nodes, self.since_work
+        )
+        part = lost / self.since_work if self.since_work else 0.0
+        self._undo(lost, part * self.since_productive)
+        self.running = 0.0
+
+    def back_to_checkpoint(self) -> None:
+        """All work since the last durable checkpoint does not count."""
+        self._undo(self.since_work, self.since_productive)
+        self.since_work = self.since_productive = self.running = 0.0
+
+    def _undo(self, work: Seconds, productive: Seconds) -> None:
+        self.work -= work
+        self.since_work -= work
+        self.since_productive -= productive
+        self.lost_work += work
+        self.spent[Spent.PRODUCTIVE] -= productive
+        self.spent[Spent.REDO] += productive
+
+    def struck(self, kind: str) -> None:
+        """One more incident."""
+        self.incidents[kind] = self.incidents.get(kind, 0) + 1
+
+    def outcome(self, *, finished: bool) -> JobOutcome:
+        """What it has come to."""
+        places = self.scenario.nodes * self.scenario.job.ranks_per_node * self.wall
+        total = places + self.policy.spares * self.scenario.job.ranks_per_node * self.wall
+        return JobOutcome(
+            finished=finished,
+            wall=self.wall,
+            work=self.work,
+            spent=dict(self.spent),
+            rank_seconds=total,
+            goodput=self.spent[Spent.PRODUCTIVE] / places if places else 1.0,
+            money=self.node_seconds * self.scenario.price / _HOUR,
+            incidents=dict(self.incidents),
+            mending=self.mending,
+            lost_work=self.lost_work,
+        )

@@ -1,0 +1,127 @@
+"""What happens to a fleet, and when: faults and capacity, drawn from a seed. Pure.
+
+Each kind of fault is drawn from a source of its own, so all policies of a seed meet the same faults, and a further kind
+leaves those of the others as they were.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from regrow.core.ids import Instant, Seconds
+from regrow_lab.fleet.deciding import Trouble
+from regrow_lab.fleet.scenario import CapacityTable, FaultTable, FleetScenario
+
+_HOUR: Seconds = 3600.0
+_WAVE_LEVELS = 24
+"""Into so many levels a wave is cut."""
+
+
+class FleetFault(NamedTuple):
+    """One fault."""
+
+    at: Instant
+    trouble: Trouble
+    kind: str
+    place: int
+    """Which node, from 0; spares come after the job's."""
+    nodes: int
+    repair: Seconds
+    within: float
+    """Where in a step it strikes, from 0 to 1."""
+
+
+class CapacityChange(NamedTuple):
+    """From now on there are so many nodes."""
+
+    at: Instant
+    most: int | None
+    """None: as many as are wanted."""
+    away: int = 0
+    """So many of them are reclaimed."""
+
+
+def faults(scenario: FleetScenario, seed: int, *, spares: int = 0) -> Iterator[FleetFault]:
+    """All faults in order of time, without an end. Spares are nodes of the first hardware."""
+    streams, first = [], 0
+    for number, hardware in enumerate(scenario.hardware):
+        for each in hardware.faults:
+            draw = random.Random(f"{seed}/{number}/{each.kind}")
+            streams.append(_stream(each, range(first, first + hardware.nodes), draw))
+        first += hardware.nodes
+    for each in scenario.hardware[0].faults if spares else ():
+        if each.takes == "node":
+            draw = random.Random(f"{seed}/spares/{each.kind}")
+            streams.append(_stream(each, range(first, first + spares), draw))
+    return heapq.merge(*streams)
+
+
+def _stream(fault: FaultTable, places: Sequence[int], draw: random.Random) -> Iterator[FleetFault]:
+    rate = fault.per_node_hour * len(places) / _HOUR
+    at = 0.0
+    while rate:
+        at += draw.expovariate(rate)
+        place = places[draw.randrange(len(places))]
+        repair = draw.expovariate(1 / fault.repair) if fault.repair else 0.0
+        nodes = fault.nodes if fault.takes == "node" else 1
+        yield FleetFault(at, Trouble(fault.takes), fault.kind, place, nodes, repair, draw.random())
+
+
+def capacity(table: CapacityTable, wanted: int, seed: int) -> Iterator[CapacityChange]:
+    """How many nodes there are, in order of time; the first at 0.
+
+    Args:
+        table: by what rule.
+        wanted: by the job and its spares.
+        seed: of what is drawn.
+    """
+    match table.kind:
+        case "wave":
+            yield from _wave(table, table.most or wanted)
+        case "spot":
+            yield from _spot(table, wanted, random.Random(f"{seed}/spot"))
+        case "trace":
+            yield from _trace(table)
+        case _:
+            yield CapacityChange(0.0, None)
+
+
+def _wave(table: CapacityTable, most: int) -> Iterator[CapacityChange]:
+    """A cosine, highest at 0."""
+    before: int | None = None
+    for number in count():
+        level = 0.5 + 0.5 * math.cos(2 * math.pi * (number % _WAVE_LEVELS) / _WAVE_LEVELS)
+        nodes = round(table.least + (most - table.least) * level)
+        if nodes != before:
+            yield CapacityChange(number * table.period / _WAVE_LEVELS, nodes)
+        before = nodes
+
+
+def _trace(table: CapacityTable) -> Iterator[CapacityChange]:
+    last = table.points[-1][0]
+    if table.points[0][0] > 0:
+        yield CapacityChange(0.0, table.points[-1][1] if table.period > last else None)
+    for number in count():
+        for at, nodes in table.points:
+            yield CapacityChange(number * table.period + at, nodes)
+        if table.period <= last:
+            return
+
+
+def _spot(table: CapacityTable, wanted: int, draw: random.Random) -> Iterator[CapacityChange]:
+    """Nodes are taken one by one, each comes back by itself."""
+    yield CapacityChange(0.0, None)
+    rate = table.reclaims_per_node_hour / _HOUR
+    at, away, back = 0.0, 0, list[Instant]()
+    while rate:
+        next_taken = at + draw.expovariate(rate * (wanted - away)) if away < wanted else math.inf
+        if back and back[0] <= next_taken:
+            # Without memory: when the next one is taken may be drawn anew.
+            at, away = heapq.heappop(back), away - 1
+        else:
+            at, away = next_taken, away + 1
+            heapq.heappush(back, at + draw.expovariate(1 / table.away) if table.away else at)
+        yield CapacityChange(at, None, away)

@@ -1,0 +1,97 @@
+"""What the coordinator does in a situation, found by putting it there.
+
+Its machine is the one of production, on a virtual clock, in a world of a few nodes: which rung it takes depends on what
+is lost and on what is there, and not on how many ranks look on. So each situation is decided once, by the code itself.
+"""
+
+from functools import cache
+
+from regrow.core.errors import RegrowError
+from regrow.core.ids import JobId, Rank, Seconds, StepNo
+from regrow.core.job import JobSpec
+from regrow.core.messages.vocabulary import Warmth
+from regrow.core.records import IncidentClosed
+from regrow_lab.fleet.deciding import Remedy, Situation, Trouble
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.script import Doing, SimScript
+from regrow_lab.sim.world import World
+
+_NODES, _RANKS = 4, 2
+_STRUCK = Rank(3)
+_AT_STEP = 20
+_STEPS = StepNo(200)
+_AWAY: Seconds = 50.0
+"""How long a lost node is away. Less than the job takes, more than any stage."""
+_MOST_EVENTS = 5_000_000
+
+
+def precedent(situation: Situation) -> Remedy:
+    """What the coordinator does. Raises `RegrowError` where it ends the job."""
+    trouble = situation.trouble
+    survives = situation.survives and trouble is not Trouble.JOB
+    gone = trouble in (Trouble.NODE, Trouble.DRAIN)
+    asked = situation._replace(
+        survives=survives, spare=situation.spare and gone, standby=situation.standby and not gone and survives
+    )
+    return _asked(asked)
+
+
+@cache
+def _asked(situation: Situation) -> Remedy:
+    trouble, gone = situation.trouble, situation.trouble in (Trouble.NODE, Trouble.DRAIN)
+    replicas = _NODES if situation.survives else 1
+    """One: whoever is lost takes a part of the state along."""
+    elastic = situation.elastic and replicas > 1
+    spec = JobSpec(
+        job=JobId("asked"),
+        nproc=_RANKS,
+        nodes=_NODES + situation.spare,
+        standbys=int(situation.standby),
+        warmth=Warmth.BUILT,
+        max_faults=1000,
+        window=3600.0,
+        max_restarts=None,
+        durable=True,
+        unit=_RANKS * _NODES // replicas,
+        spares=int(situation.spare),
+        node_deadline=1e6,
+        min_replicas=1 if elastic else None,
+        max_replicas=replicas if elastic else None,
+    )
+    script = SimScript(until=_STEPS, parts=spec.unit)
+    world = World(spec, script=script, strikes=_strikes(situation), wishes=_wishes(situation), seed=1)
+    end = world.run(most=_MOST_EVENTS)
+    closed = [fact for _, fact in world.log if isinstance(fact, IncidentClosed)]
+    if end.code or not closed:
+        raise RegrowError(
+            f"a simulated coordinator does not mend this: {situation}: {end.diagnosis or 'it did nothing'}",
+            hint="please report it with the scenario",
+        )
+    found = closed[-1] if trouble is Trouble.GROW else closed[0]
+    return Remedy(
+        rung=found.rung,
+        waits=gone and found.total >= _AWAY / 2,
+        resizes=found.before != found.after,
+        from_checkpoint=found.rung == "restart",
+    )
+
+
+def _strikes(situation: Situation) -> list[SimFault]:
+    def strike(how: str, rank: Rank) -> SimFault:
+        return SimFault(how, rank=rank, doing=Doing.COMPUTING, nth=_AT_STEP, back=_AWAY)
+
+    match situation.trouble:
+        case Trouble.WORKER:
+            return [strike("kill", _STRUCK)]
+        case Trouble.HANG:
+            return [strike("hang", _STRUCK)]
+        case Trouble.NODE | Trouble.GROW:
+            return [strike("node", _STRUCK)]
+        case Trouble.JOB:
+            return [strike("kill", Rank(rank)) for rank in range(_RANKS * _NODES)]
+        case Trouble.DRAIN:
+            return []
+
+
+def _wishes(situation: Situation) -> list[Wish]:
+    return [Wish("drain", after=30.0, node=1, grace=5.0, back=_AWAY)] if situation.trouble is Trouble.DRAIN else []

@@ -1,0 +1,147 @@
+"""Durable checkpoints of a simulated job: snapshots that its agents hold, and the disk that all nodes see."""
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages.checkpoints import (
+    AbandonCheckpoint,
+    CheckpointFailed,
+    CheckpointWritten,
+    FinishCheckpoint,
+    PartsWritten,
+    SnapshotHeld,
+    WriteCheckpoint,
+)
+from regrow.core.messages.unions import AgentFact
+from regrow_lab.sim.script import Doing
+from regrow_lab.sim.workers import SimWorker
+
+_WRITE_S: Seconds = 0.5
+"""How long a part takes, about, and what connects them."""
+_STAND_IN = 4
+"""A durable job whose checkpoints regrow does not write has one of its own after so many steps each."""
+
+DiskOrder = WriteCheckpoint | FinishCheckpoint | AbandonCheckpoint
+DiskKey = tuple[type[DiskOrder], NodeId, int]
+
+
+@dataclass(frozen=True)
+class DiskHost:
+    """What the disk needs of the world.
+
+    Attributes:
+        now: the time.
+        after: has something done later, if the agent of the node is still the same by then.
+        jitter: a time that is about so long.
+        say: tells the coordinator something for a node's agent.
+        heard: whether a worker's agent is there.
+        ranks: how many there are in the newest generation.
+        require: raises unless a law holds.
+    """
+
+    now: Callable[[], Instant]
+    after: Callable[[NodeId, Seconds, Callable[[], None]], None]
+    jitter: Callable[[Seconds], Seconds]
+    say: Callable[[NodeId, AgentFact], None]
+    heard: Callable[[SimWorker], bool]
+    ranks: Callable[[], int]
+    require: Callable[[bool, str], None]
+
+
+class SimDisk:
+    """What is written, and what is about to be.
+
+    Args:
+        spec: whether there are checkpoints, and who writes them.
+        parts: into how many the state is divided, at least 1, and at most one a rank.
+        host: the world.
+    """
+
+    def __init__(self, spec: JobSpec, parts: int, host: DiskHost) -> None:
+        self.durable = StepNo(0)
+        """The step of the newest checkpoint that is whole."""
+        self._spec, self._parts, self._host = spec, parts, host
+        self._divided = 1
+        """Into how many it has been divided so far: a job that starts smaller than it asked for has fewer."""
+        self._stuck_until: Instant = float("-inf")
+        self._wanted: dict[WorkerId, StepNo] = {}
+        self._obeyed: set[DiskKey] = set()
+        """An order that comes a second time is the same one."""
+        self._held: defaultdict[NodeId, dict[Rank, tuple[StepNo, str]]] = defaultdict(dict)
+        self._written: defaultdict[tuple[int, StepNo], dict[Rank, tuple[StepNo, str]]] = defaultdict(dict)
+
+    def sticks(self, lasts: Seconds) -> None:
+        """Nothing that is written comes to its end for so long."""
+        self._stuck_until = self._host.now() + lasts
+
+    def committed(self, step: StepNo, *, by_all: bool) -> None:
+        """A step; the script itself saves some of them where regrow does not."""
+        if self._spec.durable and not self._spec.checkpoint_every and by_all and (step + 1) % _STAND_IN == 0:
+            self.durable = max(self.durable, StepNo(step + 1))
+
+    def want(self, worker: SimWorker, step: StepNo) -> None:
+        """A worker is to take a snapshot, of this step or of a later one."""
+        self._wanted[worker.worker] = step
+        if worker.doing in (Doing.HALTED, Doing.FINISHED):
+            self._take(worker)
+
+    def entered(self, worker: SimWorker, doing: Doing) -> None:
+        """A worker does something else now: between two steps, and where it waits, nothing changes its state."""
+        if doing in (Doing.COMPUTING, Doing.HALTED, Doing.FINISHED):
+            self._take(worker)
+
+    def _take(self, worker: SimWorker) -> None:
+        asked = self._wanted.get(worker.worker)
+        acts = self._host.heard(worker) and not worker.hung and not worker.stalled
+        if asked is not None and asked <= worker.state and acts:
+            del self._wanted[worker.worker]
+            self._divided = max(self._divided, min(self._parts, self._host.ranks()))
+            self._held[worker.spawn.node][worker.rank] = worker.state, worker.holding
+            self._host.say(worker.spawn.node, SnapshotHeld(worker.worker, asked, worker.state))
+
+    def forget(self, node: NodeId) -> None:
+        """Its agent is gone, and what it held."""
+        self._held.pop(node, None)
+
+    def obey(self, order: DiskOrder) -> None:
+        """An agent is to write, once the disk lets it."""
+        key = type(order), order.node, order.attempt
+        if key in self._obeyed:
+            return
+        self._obeyed.add(key)
+        match order:
+            case WriteCheckpoint():
+                held = self._held[order.node]
+                parts = {rank: held.pop(rank) for rank in order.ranks if rank in held}
+                if {step for step, _ in parts.values()} != {order.step} or len(parts) < len(order.ranks):
+                    reason = f"{order.node} has no snapshots of state@{order.step} any more"
+                    self._host.say(order.node, CheckpointFailed(order.node, order.attempt, order.step, reason))
+                else:
+                    self._later(order, lambda: self._write(order, parts))
+            case FinishCheckpoint():
+                self._later(order, lambda: self._finish(order))
+            case AbandonCheckpoint():
+                self._written.pop((order.attempt, order.step), None)
+
+    def _later(self, order: DiskOrder, action: Callable[[], None]) -> None:
+        takes = self._host.jitter(_WRITE_S) + max(0.0, self._stuck_until - self._host.now())
+        self._host.after(order.node, takes, action)
+
+    def _write(self, order: WriteCheckpoint, parts: dict[Rank, tuple[StepNo, str]]) -> None:
+        self._written[order.attempt, order.step].update(parts)
+        self._host.say(order.node, PartsWritten(order.node, order.attempt, order.step, order.ranks, 0, _WRITE_S))
+
+    def _finish(self, order: FinishCheckpoint) -> None:
+        parts = self._written.pop((order.attempt, order.step), {})
+        if not parts:
+            reason = f"the parts of state@{order.step} are gone"
+            self._host.say(order.node, CheckpointFailed(order.node, order.attempt, order.step, reason))
+            return
+        holdings = {holding for _, holding in parts.values()}
+        self._host.require(len(holdings) == self._divided, f"a checkpoint has all {self._divided} parts: {holdings}")
+        self._host.require(parts.keys() >= set(order.ranks), f"no rank of {order.ranks} is left out: {sorted(parts)}")
+        self.durable = max(self.durable, order.step)
+        self._host.say(order.node, CheckpointWritten(order.node, order.attempt, order.step, "checkpoints", 0))

@@ -1,0 +1,117 @@
+"""What must hold of elections, whatever goes wrong."""
+
+from dataclasses import dataclass
+
+from regrow.core.ids import Instant, Seconds
+from regrow.membership.succession.election import FEWEST_VOTERS
+from regrow.membership.succession.voters import VOTE_LEASE
+from regrow.membership.succession.witness import is_witness
+from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
+from regrow_lab.sim.invariants import InvariantBroken
+
+ELECTED_S: Seconds = 10.0
+"""Within which somebody is elected once nobody counts on the last coordinator any more: after a lease at most."""
+
+
+@dataclass
+class Decided:
+    """A coordinator has decided something. `by`: its launcher's number."""
+
+    at: Instant
+    term: int
+    by: int
+
+
+class ElectionLaws:
+    """Watches. Each method raises `InvariantBroken`.
+
+    Args:
+        carriers: all launchers.
+    """
+
+    def __init__(self, carriers: Carriers) -> None:
+        self.decisions: list[Decided] = []
+        self.offices: dict[int, int] = {1: 0}
+        """Who was elected in which term."""
+        self._terms: dict[int, int] = {}
+        self._obeyed: dict[int, int] = {}
+        self._carriers = carriers
+
+    def elected(self, launcher: SimLauncher, term: int) -> None:
+        """A launcher takes office."""
+        first = self.offices.setdefault(term, launcher.number)
+        if first != launcher.number:
+            raise InvariantBroken(f"term {term} has two coordinators: launchers {first} and {launcher.number}")
+
+    def decided(self, launcher: SimLauncher, term: int) -> None:
+        """A coordinator decides something."""
+        last = self.decisions[-1] if self.decisions else Decided(0.0, 0, launcher.number)
+        if term < last.term:
+            said = f"launcher {launcher.number} decides in term {term}, and launcher {last.by} has in term {last.term}"
+            raise InvariantBroken(f"two coordinators decide: {said}")
+        if self.offices[term] != launcher.number:
+            raise InvariantBroken(f"launcher {launcher.number} decides in a term in which it was not elected: {term}")
+        self.decisions.append(Decided(self._carriers.now, term, launcher.number))
+
+    def obeys(self, launcher: SimLauncher, term: int) -> None:
+        """A launcher has taken the word of the coordinator of this term."""
+        last = self._obeyed.get(launcher.number, 0)
+        if term < last:
+            raise InvariantBroken(f"launcher {launcher.number} obeys term {term}, and has obeyed term {last}")
+        self._obeyed[launcher.number] = term
+
+    def acted(self, launcher: SimLauncher) -> None:
+        """A launcher has done something: what it has promised stands."""
+        last = self._terms.get(launcher.number, 0)
+        if launcher.election.term < last:
+            raise InvariantBroken(f"launcher {launcher.number} goes back from term {last} to {launcher.election.term}")
+        self._terms[launcher.number] = launcher.election.term
+
+    def settled(self) -> bool:
+        """Whether nothing more is to be awaited: all follow a coordinator that decides, or nobody can be elected."""
+        alive = [each for each in self._carriers.launchers if not each.dead]
+        last = self.decisions[-1]
+        if self._carriers.now - last.at < 0.5:
+            return all(each.follows == (last.term, last.by) for each in alive)
+        return electable(self._carriers) is None
+
+    def recovered(self, healed: Instant) -> None:
+        """So long after all is well again somebody decides, where that can be."""
+        now = self._carriers.now
+        last = self.decisions[-1].at if self.decisions else 0.0
+        if now - last > 1.0 and (who := electable(self._carriers)) is not None:
+            could = f"launcher {who} could be elected, or stay"
+            raise InvariantBroken(f"nobody decides {now - healed:.1f} s after all is well, and {could}")
+
+
+def limit(healed: Instant, *, witness: bool) -> Instant:
+    """When `ElectionLaws.recovered` must hold.
+
+    Of two launchers that stand at the same moment one may have the witness and the other the votes: that binds the
+    witness for a lease more.
+    """
+    return healed + VOTE_LEASE * (1 + witness) + ELECTED_S
+
+
+def electable(carriers: Carriers) -> int | None:
+    """A launcher that knows no less than a majority of those that it counts as voters; None: there is none.
+
+    Or one that hosts a coordinator still, and has a majority.
+    """
+    alive = {each.election.me.name: each for each in carriers.launchers if not each.dead}
+    for launcher in alive.values():
+        if launcher.voters is not None:
+            newest = launcher.voters.newest
+            if sum(voter.name in alive for voter in newest) > len(newest) // 2:
+                return launcher.number
+        handover = launcher.election.handover
+        if handover is None or launcher.election.turn is None or len(handover.voters) < FEWEST_VOTERS:
+            continue
+        voters = [alive[voter.name].election for voter in handover.voters if voter.name in alive]
+        known = [(0, 0) if voter.handover is None else voter.handover.version for voter in voters]
+        if any(is_witness(voter) for voter in handover.voters):
+            word = carriers.places.get(max(carriers.places, default=0))
+            known.append((0, 0) if word is None else word.version)
+        if sum(version <= handover.version for version in known) >= handover.quorum:
+            return launcher.number
+    return None

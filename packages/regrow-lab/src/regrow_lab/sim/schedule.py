@@ -1,0 +1,164 @@
+"""One run of a simulated job as a value: what the job is, what goes wrong when, and the seed of all else.
+
+The same schedule gives the same run, event by event, in any process: `regrow sim replay`.
+"""
+
+import base64
+import binascii
+import zlib
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from regrow.core.errors import UsageError
+from regrow.core.exit_codes import RUN_AGAIN, UNPROVEN
+from regrow.core.job import JobSpec
+from regrow.membership.machine import EndJob
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.invariants import InvariantBroken
+from regrow_lab.sim.network import NetworkConditions
+from regrow_lab.sim.script import SimScript
+from regrow_lab.sim.world import World
+
+BROKEN = "BROKEN: "
+"""How the last line of a run begins in which something is not as it must be."""
+_PREFIX = "schedule:"
+_TIME_TO_SAVE_S = 5.0
+"""With a shorter notice not all that a job has done may come to the disk."""
+_AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
+"""What the script does after its last step is not run again; nor is it where all of a node's time was used up."""
+_MENDED_THERE = {"kill after"}
+"""But for those, where the script goes on behind its loop."""
+
+
+class Promised(StrEnum):
+    """What must come of it."""
+
+    AN_END = "an end"
+    """It ends once, with a code that says how."""
+    THE_LAST_STEP = "the last step"
+    """Nothing that happens may keep the job from its last step."""
+
+
+class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
+    """All that a run depends on. `slots`: of each of the first nodes; None: as many as the ranks it begins with."""
+
+    spec: JobSpec
+    script: SimScript = SimScript()
+    weather: NetworkConditions = NetworkConditions()
+    strikes: list[SimFault] = []
+    wishes: list[Wish] = []
+    slots: int | None = None
+    seed: int = 0
+    promise: Promised = Promised.AN_END
+
+    @classmethod
+    def of_code(cls, code: str) -> "SimSchedule":
+        """The schedule that has this `code`. Raises `UsageError`."""
+        try:
+            packed = base64.urlsafe_b64decode(code.removeprefix(_PREFIX).encode())
+            return msgspec.msgpack.decode(zlib.decompress(packed), type=cls)
+        except (binascii.Error, zlib.error, msgspec.MsgspecError, ValueError) as error:
+            raise UsageError(
+                f"{code[:40]!r} is no schedule of this version: {error}",
+                hint="copy all of what the failed test has printed, or give a number",
+            ) from error
+
+    @property
+    def code(self) -> str:
+        """The whole schedule in one word."""
+        return _PREFIX + base64.urlsafe_b64encode(zlib.compress(msgspec.msgpack.encode(self), 9)).decode()
+
+    @property
+    def command(self) -> str:
+        """Shows this very run."""
+        return f"regrow sim replay {self.code}"
+
+    def world(self) -> World:
+        """The job before anything has happened."""
+        return World(
+            self.spec,
+            script=self.script,
+            weather=self.weather,
+            strikes=self.strikes,
+            wishes=self.wishes,
+            slots=self.slots,
+            seed=self.seed,
+        )
+
+    def run(self, world: World | None = None) -> EndJob:
+        """To the job's end. Raises `InvariantBroken`, or what the machine has raised, with the command as a note."""
+        world = world or self.world()
+        try:
+            end = world.run()
+            if broken := self._broken(world, end):
+                raise InvariantBroken(broken)
+        except Exception as error:
+            error.add_note(f"to see that run again: {self.command}")
+            raise
+        return end
+
+    def _broken(self, world: World, end: EndJob) -> str:
+        """How it has not come as it had to; empty: it has."""
+        if end.code not in (0, 1, 75, UNPROVEN) or (end.code == UNPROVEN and "refuted" not in world.bad_moments):
+            return f"it ended with the code {end.code}"
+        if end.code == 0 and world.laws.memory.doubtful:
+            return "newcomers had trained that were refuted, and it ended with 0"
+        if end.code == RUN_AGAIN and "stop" in world.bad_moments and end.diagnosis.startswith("stopped"):
+            return self._stopped(world)
+        excused = _AFTER_THE_LOOP - (_MENDED_THERE if self.script.goes_on else set())
+        if self._leaves_in_order(world, end):
+            return ""
+        if self.promise is Promised.THE_LAST_STEP and not world.bad_moments & excused:
+            if end.code not in (0, UNPROVEN) or (end.diagnosis and end.code == 0):
+                return f"the job did not come to its last step: {end.diagnosis} (code {end.code})"
+            return "" if _finished(world, self.script) else "it ended, and not all ranks have done the last step"
+        if end.code == 0 and self.script.with_session and not _finished(world, self.script):
+            return "it ended well, and not all ranks have done the last step"
+        return ""
+
+    def _stopped(self, world: World) -> str:
+        """Whether all that was done is on disk, if there was a place for it and time, and nothing else happened."""
+        grace = min(wish.grace for wish in self.wishes if wish.what in ("stop", "signals"))
+        calm = not self.strikes and not self.script.fails and grace >= _TIME_TO_SAVE_S
+        lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
+        return "it was asked to stop, and what it has done is not on disk" if lost else ""
+
+    def _leaves_in_order(self, world: World, end: EndJob) -> bool:
+        """Whether it ends because its nodes are given back, and all that it has done is on disk, if there was time."""
+        drains = [wish for wish in self.wishes if wish.what == "drain"]
+        hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
+        on_disk = world.laws.all_on_disk or hurried
+        given_back = end.code == RUN_AGAIN and "given back" in end.diagnosis
+        return bool(self.spec.checkpoint_every and drains) and given_back and on_disk
+
+
+def replay_lines(schedule: SimSchedule) -> Iterator[str]:
+    """What happens in a run, a line an event, and how it ends. An `InvariantBroken` is its last line."""
+    yield f"the job: {_words(schedule.spec)}"
+    yield f"its script: {_words(schedule.script)}"
+    yield f"its network: {_words(schedule.weather)}"
+    yield from (f"goes wrong: {_words(strike)}" for strike in schedule.strikes)
+    yield from (f"is asked: {_words(wish)}" for wish in schedule.wishes)
+    world, last = schedule.world(), ""
+    begin = world.now()
+    try:
+        end = schedule.run(world)
+        last = f"ended with code {end.code}" + (f": {end.diagnosis}" if end.diagnosis else "")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run is looked at for
+        last = f"{BROKEN}{type(error).__name__}: {error}"
+    yield from (f"{at - begin:10.3f} {_words(item)}" for at, item in world.log)
+    yield last
+
+
+def _words(item: msgspec.Struct) -> str:
+    return msgspec.json.encode(item).decode()
+
+
+def _finished(world: World, script: SimScript) -> bool:
+    """Whether the members of the last generation have done the last step."""
+    alone = script.leaves is not None and world.laws.world == 1
+    last = script.leaves[1] if alone and script.leaves is not None else script.until
+    ranks = {worker.rank for worker in world.workers.values() if worker.state == last}
+    return ranks >= set(range(world.laws.world)) and world.laws.world > 0

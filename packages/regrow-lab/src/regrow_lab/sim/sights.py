@@ -1,0 +1,81 @@
+"""What simulated agents see of workers that stand still; they tell it as long as there is one."""
+
+from collections.abc import Callable, Mapping
+
+from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.phase import Phase
+from regrow_lab.sim.network import Alarm
+from regrow_lab.sim.script import IN_STEP, PHASES, Doing
+from regrow_lab.sim.workers import SimWorker
+
+LOOK_S: Seconds = 10.0
+STILL_S: Seconds = 3600.0
+SELDOM_S: Seconds = 600.0
+"""Between two looks once all who are watched have stood still for `STILL_S`: a day of it takes 500 looks."""
+_CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
+_WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
+
+
+def watched(worker: SimWorker) -> bool:
+    """Whether its standing still may mean something."""
+    return worker.hung or worker.stalled or worker.doing in _WATCHED
+
+
+def sight(worker: SimWorker, now: Instant) -> WorkerSight:
+    """What its agent sees of it."""
+    stuck = worker.hung or worker.stalled
+    return WorkerSight(
+        worker=worker.worker,
+        generation=worker.generation,
+        step=worker.state,
+        calls=_CALLS.get(worker.doing, 0),
+        phase=PHASES.get(worker.doing, Phase.COMPUTING),
+        seconds=now - worker.since,
+        waits=worker.doing in (Doing.REDUCING, Doing.VOTING) and not stuck,
+        stopped=worker.hung,
+        busy=now < worker.slow_until and not stuck,
+    )
+
+
+class Lookout:
+    """The agents of all nodes, as far as they watch.
+
+    Args:
+        workers: all that there are.
+        heard: whether the agent of a worker can reach the coordinator.
+        now: the time.
+        at: does something then.
+        say: tells the coordinator.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[WorkerId, SimWorker],
+        *,
+        heard: Callable[[SimWorker], bool],
+        now: Callable[[], Instant],
+        at: Callable[[Instant, Callable[[], None]], None],
+        say: Callable[[NodeId, NodeSeen], None],
+    ) -> None:
+        self._workers, self._heard = workers, heard
+        self._now, self._say = now, say
+        self._next = Alarm(at, self._look)
+
+    def watch(self) -> None:
+        """Look in a moment, and as long as somebody stands still."""
+        self._next.set(self._now() + LOOK_S)
+
+    def _look(self) -> None:
+        """All agents tell what they see."""
+        now = self._now()
+        seen: dict[NodeId, list[WorkerSight]] = {}
+        for worker in self._workers.values():
+            if worker.alive and self._heard(worker):
+                seen.setdefault(worker.spawn.node, []).append(sight(worker, now))
+        if any(each.seconds >= LOOK_S for sights in seen.values() for each in sights):
+            for node, sights in seen.items():
+                self._say(node, NodeSeen(node, sights, 0.5))
+        still = [now - worker.since for worker in self._workers.values() if worker.alive and watched(worker)]
+        if still:
+            self._next.set(now + (SELDOM_S if min(still) >= STILL_S else LOOK_S))

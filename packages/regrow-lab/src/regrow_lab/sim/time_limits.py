@@ -1,0 +1,170 @@
+"""The law of time: every incident ends within the worst case of the rung that it took, and what goes wrong is noticed.
+
+What a job waits for since it was asked to is no incident. What goes wrong on the way, and who is late, begins it anew.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+from regrow.core.ids import Instant, Seconds, WorkerId
+from regrow.core.job import JobSpec
+from regrow.core.messages import facts, orders
+from regrow.core.messages.unions import Fact
+from regrow.membership.machine import Membership
+from regrow.membership.recovery import hangs
+from regrow.membership.recovery.worst_case import Wait, unnoticed, waits, worst_cases
+from regrow.membership.roster import BUILDING
+from regrow.membership.states import Ended, Retaining, Waiting
+from regrow_lab.sim.network import NetworkConditions
+from regrow_lab.sim.script import IN_STEP, Doing
+from regrow_lab.sim.workers import SimWorker
+
+_MESSAGES = 12
+"""So many messages one after the other, at most, are on the way of a rung: the order to halt, its answer, and so on."""
+_TAIL = 30
+"""Of so many times its mean no message's time is longer."""
+_WORK_S: Seconds = 1.0
+"""What simulated workers take for what has no deadline: an update, a step, and progress that is told once a second."""
+_PARALYSED = (Doing.FORMING, Doing.HYDRATING, *sorted(IN_STEP))
+_BEGIN_ANEW = facts.WorkerExited | facts.NodeJoined | facts.NodeLost | facts.NodeStopped
+"""With these what is waited for begins anew."""
+_AT_ONCE: Seconds = 10.0
+"""What takes no longer is not looked at: all limits are longer than that."""
+
+
+class Entered(Protocol):
+    """The coordinator's machine, or the agents that are asked what a lost one knew."""
+
+    machine: Membership
+
+    @property
+    def entering(self) -> bool:
+        """Whether agents are being asked."""
+        ...
+
+
+class TimeLimits:
+    """Watches one job's clock.
+
+    Args:
+        spec: the settings from which the limits are worked out; the machine has its own.
+        weather: how long messages take.
+        workers: all simulated workers that there have been.
+        complain: raises, with the law that was broken.
+    """
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        weather: NetworkConditions,
+        workers: Mapping[WorkerId, SimWorker],
+        complain: Callable[[bool, str], None],
+    ) -> None:
+        self._spec, self._workers, self._complain = spec, workers, complain
+        self._travel = _WORK_S + _MESSAGES * ((weather.slow_by if weather.slow else 0.0) + _TAIL * weather.delay)
+        self._lossy = weather.lost > 0
+        """A fact that is lost, as none is on a connection, leaves ranks that all stand still and nobody to blame."""
+        self._since: Instant | None = None
+        """When the newest thing went wrong of what is being mended."""
+        self._rungs: set[str] = set()
+        """Those taken since then, and the highest of the incident."""
+        self._known: tuple[bool, Membership | None, int] = (False, None, 0)
+        """Whether agents are being asked; what decides; the faults of the incident."""
+        self._elects = False
+        """The coordinator was lost, and no other has entered the job yet."""
+        self._patience = 1.0
+        self._stuck: dict[WorkerId, Instant] = {}
+        """Ranks that stand still in a step, since when."""
+        self._totals: dict[tuple[float, float], dict[str, Seconds]] = {}
+
+    def disturbed(self, now: Instant) -> None:
+        """Something goes wrong: what is being mended begins anew."""
+        if self._since is not None:
+            self._since = now
+
+    def coordinator_lost(self, now: Instant) -> None:
+        """There is none until another is elected."""
+        self._since, self._elects = now, True
+
+    def stuck(self, worker: SimWorker, now: Instant) -> None:
+        """A worker goes on no more, and does not end."""
+        self.disturbed(now)
+        if worker.seated and worker.doing in _PARALYSED:
+            # Who stood still before is waited for anew: whom the others wait for has changed, or they wait no more.
+            self._stuck = dict.fromkeys([*self._stuck, worker.worker], now)
+
+    def decided(self, fact: Fact, commands: Iterable[object], entered: Entered, now: Instant) -> None:
+        """The machine has answered a fact. Complains where that came too late."""
+        self._check(now)
+        late = any(isinstance(each, orders.FenceWorker) and each.dump_stacks for each in commands)
+        if late:
+            self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
+        machine = entered.machine
+        incident, waiting = machine.incident, isinstance(machine.state, Waiting)
+        known = entered.entering, machine, 0 if incident is None else incident.faults
+        goes_on = "end" in self._rungs and not waiting
+        anew = late or goes_on or isinstance(fact, _BEGIN_ANEW) or known != self._known
+        self._known, self._elects = known, self._elects and entered.entering
+        if isinstance(machine.state, Ended) or not (incident or waiting or entered.entering):
+            self._since = None
+            self._rungs.clear()
+            return
+        if self._since is None or anew:
+            self._since = now
+            self._rungs.clear()
+        self._rungs.update(_taken(machine))
+
+    # --- parts of it -------------------------------------------------------------------------------------------
+
+    def _check(self, now: Instant) -> None:
+        for name, since in list(self._stuck.items()):
+            if self._since is not None or not self._workers[name].alive:
+                del self._stuck[name]  # it is of what is being mended
+                continue
+            limit = unnoticed(self._spec, standing=self._standing(since), patience=self._patience) + self._travel
+            took = f"{name} stands still for {now - since:.1f} s, and nobody may for {limit:.1f} s"
+            self._complain(now - since <= limit, f"who hangs is noticed in time: {took}")
+        if self._since is None or now - self._since <= _AT_ONCE:
+            return
+        what, limit = self._limit(self._standing(self._since))
+        self._complain(
+            now - self._since <= limit,
+            f"{what} ends in time: {now - self._since:.1f} s, of {limit:.1f}",
+        )
+
+    def _limit(self, standing: float) -> tuple[str, Seconds]:
+        if self._known[0] or self._elects:
+            wait = Wait.ELECTION if self._elects else Wait.REPORTS
+            return wait.name.lower(), waits(self._spec, standing=standing)[wait] + self._travel
+        key = standing, self._patience
+        if key not in self._totals:
+            cases = worst_cases(self._spec, standing=standing, patience=self._patience)
+            self._totals[key] = {rung: case.total for rung, case in cases.items()}
+        longest = "end" if "end" in self._rungs else max(sorted(self._rungs), key=self._totals[key].__getitem__)
+        return longest, self._totals[key][longest] + self._travel
+
+    def _standing(self, since: Instant) -> float:
+        """In bounds, how long somebody may stand still now, by what it does."""
+        if self._lossy:
+            return hangs.BETWEEN
+        seated = [worker for worker in self._workers.values() if worker.alive and worker.seated]
+        healthy = any(w.state >= 0 and w.generation > 0 and not w.hung and not w.stalled for w in seated)
+        if not healthy or any(worker.doing is Doing.AFTER or worker.holding for worker in seated):
+            return hangs.BETWEEN
+        return hangs.COMPUTING if any(worker.slow_until > since for worker in seated) else 1.0
+
+
+def _taken(machine: Membership) -> Iterable[str]:
+    """The rungs that are being taken; the highest of the incident counts."""
+    incident = machine.incident
+    if isinstance(machine.state, Waiting):
+        yield "end"
+    if incident is None:
+        return
+    yield incident.rung
+    if isinstance(machine.state, Retaining):
+        yield "all"  # it is climbed once all have left their state
+    if incident.planned:
+        yield "preempt" if incident.kind == "preempt" else "grow"
+    if incident.rung == "standby" and machine.roster.count(*BUILDING):
+        yield "fork"  # it was on its way still, or waits before its script

@@ -1,0 +1,120 @@
+"""What simulated agents tell the coordinator that there is, and the next one where that is lost."""
+
+from collections.abc import Callable, Collection, Hashable
+from functools import partial
+
+from regrow.core.ids import NodeId, Seconds
+from regrow.core.messages import facts
+from regrow.core.messages.unions import Fact
+from regrow.membership.succession.memory import CoordinatorLoss
+from regrow_lab.sim.coordinator import SimCoordinator
+from regrow_lab.sim.network import Network, Timeline
+
+_ELECTED_S: Seconds = 2.0
+"""How long there is none, about."""
+_TURN_S: Seconds = 1.0
+"""How long agents take to find the next one, about."""
+
+
+class Uplinks:
+    """What is on its way when a coordinator is lost is lost, in both directions. What is said later waits for the next.
+
+    Args:
+        network: in between.
+        tell: the coordinator.
+    """
+
+    def __init__(self, network: Network, tell: Callable[[Fact], None]) -> None:
+        self._network, self._tell = network, tell
+        self.term = 1
+        """Of the coordinator that there is, or that comes."""
+        self._terms: dict[NodeId, int] = {}
+        self._waiting: dict[NodeId, list[tuple[Hashable, Fact, bool, Seconds]]] = {}
+
+    def lose_all(self) -> None:
+        """The coordinator is lost."""
+        self.term += 1
+
+    def term_of(self, node: NodeId) -> int | None:
+        """In which term the agent of a node is connected; None: not to this coordinator."""
+        return self.term if self._terms.get(node) == self.term else None
+
+    def forget(self, node: NodeId) -> None:
+        """The agent of a node is gone, with all that waits."""
+        self._terms.pop(node, None)
+        self._waiting.pop(node, None)
+
+    def connect(self, node: NodeId) -> None:
+        """An agent has registered with the coordinator."""
+        self._terms[node] = self.term
+        for channel, fact, sure, extra in self._waiting.pop(node, []):
+            self.send(node, channel, fact, sure=sure, extra=extra)
+
+    def send(self, node: NodeId, channel: Hashable, fact: Fact, *, sure: bool = False, extra: Seconds = 0.0) -> None:
+        """Carry a fact up. `sure`, `extra`: as of `Network.send`."""
+        term = self.term_of(node)
+        if term is None and self._terms.get(node) is not None:
+            self._waiting.setdefault(node, []).append((channel, fact, sure, extra))
+            return
+
+        def deliver() -> None:
+            if term is None or term == self.term:
+                self._tell(fact)
+
+        self._network.send(channel, deliver, sure=sure, extra=extra)
+
+
+class Offices:
+    """Which agents have registered with the coordinator; when it is lost with its node, another is elected.
+
+    Args:
+        coordinator: the one that there is.
+        uplinks: to it.
+        timeline: in what time.
+        jitter: a time that is about so long.
+        there: nodes whose agents act.
+    """
+
+    def __init__(
+        self,
+        coordinator: SimCoordinator,
+        uplinks: Uplinks,
+        timeline: Timeline,
+        jitter: Callable[[Seconds], Seconds],
+        there: Callable[[], Collection[NodeId]],
+    ) -> None:
+        self._coordinator, self._uplinks, self._timeline = coordinator, uplinks, timeline
+        self._jitter, self._there = jitter, there
+        self._joined: dict[NodeId, facts.NodeJoined] = {}
+
+    def register(self, joined: facts.NodeJoined) -> None:
+        """An agent does, for the first time or with another coordinator."""
+        self._joined[joined.node] = joined
+        self._coordinator.laws.joined(joined)
+        self._uplinks.connect(joined.node)
+        self._coordinator.tell(joined)
+
+    def tell_lost(self, fact: facts.NodeLost | facts.NodeStopped) -> None:
+        """An agent is gone, as only a coordinator learns with which it had registered."""
+        known = self._uplinks.term_of(fact.node) is not None
+        self._uplinks.forget(fact.node)
+        self._coordinator.laws.lost(fact.node)
+        if known:
+            self._coordinator.tell(fact)
+
+    def lose(self, node: NodeId) -> None:
+        """The coordinator is lost, and a node with it."""
+        self._uplinks.lose_all()
+        self._coordinator.lose()
+        loss = CoordinatorLoss(node, self._timeline.now)
+        self._timeline.after(self._jitter(_ELECTED_S), lambda: self._elected(loss))
+
+    def _elected(self, loss: CoordinatorLoss) -> None:
+        self._coordinator.succeed(loss)
+        for node in sorted(self._there()):
+            self._timeline.after(self._jitter(_TURN_S), partial(self._turn, self._joined[node], self._uplinks.term))
+
+    def _turn(self, joined: facts.NodeJoined, term: int) -> None:
+        same = self._joined[joined.node] is joined and joined.node in self._there()
+        if same and self._uplinks.term == term:
+            self.register(joined)

@@ -1,0 +1,93 @@
+"""Copies of state in the memory of simulated agents: what workers leave there that are ended, and others read."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regrow.core.ids import NodeId, Rank, Seconds
+from regrow.core.messages.copies import (
+    CopiesHeld,
+    CopySource,
+    ForgetCopies,
+    KeepState,
+    KeptCopy,
+    ReportCopies,
+    StateKept,
+)
+from regrow.core.messages.unions import AgentFact
+from regrow_lab.sim.script import Doing
+from regrow_lab.sim.workers import SimWorker
+
+_COPY_S: Seconds = 0.05
+MemoryOrder = ReportCopies | ForgetCopies
+
+
+@dataclass(frozen=True)
+class VaultHost:
+    """What agents' memory needs of the world.
+
+    Attributes:
+        after: has something done later, if the agent of the node is still the same by then.
+        jitter: a time that is about so long.
+        say: tells the coordinator something for a node's agent.
+        heard: whether a worker's agent is there.
+    """
+
+    after: Callable[[NodeId, Seconds, Callable[[], None]], None]
+    jitter: Callable[[Seconds], Seconds]
+    say: Callable[[NodeId, AgentFact], None]
+    heard: Callable[[SimWorker], bool]
+
+
+class SimVaults:
+    """What the agents have.
+
+    Args:
+        host: the world.
+    """
+
+    def __init__(self, host: VaultHost) -> None:
+        self._host = host
+        self._held: dict[str, dict[Rank, KeptCopy]] = {}
+        self._at: dict[NodeId, str] = {}
+        self._full: set[NodeId] = set()
+
+    def open(self, node: NodeId, life: int) -> str:
+        """Another agent of a node; where it serves its copies."""
+        self._at[node] = f"vault of {node}.{life}"
+        self._held.setdefault(self._at[node], {})
+        return self._at[node]
+
+    def forget(self, node: NodeId) -> None:
+        """Its agent is gone, and what it held."""
+        self._held.pop(self._at.pop(node, ""), None)
+
+    def fill_up(self, node: NodeId) -> None:
+        """There is no memory for copies on this node from now on."""
+        self._full.add(node)
+
+    def keep(self, worker: SimWorker, order: KeepState) -> None:
+        """A worker is to leave its state here. One that hangs does not, and says nothing."""
+        self._host.after(worker.spawn.node, self._host.jitter(_COPY_S), lambda: self._keep(worker, order))
+
+    def _keep(self, worker: SimWorker, order: KeepState) -> None:
+        node = worker.spawn.node
+        if worker.doing is not Doing.HALTED or worker.hung or worker.stalled or not self._host.heard(worker):
+            return
+        error = "there is no memory left" if node in self._full else ""
+        error = error or ("" if worker.state == order.step else f"it stands at step {worker.state}")
+        if not error:
+            self._held[self._at[node]][worker.rank] = KeptCopy(worker.rank, worker.holding, order.step)
+        self._host.say(node, StateKept(order.worker, order.step, error))
+
+    def obey(self, order: MemoryOrder) -> None:
+        """An agent says what it has, or has it no more."""
+        held = self._held.get(self._at.get(order.node, ""), {})
+        if isinstance(order, ForgetCopies):
+            held.clear()
+        else:
+            self._host.say(order.node, CopiesHeld(order.node, order.generation, list(held.values())))
+
+    def read(self, source: CopySource) -> bool:
+        """Whether a worker can read this copy now."""
+        held = self._held.get(source.endpoint, {}).get(source.rank)
+        return held is not None and held.step == source.step

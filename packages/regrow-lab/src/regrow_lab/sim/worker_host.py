@@ -1,0 +1,84 @@
+"""What a simulated worker asks of the world it lives in."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar
+
+from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.messages import facts
+from regrow.core.messages.checkpoints import SnapshotForDisk
+from regrow.core.messages.copies import CopySource, SnapshotTaken
+from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
+from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.unions import WorkerFact
+from regrow.core.messages.vocabulary import Member
+from regrow_lab.sim.collectives import Group
+from regrow_lab.sim.script import Doing, SimScript
+
+W = TypeVar("W", contravariant=True)
+"""The kind of worker that lives there."""
+FOR_THE_AGENT = (
+    StacksTaken | facts.WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
+)
+"""What a worker says to its agent alone."""
+
+
+class Disk(Protocol):
+    """What all nodes can read."""
+
+    durable: StepNo
+    """The step of the newest durable checkpoint."""
+
+
+class WorkerHost(Protocol[W]):
+    """What a worker asks of the world it lives in."""
+
+    script: SimScript
+
+    @property
+    def disk(self) -> Disk:
+        """Has the durable checkpoints."""
+        ...
+
+    def now(self) -> Instant:
+        """The time."""
+        ...
+
+    def after(self, delay: Seconds, action: Callable[[], None]) -> None:
+        """Do it so much later."""
+        ...
+
+    def jitter(self, around: Seconds) -> Seconds:
+        """A time that is about so long."""
+        ...
+
+    def say(self, worker: W, fact: WorkerFact) -> None:
+        """Carry a fact to the coordinator."""
+        ...
+
+    def progressed(self, worker: W, commit: facts.WorkerCommitted) -> None:
+        """A commit that only the agent is told of."""
+        ...
+
+    def exited(self, worker: W, code: int) -> None:
+        """The process has ended."""
+        ...
+
+    def fails(self, worker: W) -> bool:
+        """Whether the script of a newcomer raises before its loop."""
+        ...
+
+    def readable(self, source: CopySource) -> bool:
+        """Whether an agent has this copy, and gives it."""
+        ...
+
+    def group(self, generation: Generation, members: list[Member]) -> Group:
+        """The groups of a generation, the same for all its members."""
+        ...
+
+    def entered(self, worker: W, doing: Doing) -> None:
+        """A worker does something else now: the moment for a fault to strike."""
+        ...
+
+    def hung(self, worker: W) -> None:
+        """A worker makes no progress any more."""
+        ...
