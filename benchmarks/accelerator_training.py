@@ -48,6 +48,10 @@ class Device:
         """Kernels and copies so far."""
         return self._steering.launches(0) if self._steering is not None else 0
 
+    def queued(self) -> int:
+        """What the host is ahead by now, in launches and the like."""
+        return self._steering.depth(0) if self._steering is not None else 0
+
     def limit(self, launches: int) -> None:
         """Let a stream hold so many."""
         if self._steering is not None:
@@ -68,7 +72,7 @@ class Device:
             self.slept += not point.passed()
             wait(point)
 
-        stream_points.StreamPoint.wait = counted  # type: ignore[method-assign]
+        setattr(stream_points.StreamPoint, "wait", counted)  # noqa: B010  a plain assignment is no method to mypy
 
 
 class Turns:
@@ -88,16 +92,18 @@ class Turns:
         if self._rank == 0 and self._count % BLOCK == 0:
             self._go.readline()
             self._device.drain()
-            self._waits, self._began = self._device.waits(), time.perf_counter()
+            self._waits, self._queued, self._began = self._device.waits(), 0, time.perf_counter()
 
     def after(self) -> None:
-        """A step has ended: where a block has, tell its milliseconds, and its waits, a step."""
+        """A step has ended: where a block has, tell its milliseconds, its waits, and what is queued then, a step."""
         self._count += 1
+        if self._rank == 0:
+            self._queued += self._device.queued()
         if self._rank == 0 and self._count % BLOCK == 0:
             waits = self._device.waits() - self._waits
             self._device.drain()
             took = 1e3 * (time.perf_counter() - self._began) / BLOCK
-            self._done.write(f"{took} {waits / BLOCK}\n")
+            self._done.write(f"{took} {waits / BLOCK} {self._queued / BLOCK}\n")
             self._done.flush()
 
 
@@ -127,7 +133,7 @@ class Training:
         flat = torch.cat([each.reshape(-1) for each in gradients]).cpu()
         self._reduce(flat)
         there = (flat / self._world).to(DEVICE)
-        for gradient, mean in zip(gradients, there.split([each.numel() for each in gradients]), strict=True):
+        for gradient, mean in zip(gradients, torch.split(there, [each.numel() for each in gradients]), strict=True):
             gradient.copy_(mean.view_as(gradient))
 
     def tell(self, losses: list[float]) -> None:

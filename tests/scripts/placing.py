@@ -5,6 +5,7 @@
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,10 @@ class Standstill:
             mark.touch()
             self._waits = device.load().waits()
             self._gate = device.load()._call("close_gate", torch.accelerator.current_device_index())
+            if self._until_next:
+                late = threading.Timer(PATIENCE_S, self._go_on, ["late"])  # a host that waits would wait for ever
+                late.daemon = True
+                late.start()
             others = [Path(f"committed-{other}-{number}") for other in range(world) if other != rank]
             until = time.monotonic() + PATIENCE_S
             while not self._until_next and not all(each.exists() for each in others):
@@ -61,11 +66,14 @@ class Standstill:
 
     def enters(self) -> None:
         """The host is in a body again."""
-        if self._gate and self._until_next:
-            gate, self._gate = self._gate, 0
-            waited = device.load().waits() - self._waits
+        if self._until_next:
+            self._go_on(f"{device.load().waits() - self._waits} waits" if self._gate else "")
+
+    def _go_on(self, how: str) -> None:
+        gate, self._gate = self._gate, 0
+        if gate:
+            Path("ahead").write_text(how)
             device.load()._call("open_gate", gate)
-            Path("ahead").write_text(f"{waited} waits")
 
 
 def take_place(local_rank: Callable[[], int]) -> None:

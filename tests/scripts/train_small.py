@@ -78,7 +78,8 @@ standstill = Standstill(args.stand_still, until_next=args.go_on)
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
-        standstill.enters()
+        if args.stand_still:
+            standstill.enters()
         while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
             time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
@@ -94,7 +95,7 @@ for step in session.steps(loader, until=args.steps):
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if not step.rehearsal:
+        if args.stand_still and not step.rehearsal:
             standstill.updated(session.rank, step.number, session.world_size)
         scheduler.step()
         optimizer.zero_grad()
@@ -103,7 +104,7 @@ for step in session.steps(loader, until=args.steps):
             optimizer.state[first.weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
         if args.drift:
             first.weight.data += 1e-3 * session.rank
-    if step.committed:
+    if args.stand_still and step.committed:
         standstill.committed(session.rank, step.number)
     if args.log_after:
         step.log(loss=loss)

@@ -48,7 +48,8 @@ class Loop:
         from regrow.train.announcing import Announcing
         from regrow.train.worker.accelerator import accelerator_of
 
-        self.member: Any = Member(**member)
+        made: Any = Member(**member)
+        self.member = made
         self.x = torch.ones(4, device=device)
         torch.accelerator.synchronize(self.x.device)
         self.announcing: Any = Announcing(self.member)
@@ -110,7 +111,12 @@ def one_commit_waits_for_the_device_and_the_one_before_it_is_told_first() -> Non
     with STEERING.gate():
         loop.commit(loop.step(0))
         loop.member.told()
-        second = threading.Thread(target=lambda: (loop.commit(loop.step(1)), sent.set()))
+
+        def run() -> None:
+            loop.commit(loop.step(1))
+            sent.set()
+
+        second = threading.Thread(target=run)
         second.start()
         assert not sent.wait(0.1), "the host is two steps ahead"
         assert loop.member.told() == []
