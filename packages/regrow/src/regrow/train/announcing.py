@@ -172,8 +172,9 @@ class Announcing:
     def tell(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
         """Say that a step is committed once the device has done it; `numbers`: its metrics."""
         self._untold.append(_Untold(fact, numbers or {}, self.accelerator.point()))
-        if self._member.body.in_flight:
-            self.flush()  # an abort would cut off a collective, and look as if it was done
+        if self._member.body.in_flight:  # an abort would cut off a collective, and look as if it was done
+            self.accelerator.wait()
+            self.flush()
             return
         self.settle()
         if self._untold:
