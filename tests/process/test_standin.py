@@ -63,39 +63,3 @@ def test_a_device_that_fails_for_good_is_no_error_of_the_script_and_its_rank_goe
     assert {at: loss for at, loss in outcome.losses.items() if undisturbed.losses[at] != loss} == {}
     assert "the STANDIN device of rank 1 has failed (standin error: device-side assert triggered)" in outcome.output
     assert [incident.ranks for incident in outcome.ledger.incidents] == [[1]]
-
-
-def _forget_standstills(here: Site) -> None:
-    for mark in (*here.folder.glob("stood-*"), *here.folder.glob("committed-*")):
-        mark.unlink()
-
-
-@pytest.mark.parametrize("world", [1, WORLD])
-def test_the_host_comes_into_the_next_body_while_the_device_stands_still_before_the_end_of_an_update(
-    here: Site, undisturbed: Outcome, world: int
-) -> None:
-    ahead = here.folder / "ahead"
-    ahead.unlink(missing_ok=True)
-    _forget_standstills(here)
-    extra = ("--stand-still", f"{world - 1}:6", "--go-on")
-    outcome = train(here, f"ahead-{world}", world=world, steps=STEPS, extra=extra, env=LATE)
-    assert outcome.code == 0, outcome.output
-    assert ahead.read_text() == "0 waits"
-    if world == WORLD:
-        assert outcome.finals == undisturbed.finals
-        assert outcome.losses == undisturbed.losses
-
-
-@pytest.mark.parametrize("stages", [("begin", "forward", "backward"), ("commit", "after", "data")], ids=" ".join)
-def test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update_costs_no_step_and_no_number(
-    here: Site, undisturbed: Outcome, stages: tuple[str, ...]
-) -> None:
-    _forget_standstills(here)
-    stands = [(at % WORLD, 4 * at + 4) for at in range(len(stages))]
-    same = ("commit", "after")
-    faults = [Fault(rank, step + (at not in same), at) for at, (rank, step) in zip(stages, stands, strict=True)]
-    extra = ("--stand-still", *(f"{rank}:{step}" for rank, step in stands))
-    outcome = train(here, f"still-{stages[0]}", world=WORLD, steps=STEPS, faults=faults, extra=extra, env=LATE)
-    assert_equal(outcome, undisturbed, faults=len(faults))
-    adopted = {at for at, commits in outcome.ledger.history.items() for each in commits if each.adopted}
-    assert {(step, rank) for rank, step in stands} <= adopted, "it had not said that it had committed the step"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
+from falling_behind import Standstill  # type: ignore[import-not-found]
 from pacing import pause  # type: ignore[import-not-found]
-from placing import DEVICE, Standstill, break_device, take_place  # type: ignore[import-not-found]
+from placing import DEVICE, break_device, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -26,6 +27,8 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep i
 parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--hold", nargs="*", default=[], metavar="STEP:FILE", help="wait in that step for the file")
 parser.add_argument("--say-steps", action="store_true")
+parser.add_argument("--stand-still", nargs="*", default=[], metavar="RANK:STEP", help="see falling_behind.py")
+parser.add_argument("--go-on", action="store_true", help="at the next body the device goes on")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
 parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
@@ -33,8 +36,6 @@ parser.add_argument(
     "--nan", default="::", metavar="RANK:STEP:HOW", help="that rank's loss is NaN, or part of a gradient"
 )
 parser.add_argument("--break-device", default="", metavar="RANK:STEP:WHERE", help="`body` or `after` it, once")
-parser.add_argument("--stand-still", nargs="*", default=[], metavar="RANK:STEP", help="see placing.py")
-parser.add_argument("--go-on", action="store_true", help="at the next body the device goes on")
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
