@@ -48,6 +48,7 @@ model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 session.protect(model, optimizer, scheduler)
+standstill = Standstill(args.stand_still, until_next=args.go_on)
 
 numbers = torch.Generator().manual_seed(5)
 inputs = torch.randn(240, 16, generator=numbers)
@@ -75,7 +76,6 @@ def breaks(number: int, where: str) -> bool:
     return True
 
 
-standstill = Standstill(args.stand_still, until_next=args.go_on)
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
