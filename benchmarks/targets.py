@@ -42,6 +42,11 @@ class Target:
 
 
 TARGETS: Mapping[str, tuple[Target, ...]] = {
+    "accelerator": (
+        Target("step_over_plain", most=1.02),
+        Target("drains_a_step", most=1),
+        Target("silent_differences", most=0),
+    ),
     "batch": (Target("rows_per_s", least=2_000), Target("peak_mib", most=500)),
     "chaos": (
         Target("goodput", least=0.97),

@@ -193,6 +193,11 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again",
         "test_a_collective_in_a_graph_is_refused_before_the_first_step",
     ),
+    "tests/process/test_standin_ahead.py": (
+        "test_the_host_comes_into_the_next_body_while_the_device_stands_still_before_the_end_of_an_update[2]",
+        "test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update_costs_no_step_and_no_number"
+        "[commit after data]",
+    ),
     "tests/process/test_parallel_kills.py": (
         "test_any_rank_killed_at_every_stage[tp_dp]",
         "test_any_rank_killed_at_every_stage[pp_dp]",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
+from falling_behind import Standstill  # type: ignore[import-not-found]
 from pacing import pause  # type: ignore[import-not-found]
 from placing import DEVICE, break_device, spoil, take_place  # type: ignore[import-not-found]
 from torch import nn
@@ -27,6 +28,8 @@ parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep i
 parser.add_argument("--pace", type=float, default=0.0, help="see pacing.py")
 parser.add_argument("--hold", nargs="*", default=[], metavar="STEP:FILE", help="wait in that step for the file")
 parser.add_argument("--say-steps", action="store_true")
+parser.add_argument("--stand-still", nargs="*", default=[], metavar="RANK:STEP", help="see falling_behind.py")
+parser.add_argument("--go-on", action="store_true", help="at the next body the device goes on")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
 parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
@@ -52,6 +55,7 @@ model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 session.protect(model, optimizer, scheduler)
+standstill = Standstill(args.stand_still, until_next=args.go_on)
 
 numbers = torch.Generator().manual_seed(5)
 inputs = torch.randn(240, 16, generator=numbers)
@@ -110,6 +114,8 @@ def spoil_groups(number: int) -> None:
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
+        if args.stand_still:
+            standstill.enters()
         while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
             time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
@@ -128,6 +134,8 @@ for step in session.steps(loader, until=args.steps):
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
+        if args.stand_still and not step.rehearsal:
+            standstill.updated(session.rank, step.number, session.world_size)
         scheduler.step()
         optimizer.zero_grad()
         if args.spoil == f"{session.rank}:{step.number}" and unspoiled and not step.rehearsal:
@@ -135,6 +143,8 @@ for step in session.steps(loader, until=args.steps):
             optimizer.state[first.weight]["exp_avg"].view(torch.int32)[0, 0] ^= 1 << 20
         if args.drift:
             first.weight.data += 1e-3 * session.rank
+    if args.stand_still and step.committed:
+        standstill.committed(session.rank, step.number)
     if args.log_after:
         step.log(loss=loss)
     if not step.rehearsal and breaks(step.number, "after"):

@@ -45,9 +45,9 @@ class Book:
         read: int | None = None,
     ) -> None:
         shown = (
-            None
+            []
             if staged is None
-            else facts.WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})
+            else [facts.WorkerStaged(WorkerId(worker), Generation(generation), StepNo(staged), {"loss": 1.5})]
         )
         said = None if committed is None else (Generation(generation), StepNo(committed))
         batch = (
@@ -181,11 +181,41 @@ def test_what_a_dead_rank_had_read_for_its_micro_batches_comes_with_the_metrics_
     records = [BatchRecord(share, 8, "d" * 16) for share in (2, 3)]
     shown = facts.WorkerStaged(WorkerId("a"), Generation(1), StepNo(staged), {"loss": 1.5}, records)
     batch = BatchShown(Generation(1), StepNo(4), BatchRecord(0, 2)) if staged < 4 else None
-    book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, shown, batch, (Generation(1), StepNo(3))))
+    book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, [shown], batch, (Generation(1), StepNo(3))))
     book.ledger.formed(Generation(2), StepNo(5))
     (record,) = book.records()
     assert record.parts == records[:parts]
     assert record.reads == (records if parts else [BatchRecord(0, 2)])
+
+
+def shown(step: int, *, untold: bool = False) -> facts.WorkerStaged:
+    read = BatchRecord(0, step, "d" * 16) if untold else None
+    return facts.WorkerStaged(
+        WorkerId("a"), Generation(1), StepNo(step), {"loss": float(step)}, data=read, untold=untold
+    )
+
+
+@pytest.mark.parametrize(("formed", "adopted"), [(4, []), (5, [4]), (6, [4, 5])])
+def test_who_dies_in_a_step_while_its_device_has_not_shown_the_one_before_may_have_done_both(
+    tmp_path: Path, formed: int, adopted: list[int]
+) -> None:
+    book = Book(tmp_path)
+    batch = BatchShown(Generation(1), StepNo(5), BatchRecord(0, 5, "d" * 16))
+    said = (Generation(1), StepNo(3))
+    staged = [shown(4, untold=True), shown(5)]
+    book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, staged, batch, said))
+    book.ledger.formed(Generation(2), StepNo(formed))
+    assert [(record.step, record.metrics["loss"]) for record in book.records()] == [(at, float(at)) for at in adopted]
+    assert [record.data for record in book.records()] == [BatchRecord(0, at, "d" * 16) for at in adopted]
+
+
+def test_what_was_shown_of_a_step_that_was_told_afterwards_counts_no_more(tmp_path: Path) -> None:
+    book = Book(tmp_path)
+    book.commits("a", 4, rank=0)
+    staged = [shown(4, untold=True), shown(5)]
+    book.ledger.died(LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, staged, None, (Generation(1), StepNo(4))))
+    book.ledger.formed(Generation(2), StepNo(5))
+    assert book.lines() == [(0, 4, False)]
 
 
 def test_metrics_of_an_earlier_step_are_not_those_of_the_step_that_was_read(tmp_path: Path) -> None:
@@ -206,7 +236,7 @@ def test_what_was_read_for_a_step_that_runs_again_is_not_written(tmp_path: Path)
 def test_a_worker_that_went_back_and_died_in_a_step_it_had_once_committed_is_adopted(tmp_path: Path) -> None:
     book = Book(tmp_path)
     batch = BatchShown(Generation(2), StepNo(4), BatchRecord(0, 2))
-    last = LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, None, batch, (Generation(1), StepNo(10)))
+    last = LastSeen(WorkerId("a"), lambda _: Rank(0), 9.0, (), batch, (Generation(1), StepNo(10)))
     book.ledger.formed(Generation(2), StepNo(4))
     book.ledger.died(last)
     book.ledger.formed(Generation(3), StepNo(5))
@@ -293,7 +323,7 @@ def test_who_dies_with_a_new_rank_is_adopted_under_the_one_it_had_in_the_step(tm
     staged = facts.WorkerStaged(WorkerId("a"), Generation(3), StepNo(4), {"loss": 1.5})
     ranks = {Generation(3): Rank(3), Generation(4): Rank(2)}
     book.ledger.formed(Generation(4), StepNo(5))
-    book.ledger.died(LastSeen(WorkerId("a"), ranks.__getitem__, 9.0, staged, None, (Generation(3), StepNo(3))))
+    book.ledger.died(LastSeen(WorkerId("a"), ranks.__getitem__, 9.0, [staged], None, (Generation(3), StepNo(3))))
     assert book.lines() == [(3, 4, True)]
 
 

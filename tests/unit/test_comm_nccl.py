@@ -272,6 +272,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
     owner = SimpleNamespace(
         generation=1,
         halted=False,
+        in_flight=False,
         refused=False,
         draining=False,
         on_call=None,

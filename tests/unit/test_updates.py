@@ -137,9 +137,12 @@ class Worker:
 
     def __init__(self, then: Any = lambda: None, *, sharded: bool = False) -> None:
         self.log: list[str] = []
+        self.ahead = False
         self.device = Late(then)
         self.control: Any = SimpleNamespace(step=StepNo(3), halted=False, update=self._update, ready=self._ready)
-        self.groups: Any = SimpleNamespace(draining=False, refused=False, broke=lambda: False, vote=self._vote)
+        self.groups: Any = SimpleNamespace(
+            draining=False, refused=False, in_flight=True, broke=lambda: False, vote=self._vote
+        )
         self.recovery: Any = SimpleNamespace(sharded=sharded, withdraw=lambda deadline: None)
         link: Any = SimpleNamespace(board=SimpleNamespace(enter=lambda *_: None))
         faults: Any = SimpleNamespace(strike=lambda *_: None)
@@ -161,7 +164,7 @@ class Worker:
         self.log.append("voted")
 
     def _update(self) -> bool:
-        assert self.device.waited, "it updates while its gradients are on their way"
+        assert self.device.waited or self.ahead, "it updates while its gradients are on their way"
         self.log.append("updates")
         return True
 
@@ -172,6 +175,18 @@ def test_the_gate_waits_for_the_device_before_vote_and_update(sharded: bool) -> 
     worker.enter()
     assert worker.log[:1] == ["exchanged"] and worker.log[-1] == "updates"
     assert ("voted" in worker.log) is sharded
+
+
+def test_where_no_collective_is_under_way_the_host_runs_ahead_and_in_the_next_step_it_waits_again() -> None:
+    worker = Worker()
+    worker.enter()
+    assert worker.device.waited and not worker.groups.in_flight
+    worker.device.waited, worker.ahead = False, True
+    worker.enter()
+    assert not worker.device.waited
+    worker.groups.in_flight, worker.ahead = True, False
+    worker.enter()
+    assert worker.device.waited
 
 
 def halted_meanwhile() -> Worker:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -140,31 +140,36 @@ def _end_of_lines(descriptor: int, size: int) -> int:
 class LastSeen(NamedTuple):
     """What an agent knows of a worker that has ended.
 
-    `rank_in`: its rank in a generation. `staged`: the metrics it showed last. `batch`: what it had read last.
-    `committed`: the last step that it said it had committed, and the generation it was in.
+    `rank_in`: its rank in a generation. `staged`: what it showed of its newest steps, the last one last. `batch`: what
+    it had read last. `committed`: the last step that it said it had committed, and the generation it was in.
     """
 
     worker: WorkerId
     rank_in: Callable[[Generation], Rank]
     at: Instant
-    staged: facts.WorkerStaged | None = None
+    staged: Sequence[facts.WorkerStaged] = ()
     batch: BatchShown | None = None
     committed: tuple[Generation, StepNo] | None = None
 
-    def heritage(self) -> "_Heritage | None":
-        """The step that it was in, or had committed without saying so; None where there is none."""
-        metrics: dict[tuple[Generation, StepNo], dict[str, float]] = {}
-        read: dict[tuple[Generation, StepNo], BatchRecord] = {}
-        if self.staged is not None:
-            metrics[self.staged.generation, self.staged.step] = self.staged.metrics
+    def heritage(self) -> "list[_Heritage]":
+        """The step that it was in, and the one before, where it had committed that without saying so."""
+        staged = {(each.generation, each.step): each for each in self.staged}
+        read = {place: each.data for place, each in staged.items() if each.data is not None}
         if self.batch is not None:
             read[self.batch.generation, self.batch.step] = self.batch.batch
-        place = max(metrics.keys() | read.keys(), default=None)
-        if place is None or (self.committed is not None and self.committed >= place):
-            return None
-        parts = self.staged.parts if self.staged is not None and place in metrics else []
-        rank = self.rank_in(place[0])
-        return _Heritage(self.worker, rank, self.at, *place, metrics.get(place, {}), read.get(place), parts)
+        newest = max(staged.keys() | read.keys(), default=None)
+        untold = {place for place, each in staged.items() if each.untold}
+        places = [place for place in sorted(untold | {newest}) if self._is_open(place)] if newest is not None else []
+        return [self._heir(place, staged.get(place), read.get(place)) for place in places]
+
+    def _is_open(self, place: tuple[Generation, StepNo]) -> bool:
+        return self.committed is None or self.committed < place
+
+    def _heir(
+        self, place: tuple[Generation, StepNo], staged: facts.WorkerStaged | None, read: BatchRecord | None
+    ) -> "_Heritage":
+        metrics, parts = ({}, list[BatchRecord]()) if staged is None else (staged.metrics, staged.parts)
+        return _Heritage(self.worker, self.rank_in(place[0]), self.at, *place, metrics, read, parts)
 
 
 class _Heritage(NamedTuple):
@@ -227,9 +232,9 @@ class CommittedSteps:
 
     def died(self, last: LastSeen) -> None:
         """A worker ended."""
-        heir = last.heritage()
-        if heir is not None and heir.generation >= self._forgotten:
-            self._heritage.append(heir)
+        heirs = [heir for heir in last.heritage() if heir.generation >= self._forgotten]
+        if heirs:
+            self._heritage.extend(heirs)
             self._settle()
 
     def formed(self, generation: Generation, step: StepNo) -> None:

@@ -52,6 +52,8 @@ class Groups:
         """Whether a collective was refused since the generation was formed."""
         self.refused_call = ""
         """The last one that was refused."""
+        self.in_flight = False
+        """Whether a collective may still be under way on a device: one was enqueued since that was last waited for."""
         self.draining = False
         """While set, collectives of a halted generation are run on what had arrived before the halt."""
         self.on_call: Callable[[str, int], None] | None = None

@@ -15,7 +15,7 @@ from regrow.comm.past_calls import PastCalls
 from regrow.comm.set_up import SetUp
 from regrow.comm.torch_private import internals
 from regrow.comm.torch_private.internals import ProcessGroup, Work
-from regrow.comm.transport import Transport
+from regrow.comm.transport import MeshTransport, Transport, device_of
 from regrow.comm.work import NO_TIMEOUT, joint_work
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import GenerationHalted
@@ -102,6 +102,7 @@ class Owner(Protocol):
     halted: bool
     refused: bool
     refused_call: str
+    in_flight: bool
     draining: bool
     on_call: Callable[[str, int], None] | None
     on_collective: Callable[[str], None] | None
@@ -324,6 +325,7 @@ class RegrowGroup(ProcessGroup):
         if groups.on_given is not None:
             groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")
+        groups.in_flight = groups.in_flight or _enqueued(transport, args)
         result = transport.call(name, args, options, self._heard(name, args, options))
         if groups.after_collective is not None:
             groups.after_collective(name)
@@ -333,6 +335,12 @@ class RegrowGroup(ProcessGroup):
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
+
+
+def _enqueued(transport: Transport, args: tuple[Any, ...]) -> bool:
+    """Whether a call may still be under way on a device when its work was waited for: the mesh's never is."""
+    device = None if isinstance(transport, MeshTransport) else device_of(args)
+    return device is not None and accelerators.is_accelerator(device)
 
 
 def _forwarding(name: str) -> Callable[..., Work]:

@@ -104,13 +104,13 @@ def host_memory(shape: Sequence[int], dtype: torch.dtype, beside: torch.device |
     Page-locked where its kind can have that: copies then need no second buffer of the driver's.
     """
     pinned = beside is not None and is_accelerator(beside) and _pins()
-    return torch.empty(shape, dtype=dtype, pin_memory=pinned)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)  # the script's default may be another
 
 
 @functools.cache
 def _pins() -> bool:
     try:
-        torch.empty(1, pin_memory=True)
+        torch.empty(1, device="cpu", pin_memory=True)
     except (RuntimeError, NotImplementedError):
         return False
     return True
@@ -125,3 +125,9 @@ def capturing(device: torch.device) -> bool:
 def await_stream(device: torch.device) -> None:
     """Return when what this thread has enqueued on its current stream of the device is done."""
     torch.accelerator.current_stream(device).synchronize()
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is enqueued on this thread's stream of the device is kept for a graph, and not run."""
+    said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
+    return said is not None and bool(said())

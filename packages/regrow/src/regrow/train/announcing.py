@@ -2,17 +2,22 @@
 
 import logging
 import time
+from collections import deque
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
+import msgspec
 import torch
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
 from regrow.devices.accelerators import on_accelerator
+from regrow.devices.stream_points import LateNumber, StreamPoint, late
 from regrow.train.batches import Batches
 from regrow.train.step import Step
+from regrow.train.worker.accelerator import Accelerator, Processor
 from regrow.train.worker.participation import Participation
 
 _log = logging.getLogger("regrow.steps")
@@ -38,8 +43,24 @@ class _Unsent(NamedTuple):
     own: Seconds
 
 
+class _Untold(NamedTuple):
+    """A commit whose numbers, and errors, the device has still to show: it is told when `point` is passed."""
+
+    fact: facts.WorkerCommitted
+    numbers: Mapping[str, float | LateNumber]
+    point: StreamPoint
+
+
+_AHEAD = 1
+"""So many commits may wait for the device at a step's boundary. The next step is enqueued meanwhile, so that the device
+has work; with more of them nobody would gain anything."""
+
+
 class Announcing:
     """Says what becomes of a session's steps.
+
+    The host runs ahead of an accelerator: a commit is told when the device has done all of it, at the next gate or the
+    next boundary, and no later than before this worker stands in another generation. See decision 0082.
 
     Args:
         member: whom it is said to.
@@ -47,7 +68,12 @@ class Announcing:
 
     def __init__(self, member: Participation) -> None:
         self._member = member
+        self.accelerator: Accelerator = Processor()
+        """What computes the steps."""
         self._unsent: _Unsent | None = None
+        self._late: dict[str, LateNumber] = {}
+        """Numbers that the newest step has logged."""
+        self._untold: deque[_Untold] = deque()
         self._last: dict[str, float] | None = None
         """The numbers of the last step; None: this worker has told of none."""
         self._data_wait = self._stall = 0.0
@@ -57,6 +83,7 @@ class Announcing:
         since = time.monotonic()
         self._member.waiting.checkpoint()
         self._stall = time.monotonic() - since
+        self.settle()
 
     def fetch(self, batches: Batches, number: StepNo) -> Any:
         """The batch of a step, and how long that took. Raises what the loader raises."""
@@ -70,13 +97,47 @@ class Announcing:
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
         self._member.body.logged(step.staged)
-        if not step.committed and not any(
-            isinstance(value, torch.Tensor) and on_accelerator(value) for value in step.staged.values()
-        ):
-            # Reading a tensor of a device would stall the device in mid-step: those wait for the commit.
-            member, parts = self._member, batches.parts(step.number) if batches else []
-            generation = Generation(member.generation)
-            member.send(facts.WorkerStaged(member.worker, generation, step.number, step.numbers(), list(parts)))
+        for name, value in step.staged.items():
+            if _on_device(value) and late(value) and not self._has(name, value):
+                self._late[name] = LateNumber(value)
+        if not step.committed and not any(_on_device(value) for value in step.staged.values()):
+            # Reading a tensor of a device would stall the device in mid-step: those wait for the gate.
+            self._stage(step, step.numbers(), batches)
+
+    def ready(self, step: Step | None, batches: Batches | None) -> None:
+        """All is there that the update of a step needs, so others may commit it without this worker.
+
+        What the device has shown by now can be told.
+        """
+        self.settle()
+        if step is None or step.committed or self._member.world == 1:
+            return
+        ours = [value for value in step.staged.values() if _on_device(value)]
+        if not ours or not all(map(late, ours)):
+            return
+        numbers = self._taken(step)
+        if all(not isinstance(number, LateNumber) or number.known() for number in numbers.values()):
+            self._stage(step, _values(numbers), batches)
+
+    def _stage(self, step: Step, numbers: dict[str, float], batches: Batches | None) -> None:
+        member, parts = self._member, batches.parts(step.number) if batches else []
+        generation = Generation(member.generation)
+        member.send(facts.WorkerStaged(member.worker, generation, step.number, numbers, list(parts)))
+
+    def _has(self, name: str, value: torch.Tensor) -> bool:
+        return name in self._late and self._late[name].is_of(value)
+
+    def _taken(self, step: Step) -> dict[str, float | LateNumber]:
+        """The numbers of a step as they are now; those of a device are on their way."""
+        taken: dict[str, float | LateNumber] = {}
+        for name, value in step.staged.items():
+            if not _on_device(value) or not late(value):
+                taken[name] = float(value)
+                continue
+            if not self._has(name, value):
+                self._late[name] = LateNumber(value)
+            taken[name] = self._late[name]
+        return taken
 
     def committed(self, step: Step, begun_at: Instant, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
@@ -95,41 +156,92 @@ class Announcing:
         self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
-        """Say what has not been said."""
-        if self._unsent is None:
-            return
+        """Say what has not been said, as soon as it is known."""
         unsent, self._unsent = self._unsent, None
-        number, numbers = unsent.step.number, self._own(unsent)
-        self._last = numbers
-        self._member.send(
-            facts.WorkerCommitted(
-                self._member.worker,
-                unsent.generation,
-                number,
-                unsent.at,
-                unsent.seconds,
-                numbers,
-                adopted=unsent.adopted,
-                data=unsent.read,
-                parts=list(unsent.parts),
-                rank=Rank(unsent.step.rank),
-                data_wait=unsent.data_wait,
-                stall=unsent.stall,
-                own=unsent.own,
-            )
-        )
-        _log.info("step %d: %s", number, numbers)
+        if unsent is None:
+            self.settle()
+            return
+        if unsent.adopted:
+            self.flush()  # what is the step's own among its numbers shows by those of the one before
+        taken = self._taken(unsent.step)
+        self._late.clear()
+        if unsent.adopted:
+            taken = dict(self._own(unsent, _values(taken)))
+        self.tell(self._fact(unsent), taken)
 
-    def _own(self, unsent: _Unsent) -> dict[str, float]:
-        """The numbers of this step, and none of the one before.
+    def tell(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
+        """Say that a step is committed once the device has done it; `numbers`: its metrics."""
+        self._untold.append(_Untold(fact, numbers or {}, self.accelerator.point()))
+        if self._member.body.in_flight:  # an abort would cut off a collective, and look as if it was done
+            self.accelerator.wait()
+            self.flush()
+            return
+        self.settle()
+        if self._untold:
+            newest = self._untold[-1]
+            known = {n: v for n, v in newest.numbers.items() if not isinstance(v, LateNumber) or v.known()}
+            said = (fact.worker, fact.generation, fact.step, _values(known), fact.parts, fact.data)
+            self._member.send(facts.WorkerStaged(*said, untold=True))
 
-        The body of an adopted step was cut off, perhaps before it had assigned what is logged behind it: then that is
-        what the last step has left, or, in a worker's first step, its rehearsal. A number missing is better than a
-        wrong one.
+    def settle(self) -> None:
+        """Say what the device has shown by now. Raises the device's error where it has failed."""
+        while self._untold and (len(self._untold) > _AHEAD or self._untold[0].point.passed()):
+            self._tell_oldest()
+
+    def flush(self) -> None:
+        """Say all, which is waited for: this worker is about to be told where the others stand, or to end.
+
+        Raises the device's error where it has failed.
         """
-        numbers = unsent.step.numbers()
-        if not unsent.adopted:
-            return numbers
+        while self._untold:
+            self._tell_oldest()
+
+    def flushed(self, error: Exception) -> Exception:
+        """As `flush`, behind an error; what is to be dealt with, which is the device's own error where it has one."""
+        try:
+            self.flush()
+        except RuntimeError as failed:
+            return failed
+        return error
+
+    def _tell_oldest(self) -> None:
+        self._untold[0].point.wait()
+        fact, numbers, _ = self._untold[0]
+        self._last = _values(numbers)
+        self._untold.popleft()
+        self._member.send(msgspec.structs.replace(fact, metrics=self._last))
+        _log.info("step %d: %s", fact.step, self._last)
+
+    def _fact(self, unsent: _Unsent) -> facts.WorkerCommitted:
+        return facts.WorkerCommitted(
+            self._member.worker,
+            unsent.generation,
+            unsent.step.number,
+            unsent.at,
+            unsent.seconds,
+            adopted=unsent.adopted,
+            data=unsent.read,
+            parts=list(unsent.parts),
+            rank=Rank(unsent.step.rank),
+            data_wait=unsent.data_wait,
+            stall=unsent.stall,
+            own=unsent.own,
+        )
+
+    def _own(self, unsent: _Unsent, numbers: dict[str, float]) -> dict[str, float]:
+        """The numbers of an adopted step, and none of the one before.
+
+        Its body was cut off, perhaps before it had assigned what is logged behind it: then that is what the last step
+        has left, or, in a worker's first step, its rehearsal. A number missing is better than a wrong one.
+        """
         last = self._last
         fresh = {name for name, n in numbers.items() if last is not None and n != last.get(name)}
         return {name: n for name, n in numbers.items() if name in unsent.inside or name in fresh}
+
+
+def _on_device(value: torch.Tensor | float) -> TypeGuard[torch.Tensor]:
+    return isinstance(value, torch.Tensor) and on_accelerator(value)
+
+
+def _values(numbers: Mapping[str, float | LateNumber]) -> dict[str, float]:
+    return {name: n.value() if isinstance(n, LateNumber) else n for name, n in numbers.items()}

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import StepNo
+from regrow.core.messages.facts import WorkerCommitted
 from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.after_loop import AfterLoop
 from regrow.train.announcing import Announcing
@@ -24,6 +25,7 @@ from regrow.train.restartable import RestartableCalls
 from regrow.train.script_place import ScriptPlace
 from regrow.train.state.body_bindings import BodyBindings
 from regrow.train.step import Step
+from regrow.train.worker.accelerator import accelerator_of
 from regrow.train.worker.participation import Participation
 from regrow.train.worker.rejoin import WorkerReleased
 
@@ -49,6 +51,7 @@ class StepLoop(ScriptPlace):
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._announcing = Announcing(member)
+        member.body.ready = lambda: self._announcing.ready(self._latest, self.standing.batches)
         self._latest: Step | None = None
         self.turns = Turns(self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
@@ -86,6 +89,7 @@ class StepLoop(ScriptPlace):
         self.standing.let_follow(modules.spanning)
         if self.standing.first_reads is not None:
             self.standing.first_reads.arrives()
+        self._announcing.accelerator = accelerator_of(self.standing.protected().parameters())
         self.member.arrive(
             self.standing.protected(),
             modules.buckets(),
@@ -287,6 +291,7 @@ class StepLoop(ScriptPlace):
         False: outside a job, where there is nobody to tell; the error is the script's.
         """
         self.shadow.ends(well=False)
+        error = self._announcing.flushed(error)
         if not self.member.body.abort(error, self.standing.protected()):
             return False
         self.settling.cut_off(self.modules, error)
@@ -307,12 +312,14 @@ class StepLoop(ScriptPlace):
         Raises `WorkerReleased` where it has no part in it.
         """
         self._owing = False
+        self._announcing.flush()
         try:
             adopted = self.member.waiting.rejoin()
         except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
             self.left, self._looping = True, False
             self._announcing.send()
+            self._announcing.flush()
             self.standing.hooks.tell(leaving.change, self.member.step, leaving=True)
             raise
         if step is not None and adopted == step.number:
@@ -336,6 +343,10 @@ class StepLoop(ScriptPlace):
         else:
             between.stands()
             self.regions.skip()
+
+    def tell(self, fact: WorkerCommitted) -> None:
+        """A step of a training with a loop of its own has happened."""
+        self._announcing.tell(fact)
 
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""
@@ -371,3 +382,4 @@ class StepLoop(ScriptPlace):
         """There are no steps any more."""
         self._looping = False
         self._announcing.send()
+        self._announcing.flush()

@@ -332,7 +332,7 @@ class RestartableCalls:
         if not member.body.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
-        member.send(facts.WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
+        self._loop.tell(facts.WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
         if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
             raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
 

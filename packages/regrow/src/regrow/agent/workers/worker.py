@@ -58,7 +58,9 @@ class Worker:
         """A signal that has come before there was a process; 0: none has."""
         self.told = False
         """The coordinator knows that it has ended; the kernel may still be taking it apart."""
-        self.staged: facts.WorkerStaged | None = None
+        self.staged: list[facts.WorkerStaged] = []
+        """Of the newest two steps, the older one first: it may be in one, and not have said that it has committed the
+        one before."""
         self.shown_batch: BatchShown | None = None
         """What it had read for its last step; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
@@ -252,7 +254,8 @@ class Worker:
             raise ProtocolError(f"it speaks for worker {fact.worker}")
         match fact:
             case facts.WorkerStaged():
-                self.staged = fact
+                before = [each for each in self.staged if (each.generation, each.step) != (fact.generation, fact.step)]
+                self.staged = [*before[-1:], fact]
             case facts.WorkerCommitted():
                 self.committed = (fact.generation, fact.step)
         self._on_fact(self, fact)

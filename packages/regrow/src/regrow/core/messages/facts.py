@@ -209,9 +209,10 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
-    """Metrics of a step that has not committed yet; they count if the step commits without this worker.
+    """Metrics of a step of which the worker has not said that it has committed it.
 
-    `parts`: what it has read for its micro-batches, if there are any.
+    They count if the step is committed and this worker never says so: it dies in its update, or while its device still
+    has to do what the host has committed. `data`, `parts`: as in `WorkerCommitted`. `untold`: it has committed it.
     """
 
     worker: WorkerId
@@ -219,6 +220,8 @@ class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
     step: StepNo
     metrics: dict[str, float]
     parts: list[BatchRecord] = []
+    data: BatchRecord | None = None
+    untold: bool = False
 
 
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ from regrow.comm.flight import FLIGHT
 from regrow.core.ids import Seconds
 from regrow.core.messages.sights import DEVICE
 from regrow.devices.accelerators import on_accelerator
+from regrow.devices.stream_points import StreamPoint
 
 _PART = 0.01
 """A wait sleeps so much of what it has lasted between two looks: short ones stay short, long ones cost nothing."""
@@ -30,6 +31,10 @@ class Accelerator(Protocol):
         """Return when all that was enqueued for the gradients is done. Raises `RuntimeError` where it has failed."""
         ...
 
+    def point(self) -> StreamPoint:
+        """The point to which this thread has enqueued by now."""
+        ...
+
 
 class Processor:
     """Nothing is ever under way."""
@@ -38,6 +43,10 @@ class Processor:
 
     def wait(self) -> None:
         """Nothing to wait for."""
+
+    def point(self) -> StreamPoint:
+        """A point that is passed."""
+        return StreamPoint([])
 
 
 class Devices:
@@ -73,6 +82,10 @@ class Devices:
                     time.sleep(min(max(_PART * (time.monotonic() - begun), _PAUSE_LEAST), _PAUSE_MOST))
         finally:
             FLIGHT.end(flight)
+
+    def point(self) -> StreamPoint:
+        """A point in the current stream of each device."""
+        return StreamPoint(self._devices)
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor]) -> Accelerator:

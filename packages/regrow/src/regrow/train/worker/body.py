@@ -61,6 +61,8 @@ class Body:
         groups.on_call = self._called
         self.reads: Callable[[], str] = str
         """What was read for the step, for people."""
+        self.ready: Callable[[], None] = lambda: None
+        gate.ready = lambda: self.ready()
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
             groups.on_given = self._finite.given
@@ -211,6 +213,11 @@ class Body:
     def own_time(self) -> Seconds:
         """What the newest body took up to its update while it waited for nobody; 0: not known."""
         return self.own.seconds
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
+        return self._groups.in_flight
 
     @property
     def complete(self) -> bool:

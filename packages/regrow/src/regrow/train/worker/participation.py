@@ -25,10 +25,16 @@ class AttemptBody(Protocol):
     """Whether the script is in it."""
     reads: Callable[[], str]
     """What was read for it, for people."""
+    ready: Callable[[], None]
+    """Called when all is there that its update needs: from then on others may commit it without this worker."""
 
     @property
     def own_time(self) -> Seconds:
         """What the newest body took up to its update while it waited for nobody; 0: not known."""
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
 
     @property
     def complete(self) -> bool:

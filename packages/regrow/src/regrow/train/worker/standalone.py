@@ -39,12 +39,13 @@ def _as_it_is(*_: Any, **__: Any) -> AbstractContextManager[None]:
 class StandaloneBody:
     """A body that is never given up: an error in it is the script's."""
 
-    complete = entered = False
+    complete = entered = in_flight = False
     watch = logged = enter = before_update = stepped = left = abandon = leave_region = _nothing
     begin_step = enter_region = _yes
     conclude = abort = _no
     own_time: Seconds = 0.0
     reads: Callable[[], str] = str
+    ready: Callable[[], None] = _nothing
 
     def __init__(self) -> None:
         self.step = StepNo(0)

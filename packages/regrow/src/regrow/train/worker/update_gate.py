@@ -40,6 +40,8 @@ class UpdateGate:
         """What has the gradients."""
         self.check: NumberCheck | None = None
         """Whether the numbers of the step are finite on all ranks; None: that is not asked."""
+        self.ready: Callable[[], None] = lambda: None
+        """Called when all is there that the update needs: others may commit the step without this worker then."""
 
     def enter(
         self,
@@ -64,7 +66,10 @@ class UpdateGate:
             last_collective()
         finally:
             self._groups.draining = False
-        self.accelerator.wait()
+        if self._groups.in_flight or recovery.sharded or asks:
+            # What an abort has cut off looks done. All else a device does in its order, and the update comes behind it.
+            self.accelerator.wait()
+            self._groups.in_flight = False
         # The body may have caught what a collective raised: what it has is not what the others have.
         cut_off = interrupted or self._groups.refused or self._groups.broke()
         if cut_off or (self.accelerator.enqueues and self._control.halted):
@@ -72,6 +77,7 @@ class UpdateGate:
         if self.check is not None:
             env = self._link.env
             self.check.agree(step, rank=env.rank, world=env.world, sharded=recovery.sharded)
+        self.ready()
         if recovery.sharded or asks:
             self._agree(step)
         self._faults.strike(FaultStage.UPDATE, step)

@@ -1,0 +1,196 @@
+"""A step on an accelerator under regrow against the same step without, on the tests' stand-in device.
+
+    python benchmarks/accelerator.py            # about 3 minutes
+    python benchmarks/accelerator.py --quick    # about 1 minute
+
+The stand-in takes 200 µs for each launch beside its arithmetic, and its queue has room for a step: a host that runs
+ahead of it keeps it at work, and each time that the host waits for all of it shows. One rank, and two ranks that take
+the mean of their gradients over the host. The sides live at once and train in turns, a block of steps each;
+`step_over_plain` is the shortest of regrow's blocks by the shortest of plain's, which other work on the machine touches
+least. `drains_a_step` are regrow's waits for the device beyond the script's own; `ahead_over_plain` is what stands in
+the queue as a step ends, by what stands there under plain torch. `silent_differences` are losses, and digests of
+parameters, that are not those of the same training on the processor. g++ builds the device at the first use.
+"""
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from targets import tell, warn_if_busy
+
+HERE = Path(__file__).resolve().parent
+TRAINING = HERE / "accelerator_training.py"
+LAG_US, BLOCK = 200, 5
+START_S, BLOCK_S = 240.0, 120.0
+WORLDS = (1, 2)
+WARM = 2
+
+
+class Block(NamedTuple):
+    """Of a step: milliseconds, times that the host has waited for the device, and what is queued as it ends."""
+
+    ms: float
+    waits: float
+    queued: float
+
+
+class Side:
+    """One training, which waits for its turns."""
+
+    def __init__(self, name: str, world: int, device: str, rounds: int, folder: Path) -> None:
+        self.name, self.found = f"{name}, {world} ranks on {device}", folder / f"{name}-{world}-{device}.json"
+        self.blocks: list[Block] = []
+        here = folder / f"{name}-{world}-{device}"
+        here.mkdir()
+        go, done = here / "go", here / "done"
+        for path in (go, done):
+            os.mkfifo(path)
+        environment = {
+            **os.environ,
+            "REGROW_TEST_DEVICE": device,
+            "STANDIN_LAG_US": str(LAG_US),
+            "TURN_GO": str(go),
+            "TURN_DONE": str(done),
+            "TURN_ROUNDS": str(rounds),
+            "TURN_BLOCK": str(BLOCK),
+            "REGROW_HOME": str(here),
+            "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent)]),
+        }
+        # Opened for both directions, so that neither side waits for the other to open it.
+        self._asks, self._answers = os.open(go, os.O_RDWR), os.open(done, os.O_RDWR | os.O_NONBLOCK)
+        self.log = here / "log"
+        script = [str(TRAINING), name, str(self.found)]
+        self.processes = []
+        for command, more in _commands(name, world, script):
+            with self.log.open("ab") as log:
+                started = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, env=environment | more)
+            self.processes.append(started)
+
+    def block(self, limit: float) -> Block:
+        """Let it train for a block of steps."""
+        os.write(self._asks, b"go\n")
+        until = time.monotonic() + limit
+        while time.monotonic() < until:
+            try:
+                return Block(*map(float, os.read(self._answers, 128).split()))
+            except BlockingIOError:
+                if any(process.poll() for process in self.processes):
+                    break
+                time.sleep(0.002)
+        self.end()
+        raise SystemExit(f"{self.name} does not train:\n{self.log.read_text(errors='replace')[-2000:]}")
+
+    def result(self) -> dict[str, object]:
+        """What it has come to at its end."""
+        for process in self.processes:
+            if process.wait(timeout=BLOCK_S):
+                raise SystemExit(f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-2000:]}")
+        found: dict[str, object] = json.loads(self.found.read_text())
+        return found
+
+    def end(self) -> None:
+        """No more turns."""
+        for process in self.processes:
+            process.terminate()
+            process.wait(timeout=BLOCK_S)
+        for descriptor in (self._asks, self._answers):
+            os.close(descriptor)
+
+
+def _commands(name: str, world: int, script: list[str]) -> list[tuple[list[str], dict[str, str]]]:
+    """The processes that make a side, each with what its environment has more."""
+    if name == "regrow":
+        words = ["run", "--standalone", f"--nproc-per-node={world}", "--hang-timeout=1h", "--job=accelerator"]
+        return [(["-m", "regrow", *words, *script], {})]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(world)}
+    return [(script, place | {"RANK": str(rank)}) for rank in range(world)]
+
+
+def differences(truth: dict[str, object], found: dict[str, object]) -> int:
+    """Losses that are others, and 1 for the parameters."""
+    mine, theirs = truth["losses"], found["losses"]
+    if not isinstance(mine, list) or not isinstance(theirs, list) or len(mine) != len(theirs):
+        return len(str(mine))
+    others = [a for a, b in zip(mine, theirs, strict=True) if a != b]
+    return len(others) + int(truth["digest"] != found["digest"])
+
+
+def measure(world: int, rounds: int, folder: Path) -> dict[str, float]:
+    """The figures of one world."""
+    truth = Side("plain", world, "cpu", rounds, folder)
+    for _ in range(rounds):
+        truth.block(START_S)
+    expected = truth.result()
+    truth.end()
+    plain, regrow = sides = [Side(name, world, "standin", rounds, folder) for name in ("plain", "regrow")]
+    for number in range(rounds):
+        for side in sides if number % 2 else reversed(sides):
+            side.blocks.append(side.block(BLOCK_S if number else START_S))
+    silent = sum(differences(expected, side.result()) for side in sides)
+    for side in sides:
+        side.end()
+    theirs, ours = plain.blocks[WARM:], regrow.blocks[WARM:]  # before, the queue has not its size yet
+    return {
+        "step_over_plain": min(each.ms for each in ours) / min(each.ms for each in theirs),
+        "plain_ms": min(each.ms for each in theirs),
+        "regrow_ms": min(each.ms for each in ours),
+        "plain_drains_a_step": median(each.waits for each in theirs),
+        "drains_a_step": median(each.waits for each in ours) - median(each.waits for each in theirs),
+        "ahead_over_plain": median(each.queued for each in ours) / max(1.0, median(each.queued for each in theirs)),
+        "silent_differences": float(silent),
+    }
+
+
+def main() -> int:
+    """Both worlds, a table, and the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
+    args = parser.parse_args()
+    console = Console()
+    warn_if_busy()
+    sys.path[:0] = [str(HERE.parent)]
+    from tests.standin.building import Unbuildable, library
+
+    try:
+        library()
+    except Unbuildable as reason:
+        console.print(str(reason))
+        return 1
+    table = Table("ranks", "plain", "regrow", "over plain", "its waits", "regrow's beyond", "ahead", "differences")
+    figures: dict[str, float] = {}
+    for world in WORLDS:
+        with tempfile.TemporaryDirectory(prefix="regrow-accelerator-") as folder:
+            found = measure(world, 12 if args.quick else 40, Path(folder))
+        table.add_row(
+            str(world),
+            f"{found['plain_ms']:.1f} ms",
+            f"{found['regrow_ms']:.1f} ms",
+            f"{found['step_over_plain']:.3f}",
+            f"{found['plain_drains_a_step']:.2f}",
+            f"{found['drains_a_step']:.2f}",
+            f"{found['ahead_over_plain']:.2f}",
+            f"{found['silent_differences']:.0f}",
+        )
+        figures |= {f"{name}_{world}": value for name, value in found.items()}
+    for name in ("step_over_plain", "drains_a_step", "silent_differences"):
+        figures[name] = max(figures[f"{name}_{world}"] for world in WORLDS)
+    console.print(table)
+    tell("accelerator", figures, args.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

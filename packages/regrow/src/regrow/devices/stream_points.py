@@ -1,0 +1,88 @@
+"""What the host has enqueued and goes on without: a point in a device's work, and a number that is read behind it.
+
+The host of a training under plain torch runs ahead of its device: it waits only for what it has to know. So does one
+under regrow. A point says later whether the device has come so far; a number of the device is copied, in the device's
+own order into memory that the host can look into without waiting.
+"""
+
+import time
+from collections.abc import Iterable
+
+import torch
+
+from regrow.core.ids import Seconds
+from regrow.devices.accelerators import host_memory, is_capturing
+
+_FIRST_LOOK: Seconds = 0.00005
+_MOST_APART: Seconds = 0.001
+"""Who waits looks again after so long: it is asleep meanwhile, as a wait in the driver would keep a core busy."""
+
+
+class StreamPoint:
+    """A point in what this thread has enqueued on its current streams of some devices.
+
+    Args:
+        devices: accelerators; of none the point is passed at once.
+    """
+
+    def __init__(self, devices: Iterable[torch.device]) -> None:
+        self._events: list[torch.Event] = []
+        for device in devices:
+            event = torch.Event(device)
+            event.record(torch.accelerator.current_stream(device))
+            self._events.append(event)
+
+    def passed(self) -> bool:
+        """Whether all that was enqueued before it is done. Raises the device's error where it has failed."""
+        while self._events:
+            if not self._events[-1].query():
+                return False
+            self._events.pop()
+        return True
+
+    def wait(self) -> None:
+        """Return when it is passed, as late as the device's own work is. Raises what `passed` does."""
+        apart = _FIRST_LOOK
+        while not self.passed():
+            time.sleep(apart)
+            apart = min(2 * apart, _MOST_APART)
+
+
+class LateNumber:
+    """A number as it is on its device where it is logged, read once the device has come there.
+
+    Args:
+        tensor: with one element, on an accelerator.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = tensor, _version(tensor)
+        self._here = host_memory((), tensor.dtype, tensor.device)
+        with torch.no_grad():
+            self._here.copy_(tensor.reshape(()), non_blocking=True)
+        self._point = StreamPoint([tensor.device])
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is what that tensor has now."""
+        return tensor is self._tensor and _version(tensor) == self._version
+
+    def known(self) -> bool:
+        """Whether it can be read at once. Raises the device's error where it has failed."""
+        return self._point.passed()
+
+    def value(self) -> float:
+        """The number; it is waited for. Raises what `known` does."""
+        self._point.wait()
+        return float(self._here)
+
+
+def late(tensor: torch.Tensor) -> bool:
+    """Whether its number can be copied as `LateNumber` has it: the stream's work is not being captured for a graph.
+
+    A tensor of a kind of its own (`DTensor`) knows best how it becomes a number.
+    """
+    return type(tensor) is torch.Tensor and not is_capturing(tensor.device)
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version

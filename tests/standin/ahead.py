@@ -1,0 +1,232 @@
+"""What is shown of a host that runs ahead of its device, on the stand-in: `python -m tests.standin.ahead` runs all.
+
+The device stands still behind a gate, so what the host has not waited for is known without a clock. They run in a
+process of their own, as those of `checks.py`; `tests/unit/test_running_ahead.py` has a test for each.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+CHECKS: dict[str, Callable[[], None]] = {}
+DEVICE, BROKEN = "standin:0", 1
+
+
+def check(run: Callable[[], None]) -> Callable[[], None]:
+    """A function that shows something."""
+    CHECKS[run.__name__] = run
+    return run
+
+
+class Member:
+    """A worker, as far as its announcements ask."""
+
+    def __init__(self, *, world: int = 2) -> None:
+        self.worker, self.generation, self.rank, self.world = "w", 1, 0, world
+        self.facts: list[Any] = []
+        self.body = SimpleNamespace(logged=lambda numbers: None, own_time=0.0, in_flight=False)
+        self.waiting = SimpleNamespace(checkpoint=lambda: None)
+        self.send = self.facts.append
+
+    def told(self) -> list[tuple[str, int, dict[str, float]]]:
+        """What was sent since this was asked last."""
+        found = [(type(fact).__name__, fact.step, fact.metrics) for fact in self.facts]
+        self.facts.clear()
+        return found
+
+
+class Loop:
+    """Steps that are announced; their bodies are whatever a check does."""
+
+    def __init__(self, device: str = DEVICE, **member: Any) -> None:
+        import torch
+
+        from regrow.train.announcing import Announcing
+        from regrow.train.worker.accelerator import accelerator_of
+
+        made: Any = Member(**member)
+        self.member = made
+        self.x = torch.ones(4, device=device)
+        torch.accelerator.synchronize(self.x.device)
+        self.announcing: Any = Announcing(self.member)
+        self.announcing.accelerator = accelerator_of([self.x])
+
+    def step(self, number: int) -> Any:
+        """A step whose body is entered."""
+        from regrow.core.ids import StepNo
+        from regrow.train.step import Step
+
+        owner: Any = SimpleNamespace(rank=0, log=self._log, shadow=SimpleNamespace(logged=lambda numbers: None))
+        made = Step(owner, StepNo(number), None)
+        made.inside = True
+        return made
+
+    def _log(self, step: Any) -> None:
+        self.announcing.logged(step, None)
+
+    def commit(self, step: Any) -> None:
+        """The host has come through it, and asks for the next."""
+        step.inside, step.committed = False, True
+        self.announcing.committed(step, 0.0, None, adopted=False)
+        self.announcing.send()
+
+
+@check
+def a_commit_is_told_when_the_device_has_done_it_and_the_host_does_not_wait_for_that() -> None:
+    loop, before = Loop(), STEERING.waits()
+    step = loop.step(0)
+    with STEERING.gate():
+        step.log(loss=(loop.x * 3).sum(), rate=0.5)
+        assert loop.member.told() == []
+        loop.x.add_(1)  # the update
+        loop.commit(step)
+        assert loop.member.told() == [("WorkerStaged", 0, {"rate": 0.5})]
+        loop.announcing.settle()
+        assert loop.member.told() == []
+        assert STEERING.waits() == before
+    loop.announcing.flush()
+    assert loop.member.told() == [("WorkerCommitted", 0, {"loss": 12.0, "rate": 0.5})]
+
+
+@check
+def a_commit_without_numbers_waits_for_its_update_too() -> None:
+    loop = Loop()
+    with STEERING.gate():
+        loop.x.add_(1)
+        loop.commit(loop.step(0))
+        assert [fact for fact, *_ in loop.member.told()] == ["WorkerStaged"]
+    loop.announcing.flush()
+    assert [fact for fact, *_ in loop.member.told()] == ["WorkerCommitted"]
+
+
+@check
+def one_commit_waits_for_the_device_and_the_one_before_it_is_told_first() -> None:
+    import threading
+
+    loop, sent = Loop(), threading.Event()
+    with STEERING.gate():
+        loop.commit(loop.step(0))
+        loop.member.told()
+
+        def run() -> None:
+            loop.commit(loop.step(1))
+            sent.set()
+
+        second = threading.Thread(target=run)
+        second.start()
+        assert not sent.wait(0.1), "the host is two steps ahead"
+        assert loop.member.told() == []
+    second.join(60)
+    loop.announcing.flush()
+    told = [(fact, number) for fact, number, _ in loop.member.told()]
+    assert [each for each in told if each[0] == "WorkerCommitted"] == [("WorkerCommitted", 0), ("WorkerCommitted", 1)]
+
+
+@check
+def a_number_is_the_one_that_stood_there_when_its_step_was_over_though_its_tensor_is_used_again() -> None:
+    import torch
+
+    loop = Loop()
+    buffer = torch.zeros((), device=DEVICE)
+    with STEERING.gate():
+        for number in range(2):
+            step = loop.step(number)
+            step.log(loss=buffer)  # before it has its value
+            buffer.copy_(loop.x.sum() + number)
+            if number:
+                break
+            loop.commit(step)
+    loop.commit(step)
+    loop.announcing.flush()
+    told = [metrics for fact, _, metrics in loop.member.told() if fact == "WorkerCommitted"]
+    assert told == [{"loss": 4.0}, {"loss": 5.0}]
+
+
+@check
+def numbers_of_before_the_update_are_shown_behind_the_gate_where_others_may_commit_alone() -> None:
+    for world, shown in ((2, [("WorkerStaged", 0, {"loss": 4.0})]), (1, [])):
+        loop = Loop(world=world)
+        step = loop.step(0)
+        step.log(loss=loop.x.sum())
+        loop.announcing.accelerator.wait()  # as a gate behind a collective does
+        loop.announcing.ready(step, None)
+        assert loop.member.told() == shown
+        step = loop.step(1)
+        with STEERING.gate():
+            step.log(loss=loop.x.sum())
+            loop.announcing.ready(step, None)
+            assert loop.member.told() == []
+
+
+@check
+def where_a_collective_may_be_under_way_a_commit_is_waited_for_at_once() -> None:
+    loop = Loop()
+    loop.member.body.in_flight = True
+    step = loop.step(0)
+    step.log(loss=loop.x.sum())
+    loop.commit(step)
+    assert loop.member.told() == [("WorkerCommitted", 0, {"loss": 4.0})]
+
+
+@check
+def the_script_may_have_made_the_device_the_place_of_new_tensors() -> None:
+    import torch
+
+    loop = Loop()
+    with torch.device(DEVICE):
+        step = loop.step(0)
+        step.log(loss=loop.x.sum())
+        loop.commit(step)
+    loop.announcing.flush()
+    assert loop.member.told()[-1] == ("WorkerCommitted", 0, {"loss": 4.0})
+
+
+@check
+def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_that_counts() -> None:
+    import torch
+
+    loop = Loop(f"standin:{BROKEN}")
+    step = loop.step(0)
+    with STEERING.gate(BROKEN):
+        step.log(loss=loop.x.sum())
+        loop.commit(step)
+        loop.member.told()
+        STEERING.fail(BROKEN)
+    error = loop.announcing.flushed(ValueError("of the script"))
+    assert isinstance(error, torch.AcceleratorError)
+    for again in (loop.announcing.settle, loop.announcing.flush):
+        try:
+            again()
+        except torch.AcceleratorError:
+            continue
+        raise AssertionError("nothing was wrong")
+    assert loop.member.told() == []
+
+
+def main() -> None:
+    """Run all; a line of JSON for each: its name, and what it raised."""
+    for name, run in CHECKS.items():
+        failed = ""
+        try:
+            run()
+        except Exception:  # noqa: BLE001  whatever it is, its test says it
+            failed = traceback.format_exc()
+        sys.stdout.write(json.dumps([name, failed]) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    import faulthandler
+
+    os.environ["STANDIN_DEVICES"] = "2"
+    faulthandler.dump_traceback_later(150, exit=True)
+    import torch as _torch
+    from tests.standin import device as _device
+
+    _torch.set_num_threads(1)
+    STEERING = _device.load()
+    main()
