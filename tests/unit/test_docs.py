@@ -1,13 +1,15 @@
 """What the documentation says of the code is there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
-from tests.sources import ROOT, SOURCE, SOURCES
+from tests.sources import PACKAGES, ROOT, SOURCE, SOURCES
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-LINKED = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+OVERVIEWS = [ROOT / name for name in ("README.md", "AGENTS.md", "BENCHMARKS.md", "CHANGELOG.md", "CONTRIBUTING.md")]
+LINKED = [*PAGES, *sorted((ROOT / "docs" / "decisions").glob("*.md")), *OVERVIEWS]
 CODE = {path: path.read_text() for source in SOURCES for path in source.rglob("*.py")}
 FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
 
@@ -83,3 +85,45 @@ def test_every_decision_says_whether_it_is_in_force() -> None:
     assert len(decisions) > 30
     third = {path.name: path.read_text(encoding="utf-8").split("\n")[2] for path in decisions}
     assert [name for name, line in third.items() if not line.startswith("Status: ")] == []
+
+
+def test_the_first_page_is_short_and_has_its_proof_at_the_top() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= 150
+    assert any("torchrun" in line for line in lines[:15]), "one row of proof comes before all else"
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_every_link_of_a_packages_page_leads_somewhere(package: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", (package / "README.md").read_text()) if "://" not in link]
+    assert [link for link in links if not (package / link).exists()] == []
+
+
+def test_every_figure_has_a_day_and_a_command_that_is_there() -> None:
+    text = (ROOT / "BENCHMARKS.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    figures = [row for row in rows if len(row) == 6 and row[0] not in ("what", "---")]
+    assert len(figures) > 30
+    assert [row[0] for row in figures if not re.fullmatch(r"20\d\d-\d\d-\d\d", row[4])] == []
+    assert [
+        row[0] for row in figures if not re.fullmatch(r"the same|`(\.\.\.|benchmarks/\w+\.py)( .*)?`", row[5])
+    ] == []
+    scripts = set(re.findall(r"benchmarks/\w+\.py", text))
+    assert [script for script in sorted(scripts) if not (ROOT / script).exists()] == []
+
+
+def test_fragments_of_news_are_named_by_the_kind_of_change() -> None:
+    kinds = [
+        each["directory"] for each in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["towncrier"]["type"]
+    ]
+    fragments = [path for path in sorted((ROOT / "news").iterdir()) if path.name != "README.md"]
+    wrong = [path.name for path in fragments if not re.fullmatch(rf"[\w-]+\.({'|'.join(kinds)})\.md", path.name)]
+    assert wrong == []
+    assert [path.name for path in fragments if not path.read_text().strip().endswith(".")] == []
+
+
+def test_ten_pairs_show_the_tone_of_the_prose() -> None:
+    pairs = (ROOT / "CONTRIBUTING.md").read_text().partition("| before | after |")[2].partition("\n\n")[0]
+    after = [line.split("|")[2].strip() for line in pairs.splitlines()[2:]]
+    assert len(after) == 10
+    assert [text for text in after if re.match(r"(What|Which|How|Who|Whether|So)\b", text)] == []
