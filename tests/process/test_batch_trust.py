@@ -1,4 +1,4 @@
-"""What a batch says and what it leaves can be trusted: whose fault an error row is, and that all it started has ended."""
+"""A batch can be trusted: it names whose fault an error row is, and ends all that it started."""
 
 import json
 import os

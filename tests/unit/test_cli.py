@@ -36,7 +36,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobPlan]]:
     """The plans that `regrow run` would carry out."""
     plans: list[JobPlan] = []
 
-    def keep(plan: JobPlan, rejoin: object = None) -> int:
+    def keep(plan: JobPlan, rejoin: object = None, given_back_code: int = 0) -> int:
         plans.append(plan)
         return 0
 

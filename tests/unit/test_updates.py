@@ -10,6 +10,7 @@ from torch import nn
 from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import StepNo
+from regrow.devices.stream_points import StreamPoint
 from regrow.train.worker.update_gate import UpdateGate
 from regrow.train.worker.updates import Updates
 
@@ -130,6 +131,9 @@ class Late:
     def wait(self) -> None:
         self.waited = True
         self.then()
+
+    def point(self) -> StreamPoint:
+        return StreamPoint([])
 
 
 class Worker:
