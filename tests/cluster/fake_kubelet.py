@@ -52,10 +52,6 @@ class FakeKubelet:
         """Nothing there says or hears anything until `join`; as its processes are stopped, their time stands still."""
         self._stopped[node] = self._stop(node)
 
-    def deafen(self, node: str) -> None:
-        """Its kubelet has died, and what it has started goes on."""
-        self._lost[node] = self._store.wall()
-
     def join(self, node: str) -> None:
         """What ran there goes on; its kubelet stays silent, so it is not the kubelet that ends it."""
         for pid in self._stopped.pop(node):

@@ -192,7 +192,7 @@ class Schedule:
             before = self.store.version
             await self._five_seconds()
             quiet = 0 if self.store.version > before else quiet + 1
-            if quiet == 24:
+            if quiet == 72:  # longer than any back-off
                 break
         before, calls = self.store.version, self.operators[0].api.calls
         for _ in range(12 * minutes):

@@ -60,35 +60,6 @@ async def lose(cluster: Bed, job: TrainedJob, place: int, how: Callable[[str], N
     return node
 
 
-async def test_a_pod_that_trains_on_without_its_kubelet_leaves_the_training_before_another_comes(
-    tmp_path: Path,
-) -> None:
-    async with bed(tmp_path, {f"n{number}": 1 for number in range(1, 4)}, real=True) as cluster:
-        job = TrainedJob(cluster, tmp_path)
-        cluster.store.create("trainingjobs", "team", micro_job(replicaCount=2, maxReplicaCount=2))
-        async with cluster.operator():
-            await job.until_world(2)
-            lost = job.at(1)
-            node = str(lost["spec"]["nodeName"])
-            cluster.scheduler.unfit.add(node)
-            cluster.kubelet.deafen(node)
-            cluster.clock.ahead += 30
-            await cluster.until(lambda: "deletionTimestamp" in job.at(1)["metadata"], "its pod is to end")
-            before = len(cluster.kubelet.running())
-            step = job.step(2)
-            await cluster.until(lambda: job.step(2) > step + 2, "it trains on")
-            cluster.clock.ahead += 20 + 15 + 60
-            await cluster.until(lambda: job.at(1)["metadata"]["name"] != lost["metadata"]["name"], "another is made")
-            await cluster.until(lambda: bool(job.ledger().incidents), "it leaves the training")
-            await job.until_world(2)
-            await cluster.until(lambda: len(cluster.kubelet.running()) <= before, "what it ran has ended")
-            assert [place for place, _ in job.made] == [0, 1, 1], "no replacement has come in vain"
-            job.let_go()
-            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
-            job.assert_undisturbed(2)
-            await job.assert_no_orphan()
-
-
 async def test_a_gangs_ranks_follow_the_racks_of_its_nodes_and_a_replica_that_joins_knows_its_own(
     tmp_path: Path,
 ) -> None:

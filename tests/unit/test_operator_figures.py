@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from aiohttp import web
 from tests.cluster.jobs import training_job
@@ -11,6 +12,8 @@ from tests.unit.test_watch import progress
 
 from regrow.core.ids import NodeId
 from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
+from regrow.membership.orders import AnswerScale
+from regrow.membership.server.wishes import DrainWish
 from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow_clusters.operator.asking import JobAsker
@@ -112,3 +115,28 @@ def test_nodes_that_failed_an_examination_are_named_and_those_that_are_only_susp
         SuspectNode(NodeId("node1"), "nvml: gpu0 xid 79"),
         SuspectNode(NodeId("node2"), "fatal: nvml gpu0: xid 79", quarantined=True),
     ]
+
+
+async def test_a_node_that_the_cluster_has_given_up_is_dropped_under_the_name_that_the_job_knows() -> None:
+    asked: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        assert request.headers["Authorization"] == f"Bearer {token_of(KEY, 'u1')}"
+        wish = msgspec.json.decode(await request.read(), type=DrainWish)
+        asked.append(wish.node)
+        assert wish.certain and wish.grace == 60.0
+        return web.Response(body=msgspec.json.encode(AnswerScale(wish.node == "node1", "")))
+
+    app = web.Application()
+    app.router.add_post("/drain", handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        given = job(runner.addresses[0][1])
+        async with JobAsker(KEY, within=60.0) as asker:
+            assert await asker.drop(given, "127.0.0.1", ("job-1-1-2", "node1", "node7"))
+            assert not await asker.drop(given, "127.0.0.1", ("other",))
+    finally:
+        await runner.cleanup()
+    assert asked == ["job-1-1-2", "node1", "other"]
