@@ -67,7 +67,7 @@ class Late:
         with ExitStack() as stack:
             stack.enter_context(patch.object(NodeHistory, "report", unless_mute))
             for name, value in self.patched.items() if longer else ():
-                stack.enter_context(patch(f"regrow.{name}", value))
+                stack.enter_context(patch(f"{'regrow_lab' if name.startswith('sim.') else 'regrow'}.{name}", value))
             world = self.world(longer=longer)
             world.run()
         return world

@@ -325,7 +325,7 @@ def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
         raise CollectiveMisuse(
             f"{name} was called while a graph of {device} records: a collective in a graph cannot be given up when a "
             "rank is lost",
-            hint="record the parts between collectives, as torch.cuda.make_graphed_callables does for modules in DDP",
+            hint="record the parts between collectives, as make_graphed_callables does for a module inside DDP",
         )
 
 
