@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from regrow.core.errors import UsageError
+from regrow_batch.answers import Tokens
 from regrow_batch.attendance import Attendance
-from regrow_batch.judging.answers import Tokens
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.tally import MOST_BUCKETS, MOST_REASONS, Tally
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from hashlib import blake2b
 
 from regrow.core.ids import Instant, Seconds
-from regrow_batch.judging.answers import Tokens
+from regrow_batch.answers import Tokens
 
 NEVER: Instant = float("inf")
 MOST_DEPARTED = 1000

@@ -12,7 +12,7 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.process.extras import install_line
-from regrow_batch.judging.answers import Tokens, read_answer
+from regrow_batch.answers import Tokens, read_answer
 from regrow_batch.pool import PoolWorker
 from regrow_batch.progress import span
 from regrow_batch.rows import RowError, Served

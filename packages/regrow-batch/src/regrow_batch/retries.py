@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
 from regrow.core.ids import Seconds
-from regrow_batch.judging.answers import Answer, read_answer, said_wrong
+from regrow_batch.answers import Answer, read_answer, said_wrong
 from regrow_batch.rows import BatchRow
 
 _BUSY = 429

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from regrow_batch.judging.answers import is_sound, said_wrong
+from regrow_batch.answers import is_sound, said_wrong
 
 ANSWER_TOKENS = 256
 """What an answer is taken to cost where the row sets no limit."""

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, Seconds
-from regrow_batch.judging.answers import Tokens
+from regrow_batch.answers import Tokens
 
 MOST_BUCKETS = 600
 MOST_REASONS = 100

@@ -10,7 +10,7 @@ from typing import Any
 
 from regrow.core.ids import Instant
 from regrow.core.process.tasks import Tasks, shared, supervised
-from regrow_batch.judging.answers import Tokens
+from regrow_batch.answers import Tokens
 from regrow_batch.judging.doubts import RowsInDoubt
 from regrow_batch.judging.evidence import MOST_DEATHS, Hand, Opinion, WorkerEvidence
 from regrow_batch.judging.penalties import Penalties

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, Seconds
-from regrow_batch.judging.answers import Answer
+from regrow_batch.answers import Answer
 from regrow_batch.retries import Answered
 from regrow_batch.rows import BatchRow
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Callable
 
 from regrow.core.ids import Seconds
+from regrow_batch.answers import Answer, Tokens
 from regrow_batch.circles import Circles, circles, told_by_server, told_of
 from regrow_batch.journal import Journal
-from regrow_batch.judging.answers import Answer, Tokens
 from regrow_batch.judging.evidence import Opinion
 from regrow_batch.places import BatchStopped
 from regrow_batch.retries import Answered, Fault
