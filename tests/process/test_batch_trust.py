@@ -1,4 +1,4 @@
-"""What a batch says and what it leaves can be trusted: whose fault an error row is, and that all it started has ended."""
+"""What a batch says and leaves can be trusted: whose fault an error row is, and that what it started has ended."""
 
 import json
 import os
