@@ -2,8 +2,8 @@
 
 What decides is pure: `rows` reads a line and writes a result, `pool` says which worker gets a row and whom to trust,
 `answers` what an answer says and `retries` whose fault it may be that there is none, `streams` puts one together,
-`records` which rows a journal has and whose it is, `members` what a list of workers says, `circles` which answers run in
-circles, `tally` what has happened so far.
+`records` which rows a journal has and whose it is, `members` what a list of workers says, `circles` which answers run
+in circles, `tally` what has happened so far.
 
 What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `again` takes error
 rows out of it, `sending` speaks HTTP, `judging/` finds out whose fault it is, `head` runs the job, `attendance` and
