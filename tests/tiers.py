@@ -85,6 +85,11 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_script_that_fails_in_one_is_told_of_and_fails_nothing",
         "test_of_a_rank_alone_none_is_made",
     ),
+    "tests/process/test_batch_stubs.py": ("test_others_alone", "test_others_beside_a_sound_one"),
+    "tests/process/test_batch_trust.py": (
+        "test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_has_forked[a worker]",
+        "test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_has_forked[nobody]",
+    ),
     "tests/process/test_batch.py": (
         "test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer",
         "test_workers_come_and_go_by_the_file_and_by_commands",

@@ -3,8 +3,6 @@
 import contextlib
 import io
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +71,30 @@ def test_the_error_rows_of_a_parquet_file_are_sent_again_by_a_second_command(tmp
 
 def test_what_is_done_can_be_read_while_the_batch_runs_and_outlives_a_killed_head(tmp_path: Path) -> None:
     with desk(tmp_path) as made:
-        made.worker()
+        go_on = tmp_path / "go on"
+        worker = made.worker("--hold", f"5:{go_on}")
         (tmp_path / "kept").mkdir()
         (tmp_path / "text.txt").write_text("Say {text}")
-        write(tmp_path / "in.parquet", [f"number {number}" for number in range(300)])
-        words = ("in.parquet", "-o", "out.parquet", "--template", "text.txt", "--per-worker", "1")
-        address = ("--workers", made.workers[0].url)
-        head = made._batch("run", *words, *address, "--journal", "kept/the.journal")
+        write(tmp_path / "in.parquet", [f"number {number}" for number in range(30)])
+        kept = ("--journal", "kept/the.journal")
+        words = ("in.parquet", "-o", "out.parquet", "--template", "text.txt", "--workers", worker.url, *kept)
+        head = made._batch("run", *words)
         journal = tmp_path / "kept" / "the.journal"
-        until(lambda: journal.exists() and journal.read_bytes().count(b"\n") > 3)
-        os.kill(head.pid, signal.SIGSTOP)
-        reading = made._batch("read", "out.parquet", "--journal", "kept/the.journal")
-        code, said = made.end(reading)
-        lines = [json.loads(line) for line in said.splitlines()]
-        assert code == 0 and 3 <= len(lines) < 300
-        assert all(line["error"] is None for line in lines)
+
+        def done() -> bool:
+            assert head.poll() is None, made.end(head)
+            return journal.exists() and journal.read_bytes().count(b"\n") == 6
+
+        until(done)
+        code, said = made.end(made._batch("read", "out.parquet", *kept))
+        assert code == 0
+        assert [json.loads(line)["error"] for line in said.splitlines()] == [None] * 5
         made.kill(head)
-        code, said = made.end(made._batch("run", *words, *address, "--journal", "kept/the.journal"))
-        assert code == 0 and "of 300 rows are in kept/the.journal" in said, said
+        go_on.touch()
+        code, said = made.end(made._batch("run", *words))
+        assert code == 0 and "5 of 30 rows are in kept/the.journal" in said, said
         assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == [
-            f"Say number {number}" for number in range(300)
+            f"Say number {number}" for number in range(30)
         ]
-        code, said = made.end(made._batch("read", "out.parquet", "--journal", "kept/the.journal"))
-        assert code == 0 and len(said.splitlines()) == 300, "the output has not all of them, so the journal keeps them"
+        code, said = made.end(made._batch("read", "out.parquet", *kept))
+        assert code == 0 and len(said.splitlines()) == 30, "the output has not all of them, so the journal keeps them"

@@ -2,7 +2,7 @@
 
 `python fake_worker.py PORT [--latency S] [--faults SHARE] [--how KIND,...] [--seed N] [--heard FILE] [--key KEY]`
 Port 0: any. It prints its address when it listens. Answers repeat the prompt; a prompt that begins with `loop` is
-answered with a loop.
+answered with a loop. `--hold N:FILE`: after N answers it waits until the file is there.
 """
 
 import argparse
@@ -24,6 +24,7 @@ class FakeWorker:
         self.words = words
         self.random = random.Random(words.seed)
         self.kinds = words.how.split(",")
+        self.answered = 0
         self.heard = os.open(words.heard, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if words.heard else None
 
     def hear(self, *what: Any) -> None:
@@ -43,6 +44,12 @@ class FakeWorker:
             return await self.fault(request, self.random.choice(self.kinds), prompt)
         if prompt.startswith("refuse"):
             return web.json_response({"error": {"message": "no such thing"}}, status=400)
+        self.answered += 1
+        if self.words.hold:
+            # So a test finds the batch where it waits for it to be.
+            most, _, file = self.words.hold.partition(":")
+            while self.answered > int(most) and not os.path.exists(file):
+                await asyncio.sleep(0.02)
         if self.words.latency:
             await asyncio.sleep(self.words.latency * (0.5 + self.random.random()))
         if body.get("stream"):
@@ -121,6 +128,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--heard", default="")
     parser.add_argument("--key", default="")
+    parser.add_argument("--hold", default="")
     return parser.parse_args()
 
 

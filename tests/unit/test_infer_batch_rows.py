@@ -179,6 +179,71 @@ def test_a_stream_that_loops_is_seen_long_before_its_end_and_one_that_does_not_i
     assert other.loop == 0
 
 
+def streamed(*deltas: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """The choice that these parts become."""
+    text = StreamedText(chat=True)
+    for delta in deltas:
+        choice = {"index": 0, "delta": delta, "finish_reason": None}
+        text.take(json.dumps({"id": "c-1", "object": "chat.completion.chunk", "choices": [choice]}).encode())
+    choice = {"index": 0, "delta": {}, "finish_reason": "stop"} | more
+    text.take(json.dumps({"choices": [choice], "system_fingerprint": "v1"}).encode())
+    told = json.loads(text.body())
+    assert (told["object"], told["system_fingerprint"]) == ("chat.completion", "v1")
+    return dict(told["choices"][0])
+
+
+def test_no_field_of_a_stream_is_dropped() -> None:
+    choice = streamed(
+        {"role": "assistant", "content": ""},
+        {"reasoning": "Let me ", "token_ids": [1, 2]},
+        {"reasoning": "see.", "token_ids": [3]},
+        {"reasoning_content": "So."},
+        {"refusal": "I can"},
+        {"refusal": "not."},
+        stop_reason=7,
+    )
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "Let me see.",
+        "reasoning_content": "So.",
+        "refusal": "I cannot.",
+        "token_ids": [1, 2, 3],
+    }
+    assert (choice["stop_reason"], choice["finish_reason"]) == (7, "stop")
+
+
+def test_calls_of_tools_that_are_streamed_come_out_whole() -> None:
+    choice = streamed(
+        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"x":'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+    )
+    assert choice["message"]["tool_calls"] == [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+        {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+    ]
+
+
+@pytest.mark.parametrize("field", ["content", "reasoning", "reasoning_content"])
+@pytest.mark.parametrize("text", [" the", "\n", "ACGT", "我们", "ไทย", " a b c,"])
+def test_a_loop_is_seen_in_all_that_is_said_and_in_any_script(field: str, text: str) -> None:
+    stream, parts = StreamedText(chat=True), 0
+    while not stream.loop and parts < 2000:
+        stream.take(json.dumps({"choices": [{"index": 0, "delta": {field: text}}]}).encode())
+        parts += 1
+    assert stream.loop and parts < 600
+    assert circles("Well: " + text * 600) is not None
+
+
+def test_a_stream_that_says_that_something_went_wrong_is_no_answer() -> None:
+    text = StreamedText(chat=True)
+    text.take(part("One "))
+    text.take(b'{"error": {"message": "out of memory", "code": 500}}')
+    assert isinstance(judge(Answered(200, text.body()), ROW, wall=0.0), Again)
+
+
 def test_an_answer_that_the_limit_cut_is_looked_at_piece_by_piece() -> None:
     assert len(pieces("No, no.\n no!")) == 6
     assert circles("and so on, " * 20) == {"kind": "exact loop", "period": 4, "ended_early": 0}

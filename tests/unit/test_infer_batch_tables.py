@@ -15,7 +15,7 @@ from pyarrow import feather, parquet
 from regrow.core.errors import UsageError
 from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed
 from regrow_batch.scanning import Feed, scan
-from regrow_batch.tables.inputs import RowLines, RowRecords, source_of
+from regrow_batch.tables.inputs import RowLines, RowRecords, RowSource, source_of
 from regrow_batch.tables.making import CHAT, COMPLETIONS, EMBEDDINGS, RowMaking, read_template
 from regrow_batch.tables.outputs import Output
 
@@ -89,7 +89,7 @@ FORMS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def rows_of(source: RowLines | RowRecords) -> list[BatchRow | BadRow]:
+def rows_of(source: RowSource) -> list[BatchRow | BadRow]:
     feed, rows = Feed(scan(source), RowReading()), list[BatchRow | BadRow]()
     while found := feed.read():
         rows += found

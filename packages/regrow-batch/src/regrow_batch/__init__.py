@@ -1,13 +1,14 @@
 """Batch inference: a head process that shares the rows of a file among OpenAI-compatible servers that come and go.
 
 What decides is pure: `rows` reads a line and writes a result, `pool` says which worker gets a row and whom to trust,
-`retries` what becomes of an answer, `records` which rows a journal has and whose it is, `members` what a list of
-workers says, `circles` which answers run in circles, `tally` what has happened so far.
+`answers` what an answer says and `retries` whose fault it may be that there is none, `streams` puts one together,
+`records` which rows a journal has and whose it is, `members` what a list of workers says, `circles` which answers run
+in circles, `tally` what has happened so far, `account` what it costs.
 
-What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `sending` speaks HTTP,
-`head` runs the job, `attendance` and `control` follow who belongs to the pool (a file; HTTP), `spawned` starts workers,
-`progress` and `report` show it. `job` ties them together. `registered` is the other side: a server that announces
-itself to a head, wherever it runs; `server_process` is what both start. Imports no torch.
+What carries out: `places` opens files, `scanning` reads the input once, `journal` keeps results, `again` takes error
+rows out of it, `sending` speaks HTTP, `judging/` finds out whose fault it is, `head` runs the job, `attendance` and
+`control` follow who belongs to the pool (a file; HTTP), `servers/` starts workers, or announces them to a head,
+`progress` and `report` show it. `job` ties them together. Imports no torch.
 
 A row may be sent more than once; it has exactly one result, since the output is made from the first line that the
 journal has of it.

@@ -1,0 +1,213 @@
+"""Whose fault a refusal is: judged by what workers have shown, never by the refusal alone."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrow_batch.head import BatchHead, HeadPolicy
+from regrow_batch.journal import Journal
+from regrow_batch.judging.evidence import WorkerEvidence
+from regrow_batch.pool import Pool, PoolPolicy
+from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
+from regrow_batch.rows import BatchRow, RowReading
+from regrow_batch.scanning import Feed, scan
+from regrow_batch.sending import ProbeAnswer
+from regrow_batch.tally import Tally
+
+KIND = ("/v1/chat/completions", "tiny")
+ROW = BatchRow(0, "a", KIND[0], b'{"model": "tiny"}', 10, model="tiny")
+
+
+def chat(**fields: Any) -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": "yes"}, "finish_reason": "stop"} | fields
+    return json.dumps({"id": "c", "model": "tiny", "choices": [choice], "usage": {"completion_tokens": 2}}).encode()
+
+
+# --- one answer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "fault"),
+    [
+        (chat(), Accept, None),
+        (chat(message={"content": None, "reasoning": "hm"}), Accept, None),
+        (chat(message={"content": None, "tool_calls": [{"id": "t"}]}), Accept, None),
+        (chat(message={"content": None, "refusal": "no"}), Accept, None),
+        (chat(message={"content": ""}), Doubtful, None),
+        (chat(message={"content": None}), Doubtful, None),
+        (chat(finish_reason="abort"), Again, Fault.UNKNOWN),
+        (b'{"choices": []}', Again, Fault.WORKER),
+        (b'{"choices": null}', Again, Fault.WORKER),
+        (b'{"error": {"message": "no such field", "code": 400}}', Doubtful, None),
+        (b'{"error": {"message": "out of memory", "code": 500}}', Again, Fault.UNKNOWN),
+        (b'{"object": "error", "message": "no", "code": 50001}', Again, Fault.UNKNOWN),
+        (b'{"error": "no"}', Again, Fault.UNKNOWN),
+    ],
+)
+def test_what_an_answer_of_status_200_says_is_read(body: bytes, kind: type, fault: Fault | None) -> None:
+    verdict = judge(Answered(200, body), ROW, wall=0.0)
+    assert type(verdict) is kind
+    assert not isinstance(verdict, Again) or verdict.fault is fault
+
+
+def test_an_answer_with_a_field_of_another_shape_is_an_answer() -> None:
+    body = json.loads(chat()) | {"usage": {"prompt_tokens": "three"}, "system_fingerprint": 7}
+    verdict = judge(Answered(200, json.dumps(body).encode()), ROW, wall=0.0)
+    assert isinstance(verdict, Accept) and verdict.answer.choices[0].texts == ["yes"]
+
+
+# --- what workers have shown -------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_only_refuses_gets_no_rows_of_that_kind_but_one_now_and_then() -> None:
+    evidence = WorkerEvidence()
+    for _ in range(3):
+        assert evidence.fits("w", KIND)
+        evidence.refused("w", KIND, "refuses", 10.0)
+    assert not evidence.fits("w", KIND) and evidence.fits("w", ("/v1/completions", "tiny"))
+    assert not evidence.may_try("w", KIND, 10.4)
+    assert [evidence.may_try("w", KIND, now) for now in (10.5, 10.6, 11.0, 11.4, 12.0)] == [
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
+    evidence.answered("w", ROW)
+    assert evidence.fits("w", KIND)
+
+
+def test_a_worker_that_answers_others_is_left_its_rows_though_it_refuses_what_others_take() -> None:
+    evidence = WorkerEvidence()
+    evidence.answered("short", ROW)
+    evidence.refused("short", KIND, "refuses", 0.0)
+    evidence.convicted("short", KIND, 0.0)
+    assert evidence.fits("short", KIND), "it takes shorter rows"
+    evidence.refused("new", KIND, "refuses", 0.0)
+    evidence.convicted("new", KIND, 0.0)
+    assert not evidence.fits("new", KIND)
+
+
+def test_a_model_that_a_worker_does_not_list_is_tried_with_one_row() -> None:
+    evidence = WorkerEvidence()
+    evidence.serves("w", ["other"])
+    assert not evidence.fits("w", KIND)
+    assert [evidence.may_try("w", KIND, 0.0), evidence.may_try("w", KIND, 0.0)] == [True, False]
+    evidence.answered("w", ROW)
+    assert evidence.fits("w", KIND), "it has it under another name"
+    evidence.serves("w", ["other"])
+    assert not evidence.fits("w", KIND), "what it showed before it came back counts"
+
+
+# --- a head ------------------------------------------------------------------------------------------------------
+
+
+class Servers:
+    """A sender whose workers do as a table says: what each does with a row."""
+
+    def __init__(self, table: dict[str, Any]) -> None:
+        self.table = table
+        self.sent: list[tuple[str, str]] = []
+
+    async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+        self.sent.append((url, row.custom_id))
+        made = self.table[url](row.custom_id)
+        if isinstance(made, asyncio.Event):
+            await made.wait()
+        await asyncio.sleep(0.001)
+        return made if isinstance(made, Answered | Unanswered) else Answered(200, chat())
+
+    async def probe(self, url: str) -> ProbeAnswer:
+        return ProbeAnswer("", frozenset({"tiny"}))
+
+
+def batch(folder: Path, servers: Servers, count: int, **policy: Any) -> dict[str, Any]:
+    """Each row's result."""
+    source = folder / "in.jsonl"
+    line = '{"custom_id":"%d","url":"/v1/chat/completions","body":{"model":"tiny","messages":[]}}\n'
+    source.write_text("".join(line % number for number in range(count)))
+    found, pool = scan(str(source)), Pool(PoolPolicy(cap=4))
+    for url in servers.table:
+        pool.join(url, time.monotonic())
+    journal = Journal.open(folder / "journal", {})
+
+    async def run() -> None:
+        head = BatchHead(
+            Feed(found, RowReading()),
+            found.states,
+            pool=pool,
+            sender=servers,
+            journal=journal,
+            tally=Tally(count, began=time.monotonic()),
+            policy=HeadPolicy(RetryPolicy(base=0.001), **policy),
+        )
+        await asyncio.wait_for(head.run(), 120)
+
+    asyncio.run(run())
+    results = {json.loads(line)["custom_id"]: json.loads(line) for _, _, line in journal.rows()}
+    journal.close()
+    assert len(results) == count
+    return results
+
+
+REFUSAL = Answered(400, b'{"error": {"message": "too long"}}')
+
+
+def test_a_worker_whose_engine_hangs_is_known_by_what_it_does_not_answer_and_its_rows_go_elsewhere(
+    tmp_path: Path,
+) -> None:
+    never = asyncio.Event()
+    servers = Servers({"http://hung:1": lambda _: never, "http://sound:1": lambda _: None})
+    results = batch(tmp_path, servers, 200, silence=0.3, lateness=300.0)
+    assert {row["served"]["worker"] for row in results.values()} == {"http://sound:1"}
+    hung = [name for url, name in servers.sent if url == "http://hung:1"]
+    assert len(hung) <= 8, "it got rows though it answered none"
+
+
+def test_the_last_rows_are_tried_elsewhere_and_the_first_answer_counts(tmp_path: Path) -> None:
+    never, servers = asyncio.Event(), Servers({})
+
+    def first_hangs(name: str) -> asyncio.Event | None:
+        return never if [each for _, each in servers.sent].count("3") == 1 and name == "3" else None
+
+    servers.table = {"http://one:1": first_hangs, "http://other:1": first_hangs}
+    results = batch(tmp_path, servers, 8, lateness=0.2)
+    assert all(row["error"] is None for row in results.values())
+
+
+def test_a_row_that_the_only_sound_worker_refuses_is_at_fault_and_one_row_more_shows_that_it_is_sound(
+    tmp_path: Path,
+) -> None:
+    servers = Servers({"http://w:1": lambda name: REFUSAL if name == "7" else None})
+    results = batch(tmp_path, servers, 8)
+    assert results["7"]["error"]["fault"] == "row"
+    assert results["7"]["error"]["message"] == "the worker refuses the row with status 400: too long"
+    assert results["7"]["served"] == {"worker": "http://w:1"}
+
+
+def test_many_rows_at_fault_in_a_row_do_not_cost_a_sound_worker_its_standing(tmp_path: Path) -> None:
+    servers = Servers({"http://w:1": lambda name: REFUSAL if int(name) >= 20 else None})
+    results = batch(tmp_path, servers, 300)
+    assert sum(row["error"] is not None for row in results.values()) == 280
+    assert {row["error"]["fault"] for row in results.values() if row["error"]} == {"row"}
+
+
+def test_a_worker_that_begins_to_refuse_what_it_has_answered_is_at_fault_itself(tmp_path: Path) -> None:
+    servers = Servers({})
+    servers.table["http://w:1"] = lambda _: REFUSAL if len(servers.sent) > 10 else None
+    results = batch(tmp_path, servers, 14)
+    assert {row["error"]["fault"] for row in results.values() if row["error"]} == {"worker"}
+
+
+def test_a_row_that_one_refuses_is_answered_by_another_and_none_is_asked_twice(tmp_path: Path) -> None:
+    servers = Servers(
+        {"http://short:1": lambda name: REFUSAL if int(name) % 2 else None, "http://long:1": lambda _: None}
+    )
+    results = batch(tmp_path, servers, 60)
+    assert all(row["error"] is None for row in results.values())
+    asked = [(url, name) for url, name in servers.sent if int(name) % 2]
+    assert len(asked) == len(set(asked))
