@@ -179,7 +179,7 @@ class Proofs:
             )
             return
         for holding in holdings:
-            in_turn = sorted(self._alike(holding), key=self._turn, reverse=True)
+            in_turn = sorted(self._alike(holding), key=lambda each: (-self._turn(each), _rank(each)))
             if why := self._made.make(in_turn, now):
                 self._done.add(holding)
                 self._job.replacements.unproven = why
