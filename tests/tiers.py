@@ -182,7 +182,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_device_that_fails_for_good_is_no_error_of_the_script_and_its_rank_goes_on_elsewhere",
     ),
     "tests/process/test_standin_ahead.py": (
-        "test_the_host_comes_into_the_next_body_while_the_device_stands_still_before_the_end_of_an_update[2]",
+        "test_the_host_comes_into_the_next_body_while_the_device_stands_still[2]",
         "test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update_costs_no_step_and_no_number"
         "[commit after data]",
     ),
