@@ -44,7 +44,7 @@ def _forget_standstills(here: Site) -> None:
 def test_the_host_comes_into_the_next_body_while_the_device_stands_still(
     here: Site, undisturbed: Outcome, world: int
 ) -> None:
-    """From the begin of a body on, where there is nobody to hear of; else from behind its collectives on."""
+    """From the end of an update on: the CPU transport, which serves its collectives, waits for what it is given."""
     ahead = here.folder / "ahead"
     ahead.unlink(missing_ok=True)
     _forget_standstills(here)

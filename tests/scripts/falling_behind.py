@@ -17,11 +17,10 @@ def _steering() -> Any:
 
 
 class Standstill:
-    """The stand-in of this rank stands still from some step on, so that its host is ahead of it.
+    """The stand-in of this rank stands still from the end of a step's update on, so that its host is ahead of it.
 
     Args:
-        wanted: RANK:STEP, each once in the job, in whose folder that is remembered: from the end of the step's update
-            on, or in a world of one, where `until_next`, from the begin of its body.
+        wanted: RANK:STEP, each once in the job, in whose folder that is remembered.
         until_next: it goes on where the host comes into the next body; else it never does, and its host goes on when
             the other ranks have committed the step.
     """
@@ -31,12 +30,10 @@ class Standstill:
         self._gate = 0
         self._waits = 0
 
-    def enters(self, rank: int, number: int, world: int) -> None:
+    def enters(self) -> None:
         """The host is in a body again."""
         if self._gate and self._until_next:
             self._go_on(f"{_steering().waits() - self._waits} waits")
-        if world == 1 and self._until_next:
-            self._stand(rank, number)
 
     def updated(self, rank: int, number: int, world: int) -> None:
         """The update of a step is enqueued."""

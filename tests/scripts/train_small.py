@@ -79,8 +79,8 @@ def breaks(number: int, where: str) -> bool:
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
-        if args.stand_still and not step.rehearsal:
-            standstill.enters(session.rank, step.number, session.world_size)
+        if args.stand_still:
+            standstill.enters()
         while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
             time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
