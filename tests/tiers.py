@@ -199,7 +199,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_collective_in_a_graph_is_refused_before_the_first_step",
     ),
     "tests/process/test_standin_ahead.py": (
-        "test_the_host_comes_into_the_next_body_while_the_device_stands_still_before_the_end_of_an_update[2]",
+        "test_the_host_comes_into_the_next_body_while_the_device_stands_still[2]",
         "test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update_costs_no_step_and_no_number"
         "[commit after data]",
     ),

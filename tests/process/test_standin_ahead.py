@@ -41,9 +41,10 @@ def _forget_standstills(here: Site) -> None:
 
 
 @pytest.mark.parametrize("world", [1, WORLD])
-def test_the_host_comes_into_the_next_body_while_the_device_stands_still_before_the_end_of_an_update(
+def test_the_host_comes_into_the_next_body_while_the_device_stands_still(
     here: Site, undisturbed: Outcome, world: int
 ) -> None:
+    """From the end of an update on: the CPU transport, which serves its collectives, waits for what it is given."""
     ahead = here.folder / "ahead"
     ahead.unlink(missing_ok=True)
     _forget_standstills(here)

@@ -61,8 +61,9 @@ class Body:
         groups.on_call = self._called
         self.reads: Callable[[], str] = str
         """What was read for the step, for people."""
+        self.waits: Callable[[], None] = lambda: None
         self.ready: Callable[[], None] = lambda: None
-        gate.ready = lambda: self.ready()
+        gate.waits, gate.ready = lambda: self.waits(), lambda: self.ready()
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
             groups.on_given = self._finite.given

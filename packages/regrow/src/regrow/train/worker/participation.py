@@ -25,6 +25,8 @@ class AttemptBody(Protocol):
     """Whether the script is in it."""
     reads: Callable[[], str]
     """What was read for it, for people."""
+    waits: Callable[[], None]
+    """Called before its gate waits for the device."""
     ready: Callable[[], None]
     """Called when all is there that its update needs: from then on others may commit it without this worker."""
 

@@ -45,6 +45,7 @@ class StandaloneBody:
     conclude = abort = _no
     own_time: Seconds = 0.0
     reads: Callable[[], str] = str
+    waits: Callable[[], None] = _nothing
     ready: Callable[[], None] = _nothing
 
     def __init__(self) -> None:

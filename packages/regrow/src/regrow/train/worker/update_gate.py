@@ -40,6 +40,8 @@ class UpdateGate:
         """What has the gradients."""
         self.check: NumberCheck | None = None
         """Whether the numbers of the step are finite on all ranks; None: that is not asked."""
+        self.waits: Callable[[], None] = lambda: None
+        """Called before the device is waited for, which may last: what it has done before this body is to be told."""
         self.ready: Callable[[], None] = lambda: None
         """Called when all is there that the update needs: others may commit the step without this worker then."""
 
@@ -68,6 +70,7 @@ class UpdateGate:
             self._groups.draining = False
         if self._groups.in_flight or recovery.sharded or asks:
             # What an abort has cut off looks done. All else a device does in its order, and the update comes behind it.
+            self.waits()
             self.accelerator.wait()
             self._groups.in_flight = False
         # The body may have caught what a collective raised: what it has is not what the others have.
