@@ -194,7 +194,7 @@ def test_where_no_collective_is_under_way_the_host_runs_ahead_and_in_the_next_st
 
 
 def test_what_was_committed_before_is_told_before_the_gate_waits_for_a_device_that_may_hang() -> None:
-    worker = Worker(then=lambda: worker.log.append("waited"))
+    worker: Worker = Worker(then=lambda: worker.log.append("waited"))
     worker.gate.waits, worker.gate.ready = lambda: worker.log.append("told"), lambda: worker.log.append("ready to")
     worker.enter()
     assert worker.log == ["exchanged", "told", "waited", "ready to", "updates"]
