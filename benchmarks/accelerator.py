@@ -91,7 +91,7 @@ class Side:
         raise SystemExit(f"{self.name} does not train:\n{self.log.read_text(errors='replace')[-2000:]}")
 
     def result(self) -> dict[str, object]:
-        """What it has come to at its end."""
+        """Result at its end."""
         for process in self.processes:
             if process.wait(timeout=BLOCK_S):
                 raise SystemExit(f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-2000:]}")

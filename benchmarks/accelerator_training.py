@@ -29,11 +29,11 @@ ROUNDS, BLOCK = int(os.environ["TURN_ROUNDS"]), int(os.environ["TURN_BLOCK"])
 STEPS = ROUNDS * BLOCK
 WIDTH, LAYERS, BATCH = 32, 5, 8
 SETTLED = 4
-"""After so many steps a step's launches are counted, and the queue is given that size."""
+"""Steps after which a step's launches are counted, and the queue is given that size."""
 
 
 class Device:
-    """What the device counts; on the processor nothing."""
+    """Counts of the device; none on the processor."""
 
     def __init__(self) -> None:
         self._steering = STEERING if NAME == "standin" else None
@@ -49,11 +49,11 @@ class Device:
         return self._steering.launches(0) if self._steering is not None else 0
 
     def queued(self) -> int:
-        """What the host is ahead by now, in launches and the like."""
+        """Lead of the host by now, in launches and the like."""
         return self._steering.depth(0) if self._steering is not None else 0
 
     def limit(self, launches: int) -> None:
-        """Let a stream hold so many."""
+        """Limit the launches that a stream holds."""
         if self._steering is not None:
             self._steering.queue_limit(launches)
 

@@ -1,9 +1,9 @@
-"""What looking for replicas that differ costs a job.
+"""Cost of looking for replicas that differ.
 
 The figure is the time that the slowest rank spends looking, of all time: each look is timed where it is taken, on the
 thread that trains. Two jobs beside each other, one of them without it, differ by more from turn to turn than it costs;
-so what it might cost elsewhere (the coordinator compares) is looked for within the one job: a step before which the
-state was looked at, and the one behind it, against their calm neighbours.
+so its cost elsewhere (the coordinator compares) is looked for within the one job: a step before which the state was
+looked at, and the one behind it, against their calm neighbours.
 """
 
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ class Sample:
 
 
 def measure(job: Job, *, samples: int) -> list[Sample]:
-    """Let a job that logs `looked` (seconds of its ranks, 0 mostly) run until there are so many. Raises `JobStuck`."""
+    """Let a job that logs `looked` (seconds of its ranks, 0 mostly) run until it has `samples`. Raises `JobStuck`."""
     with job:
         job.wait(lambda: job.world_step >= 1, deadline=START_DEADLINE, what="second step")
         job.wait(lambda: len(found(job.ledger)) >= samples, deadline=DEADLINE, what=f"{samples} samples")
@@ -64,7 +64,7 @@ def found(ledger: Ledger) -> list[Sample]:
 
 
 def percent(samples: list[Sample]) -> float:
-    """What it costs, in percent of a step: the time spent looking."""
+    """Cost in percent of a step: the time spent looking."""
     return 100 * sum(each.inside for each in samples) / sum(each.period for each in samples)
 
 

@@ -1,4 +1,4 @@
-"""What the head of `regrow batch` does: rows a second with workers that answer at once, and memory at a million rows.
+"""Speed of the head of `regrow batch`: rows a second with workers that answer at once, memory at a million rows.
 
 `python benchmarks/batch.py` sends a million rows (about eight minutes on two cores); `--quick` sends 30,000, and
 10,000 of a million of which the journal has the others, so that index, journal and output are those of a million.

@@ -98,7 +98,7 @@ class BrowserPage:
         await self.ask("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     async def screenshot(self, path: Path) -> None:
-        """What there is to see, as a PNG."""
+        """Picture of the page, as a PNG."""
         path.write_bytes(base64.b64decode((await self.ask("Page.captureScreenshot", format="png"))["data"]))
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What buddy copies cost a step: none, and one every 16, 4 and 1 steps, in turns.
+"""Cost of buddy copies in a step: none, and one every 16, 4 and 1 steps, in turns.
 
     python benchmarks/buddy.py            # about 8 minutes
     python benchmarks/buddy.py --quick    # about 3 minutes

@@ -52,9 +52,9 @@ CALM_STEPS = 20
 """At the beginning and at the end, without faults."""
 START_S = 120.0
 AGAIN_S = 1.0
-"""So long after a fault a cluster has launchers that have ended back again."""
+"""Time after a fault at which a cluster has started ended launchers again."""
 END_S = 30.0
-"""After its last step nothing of a job is running so much later."""
+"""Time after its last step by which no process of a job runs any more."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ def disturb(job: Job, kinds: list[str], every: float, seed: int, calm: Job) -> I
 
 @dataclass
 class Result:
-    """What a side came to."""
+    """Result of a side."""
 
     goodput: float
     struck: list[Struck]
@@ -142,9 +142,9 @@ def measure(side: str, folder: Path, *, minutes: float, every: float, seed: int,
 
 
 def goodput(job: Job, calm: Job, over: float | None) -> float:
-    """What the undisturbed job took for the steps that the other made until the faults were `over`, of their time.
+    """Time of the undisturbed job, over the other's, for the steps that this one made until the faults were `over`.
 
-    Of a job that went on no more (None): the share that it made of all steps.
+    Of a job that did not go on (None): the share that it made of all steps.
     """
     ours, theirs, began = job.progress, calm.progress, CALM_STEPS
     if over is None:
@@ -154,7 +154,7 @@ def goodput(job: Job, calm: Job, over: float | None) -> float:
 
 
 def same_losses(one: Progress, other: Progress) -> bool:
-    """Whether every loss that either has ever committed is the same, bit by bit."""
+    """True if every loss that either has ever committed is the same, bit by bit."""
     both = one.losses.keys() & other.losses.keys()
     return len(both) >= 0.9 * len(other.losses) and all(one.losses[at] == other.losses[at] for at in both)
 

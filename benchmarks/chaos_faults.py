@@ -1,4 +1,4 @@
-"""What strikes the jobs of `chaos.py`: kinds of faults, how often each comes, and how each is made."""
+"""Faults that strike the jobs of `chaos.py`: their kinds, how often each comes, and how each is made."""
 
 import os
 import random
@@ -25,12 +25,12 @@ DECK = {
     "200 ms delay": 1,
     "5 % loss": 1,
 }
-"""How many of 40 faults are of which kind."""
+"""Number of faults of each kind among 40."""
 QUICK_DECK = {**dict.fromkeys(DECK, 1), "rank killed": 4}
 
 
 def plan(seed: int, faults: int, *, quick: bool) -> list[str]:
-    """So many kinds in an order drawn from the seed, each as often as the deck says."""
+    """Draw `faults` kinds in an order from the seed, each as often as the deck says."""
     draw, deck = random.Random(seed), QUICK_DECK if quick else DECK
     cards: list[str] = []
     while len(cards) < faults:

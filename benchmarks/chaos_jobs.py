@@ -41,11 +41,11 @@ class Stuck(Exception):
 
 @dataclass
 class Progress:
-    """What a job has committed, from its records."""
+    """Steps that a job has committed, from its records."""
 
     tail: RecordTail
     first: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    """When a rank committed a step for the first time, by step and rank."""
+    """Time of a rank's first commit of a step, by step and rank."""
     losses: dict[tuple[int, int], set[float]] = field(default_factory=lambda: defaultdict(set))
     pids: dict[int, int] = field(default_factory=dict)
     newest: int = -1
@@ -69,11 +69,11 @@ class Progress:
         self.newest = next(whole, self.newest)
 
     def whole(self, step: int) -> bool:
-        """Whether every rank's commit is known."""
+        """True if every rank's commit is known."""
         return len(self.first.get(step, ())) == WORLD
 
     def at(self, step: int) -> float:
-        """When every rank had committed a step, one that is whole."""
+        """Time at which every rank had committed a step, one that is whole."""
         return max(self.first[step].values())
 
 
@@ -143,7 +143,7 @@ class Job:
                 self.start(host)
 
     def _office(self) -> tuple[str, str]:
-        """Where the coordinator is: its host's address, and its port."""
+        """Address of the coordinator: its host's, and its port."""
         entry = read_entry(self.records)
         host, _, port = (entry.address if entry else f"{self.network.address(0)}:{PORT}").rpartition(":")
         return host, port
@@ -156,12 +156,12 @@ class Job:
 
     @property
     def elected(self) -> bool:
-        """Whether the coordinator is not the first one any more."""
+        """True if the coordinator is not the first one any more."""
         return self.side == "regrow" and self._office() != (self.network.address(0), str(PORT))
 
     @property
     def ended(self) -> bool:
-        """Whether the digest is written."""
+        """True if the digest is written."""
         return (self.folder / "digest").exists()
 
     @property
@@ -170,7 +170,7 @@ class Job:
         return (self.folder / "digest").read_text()
 
     def left_behind(self, within: float) -> list[str]:
-        """What still runs of it, so long after its last step."""
+        """Processes of it that still run `within` seconds after its last step."""
         deadline = time.monotonic() + within
         while (alive := [pid for host in range(HOSTS) for pid in self.network.processes(host)]) and (
             time.monotonic() < deadline
@@ -190,7 +190,7 @@ class Job:
             time.sleep(0.05)
 
     def host_of(self, rank: int) -> int:
-        """Where a rank is now."""
+        """Host of a rank now."""
         pid = self.progress.pids[rank]
         return next(host for host in range(HOSTS) if pid in self.network.processes(host))
 

@@ -219,7 +219,7 @@ def _sides(found: dict[int, Times]) -> list[str]:
 
 
 def _ratio(times: dict[str, list[float]], side: str) -> float:
-    """What the mesh takes of another side's time: the median over the rounds, in each of which both had their turn."""
+    """Ratio of the mesh's time to another side's: the median over the rounds, in each of which both had their turn."""
     return median(ours / other for ours, other in zip(times["mesh"], times[side], strict=True))
 
 

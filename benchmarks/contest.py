@@ -30,7 +30,7 @@ STOP_DEADLINE: Seconds = 20.0
 
 
 class JobStuck(Exception):
-    """What a benchmark waited for did not come; the message says what, and where the job's output is."""
+    """An event that a benchmark waited for did not come; the message names it, and the file of the job's output."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Job:
 
     @property
     def ended(self) -> bool:
-        """Whether the launcher is gone."""
+        """True if the launcher is gone."""
         return self._process is not None and self._process.poll() is not None
 
     def wait(self, until: Callable[[], bool], *, deadline: Seconds, what: str) -> None:

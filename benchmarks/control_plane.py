@@ -1,8 +1,8 @@
-"""How fast the coordinator is heard: the real one, and up to 5,000 simulated agents over real sockets.
+"""Speed at which the coordinator is heard: the real one, with up to 5,000 simulated agents over real sockets.
 
 A worker dies; from the report of it until the last of the others is told to give its groups up (abort), and until the
 last of all is told its place in the next generation (assign). Coordinator and agents share this machine's cores, so
-what the agents need is in the figures too. A process has many agents (`simulated_agents.py`), each with its own socket.
+the agents' needs are in the figures too. A process has many agents (`simulated_agents.py`), each with its own socket.
 
 python benchmarks/control_plane.py [--quick] [--json FILE] [--ranks-per-agent N] [--agents N,...]
 """
@@ -58,7 +58,7 @@ class AgentsProcess:
         await self.process.wait()
 
     async def hear(self) -> Any:
-        """What it says next."""
+        """Next message of the process."""
         if self.process.stdout is None or not (line := await self.process.stdout.readline()):
             raise SystemExit("a process of agents has ended")
         return json.loads(line)
@@ -101,7 +101,7 @@ async def until(holds: Callable[[], bool], what: str) -> None:
 
 
 async def measure(agents: int, nproc: int, kills: int, folder: Path) -> dict[str, float]:
-    """One job of so many agents, and so many deaths in it."""
+    """One job of `agents` agents, and `kills` deaths in it."""
     spec = JobSpec(JobId("bench"), nproc, agents, 1, Warmth.BUILT, 1000, 3600.0, None, False)
     machine, world, begun = Membership(spec), agents * nproc, time.monotonic()
     async with AsyncExitStack() as stack:

@@ -1,4 +1,4 @@
-"""What reading a mapped corpus in place, and a node's data cache, bring, beside torch's DataLoader and streaming.
+"""Gain of reading a mapped corpus in place, and of a node's data cache, over torch's DataLoader and streaming.
 
     python benchmarks/data.py             # about 12 minutes
     python benchmarks/data.py --quick     # fewer rounds and a small corpus, about 4 minutes
@@ -64,7 +64,7 @@ KINDS = {
     "tokens, 4 ranks": "_4_ranks",
     "transform, 2 ranks": "_transform_2_ranks",
 }
-"""What is read where throughput is measured, and how its figures' names end."""
+"""Reads whose throughput is measured, and the endings of their figures' names."""
 ON_DISK = 4_000_000_000
 
 
@@ -119,7 +119,7 @@ def _ask(body: Body) -> list[float]:
 
 
 def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Seconds]] | str:
-    """What `streaming_resume.py` has measured, or why it could not."""
+    """Measurements of `streaming_resume.py`, or the reason why there are none."""
     try:
         found = subprocess.run([python, "-c", "import streaming"], capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
@@ -266,7 +266,7 @@ def figures(
 
 
 def measure(place: Place, args: argparse.Namespace) -> tuple[FirstBatches | None, MemoryUsed | None, dict[str, Rates]]:
-    """What was asked for, shown as soon as it is there. Raises `Failed`."""
+    """Measure what was asked for, and show it as soon as it is there. Raises `Failed`."""
     console = Console()
     first, used, rates = None, None, dict[str, Rates]()
     if "first" in args.only:

@@ -23,7 +23,7 @@ _LOOK: Seconds = 0.05
 
 
 class Looks:
-    """How long this process has looked for replicas that differ, since it was asked last."""
+    """Time that this process has spent looking for replicas that differ, since it was asked last."""
 
     def __init__(self) -> None:
         self._spent = 0.0

@@ -1,4 +1,4 @@
-"""What comparing replicas costs a step: never, and every 100, 10 and 1 steps, in turns; and its two parts alone.
+"""Cost of comparing replicas in a step: never, and every 100, 10 and 1 steps, in turns; and its two parts alone.
 
     python benchmarks/digests.py            # about 10 minutes
     python benchmarks/digests.py --quick    # about 2 minutes, without every 100

@@ -1,4 +1,4 @@
-"""What a change of the world costs those who stay, what the same losses in any world cost, and what more replicas give.
+"""Cost of a change of the world to those who stay, of equal losses in any world, and the gain of more replicas.
 
     python benchmarks/elastic.py            # about 12 minutes
     python benchmarks/elastic.py --quick    # about 5 minutes
@@ -60,7 +60,7 @@ PARTS = ("changes", "invariant", "throughput")
 
 @dataclass
 class Measured:
-    """What was seen. `stuck`: what did not come about."""
+    """Measurements. `stuck`: a change that did not come about."""
 
     ours: list[Change] = field(default_factory=list)
     theirs: list[Change] = field(default_factory=list)

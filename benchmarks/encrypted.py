@@ -1,4 +1,4 @@
-"""What TLS costs: all-reduce over TCP in clear and encrypted, and gloo beside them, in the same processes by turns.
+"""Cost of TLS: all-reduce over TCP in clear and encrypted, and gloo beside them, in the same processes by turns.
 
     python benchmarks/encrypted.py            # two minutes
     python benchmarks/encrypted.py --quick    # half a minute

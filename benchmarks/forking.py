@@ -38,7 +38,7 @@ class Child(NamedTuple):
     told: int
 
     def hear(self, within: Seconds = DEADLINE_S) -> Any:
-        """What it says next."""
+        """Next message of the process."""
         if not select.select([self.said], [], [], within)[0] or not (line := _line(self.said)):
             raise Failed("a process did not answer")
         return json.loads(line)
@@ -131,7 +131,7 @@ def agent(node: int, nodes: int, world: int, folder: str) -> Callable[[Parent], 
 
 @contextmanager
 def agents(nodes: int, world: int) -> Iterator[tuple[list[str], list[Child]]]:
-    """So many agents of a job of `world` ranks that know one another: their addresses, and their processes."""
+    """Run `nodes` agents of a job of `world` ranks that know one another: their addresses, and their processes."""
     with (
         tempfile.TemporaryDirectory(prefix="regrow-rendezvous-") as folder,
         forked(*(agent(node, nodes, world, folder) for node in range(nodes))) as children,

@@ -1,4 +1,4 @@
-"""What a generation costs on the wire: bytes that coordinator and agents send, counted at the machine of production.
+"""Cost of a generation on the wire: bytes that coordinator and agents send, counted at the machine of production.
 
 Described in `rendezvous.py`.
 """

@@ -39,7 +39,7 @@ LEAST_S = 15.0
 END_S = 10.0
 GOODBYE_S = 3.0
 SETTLE_S = 5.0
-"""How long processes that a part has started may outlive it before they count as left behind."""
+"""Time for which processes of a part may outlive it before they count as left behind."""
 TAIL, LAST = 800, 200
 _SUBREAPER = 36
 # Several ranks on one GPU: NCCL 2.30 or newer.
@@ -109,18 +109,18 @@ def chosen(text: str, parts: Sequence[Part] = PARTS) -> list[Part]:
 
 
 def allowance(part: Part, left: float) -> float:
-    """The seconds that a part gets with so many left in the budget; 0: it is not begun."""
+    """The seconds that a part gets with `left` seconds in the budget; 0: it is not begun."""
     given = min(part.limit, left)
     return given if given >= min(part.limit, max(LEAST_S, part.limit / 2)) else 0.0
 
 
 class Ended(NamedTuple):
-    """How a part's process ended.
+    """End of a part's process.
 
     Attributes:
         code: its exit code; None: it was killed at its limit.
         seconds: from its start.
-        output: what it wrote.
+        output: its text.
         left: processes that it left behind.
     """
 
@@ -189,7 +189,7 @@ def ask_to_end() -> None:
 
 
 def end_descendants(patience: float) -> int:
-    """End all processes that came from this one, once they have had so long to end by themselves; how many had not."""
+    """End all processes that came from this one, after `patience` to end by themselves; returns how many had not."""
     me = psutil.Process()
     psutil.wait_procs(me.children(recursive=True), timeout=patience)
     found = 0

@@ -1,4 +1,4 @@
-"""How fast a newcomer gets its state from the memory of healthy ranks, beside a plain socket and a memory copy.
+"""Speed at which a newcomer gets its state from healthy ranks, beside a plain socket and a memory copy.
 
     python benchmarks/hydration.py            # 0.1, 1 and 4 GB, about 2 minutes
     python benchmarks/hydration.py --quick    # 0.1 and 1 GB, half a minute
@@ -58,7 +58,7 @@ class State:
         self.nbytes = sum(tensor.nbytes for tensor in self._tensors.values())
 
     def inventory(self, step: StepNo) -> Inventory:
-        """What there is."""
+        """Inventory of the state."""
         return Inventory(step, [TensorEntry.of(name, each) for name, each in sorted(self._tensors.items())], b"")
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -102,7 +102,7 @@ class Process:
         self.pipe.close()
 
     def hear(self) -> Any:
-        """What it says next."""
+        """Next message of the process."""
         if not self.pipe.poll(PATIENCE):
             raise TimeoutError("a process of the benchmark says nothing")
         return self.pipe.recv()
@@ -159,7 +159,7 @@ def want(pipe: Connection, size: int) -> None:
 
 @dataclass
 class Row:
-    """What one size of state gave, in GB/s; `beyond`: bytes at the holder and at the receiver."""
+    """Speeds for one size of state, in GB/s; `beyond`: bytes at the holder and at the receiver."""
 
     gigabytes: float
     holders: dict[int, float]
@@ -213,14 +213,14 @@ class Newcomers:
         self.beyond = 0
 
     def receive(self, count: int, endpoints: list[str]) -> None:
-        """So many at once, each all of it from these holders; returns when the last has it."""
+        """Receive in `count` processes at once, each all of it from these holders; returns when the last has it."""
         for process in self._processes[:count]:
             process.pipe.send(endpoints)
         for process in self._processes[:count]:
             self.beyond = max(self.beyond, process.hear())
 
     def make(self, count: int) -> None:
-        """Have so many ready."""
+        """Have `count` newcomers ready."""
         while len(self._processes) < count:
             process = self._stack.enter_context(Process(lambda pipe: want(pipe, self._state.nbytes)))
             self._processes.append(process)

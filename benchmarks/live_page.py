@@ -116,7 +116,7 @@ class TrainingJob:
         self.address = address
 
     def regrow(self, *words: str) -> str:
-        """What another command of regrow says of the job."""
+        """Output of another regrow command about the job."""
         command = [sys.executable, "-m", "regrow", *words]
         done = subprocess.run(
             command, env=self._environment, check=True, capture_output=True, text=True, timeout=PATIENCE_S

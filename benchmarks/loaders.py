@@ -60,7 +60,7 @@ def make_corpus(folder: Path, tokens: int) -> Path:
 
 
 class Working(Dataset[dict[str, torch.Tensor]]):
-    """Samples of a data set after so many seconds of the processor's time each."""
+    """Samples of a data set, each after `work_s` seconds of the processor's time."""
 
     def __init__(self, dataset: Dataset[dict[str, torch.Tensor]], work_s: Seconds) -> None:
         self.dataset, self.work_s = dataset, work_s
@@ -91,7 +91,7 @@ class ArrayTokens(Dataset[dict[str, torch.Tensor]]):
 
 @dataclass(frozen=True)
 class Reading:
-    """Which samples of a corpus, in which batches.
+    """Samples of a corpus, and their batches.
 
     work_s: seconds of the processor's time that a transform takes for each sample. dtype: of the tokens; None: as
     stored.
@@ -155,7 +155,7 @@ class Node:
 
     @property
     def in_place(self) -> bool:
-        """Whether ranks read the mapped corpus itself, so that there is no producer."""
+        """True if ranks read the mapped corpus itself, so that there is no producer."""
         return not self.reading.work_s
 
     @contextmanager
@@ -176,20 +176,20 @@ class Node:
             time.sleep(0.005)
 
     def steps(self) -> StepLoader:
-        """What a worker's session makes of the script's loader."""
+        """The script's loader as a worker's session uses it."""
         seat, worker = CacheSeat(self.folder, self.budget), WorkerId(str(os.getpid()))
         cache = NodeCache(seat, self.sockets, worker, UNTIL, speaks=True, reader=_Stepping())
         return StepLoader(self.loader(), seed=SEED, cache=cache.source)
 
     def batches(self, share: int, shares: int) -> Iterator[dict[str, torch.Tensor]]:
-        """What the steps of one rank read."""
+        """Batches that the steps of one rank read."""
         steps = self.steps()
         return (steps.batch(step, share, shares) for step in count())
 
     def is_view(self, batch: dict[str, torch.Tensor]) -> bool:
-        """Whether all tensors of a batch are views of a mapped entry of the cache: nothing was copied.
+        """True if all tensors of a batch are views of a mapped entry of the cache: nothing was copied.
 
-        Also where there are no entries: then each token was copied once, out of the corpus.
+        True also if there are no entries: then each token was copied once, out of the corpus.
         """
         if self.in_place:
             return True
@@ -220,7 +220,7 @@ def first_of_ours(node: Node, step: int) -> Body:
 
 @dataclass
 class Place:
-    """Where the benchmark works. `tokens`: the file of the small corpus; `cache`: where caches are made."""
+    """Folders of the benchmark. `tokens`: the file of the small corpus; `cache`: where caches are made."""
 
     folder: Path
     tokens: Path
@@ -343,7 +343,7 @@ def _read(
     batches: Iterator[dict[str, torch.Tensor]],
     is_view: Callable[[dict[str, torch.Tensor]], bool] = lambda batch: False,
 ) -> None:
-    """Read one batch; then for each (aside, number) that it is told so many, of which those put aside do not count.
+    """Read one batch; then for each received (aside, number) that many, of which those put aside do not count.
 
     Says when the counted ones began and ended, and whether the last one was a view of the cache.
     """

@@ -1,4 +1,4 @@
-"""What the LZ penalty does to degenerate output and to accuracy, and what it costs.
+"""Effect of the LZ penalty on degenerate output and on accuracy, and its cost.
 
     python benchmarks/lz.py            # more of all; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
@@ -44,7 +44,7 @@ GREEDY = (NONE, Side("repetition", 1.1), Side("frequency", 0.1), DEFAULT, SCALED
 
 
 class Plan(NamedTuple):
-    """How much is measured.
+    """Amount of the measurements.
 
     Attributes:
         steps: of the training.
@@ -102,7 +102,7 @@ BATCH = 128
 
 
 def outcome_of(model: SmallGRU, side: Side, text: Corpus, count: int, temperature: float) -> Outcome:
-    """What becomes of so many prompts."""
+    """Outcome of `count` prompts."""
     prompts = prompts_of(text, count)
     return outcome(
         [output for some in torch.split(prompts, BATCH) for output in generate(model, side, some, temperature)]

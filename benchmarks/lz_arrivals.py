@@ -24,7 +24,7 @@ def _took(work: Callable[[], object]) -> float:
 
 
 def _arrive(batch: StepBatch, first: int, count: int) -> list[list[int]]:
-    """So many requests, in rows from the first on; their outputs."""
+    """Add `count` requests, in rows from the first on; returns their outputs."""
     outputs: list[list[int]] = [[] for _ in range(count)]
     for row, output in enumerate(outputs, first):
         batch.add(row, LZParameters.of_request(ASKED, kept=WIDTH), output)

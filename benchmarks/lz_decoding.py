@@ -1,4 +1,4 @@
-"""What the penalties of `lz.py` do to a small model's outputs, and to its accuracy on text it never saw."""
+"""Effect of the penalties of `lz.py` on a small model's outputs, and on its accuracy on text it never saw."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -151,9 +151,9 @@ def repeated_grams(output: Sequence[int]) -> float:
 
 @torch.inference_mode()
 def accuracies(model: SmallGRU, side: Side, text: Corpus, temperatures: Sequence[float]) -> dict[float, Share]:
-    """How often the next token of unseen text is the one that would be said, all before it being the text's own.
+    """Accuracy of the next token on unseen text, all tokens before it being the text's own.
 
-    At temperature 0 the likeliest is said; above it, what counts is the chance of the right one. The first tokens of
+    At temperature 0 the likeliest token is taken; above it, the chance of the right one counts. The first tokens of
     each stretch are its prompt, which no penalty sees.
     """
     count = len(text.held_out) // CONTEXT

@@ -51,7 +51,7 @@ def corpus() -> Corpus:
 
 
 class SmallGRU(nn.Module):
-    """A recurrent network of 0.4 million parameters: it learns the most of so few tokens in so short a time."""
+    """A recurrent network of 0.4 million parameters, the size that learns most from few tokens in a short time."""
 
     def __init__(self) -> None:
         super().__init__()

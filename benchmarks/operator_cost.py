@@ -1,4 +1,4 @@
-"""What the Kubernetes operator costs: a full resync of many jobs, the reaction to a lost pod, nodes, its memory.
+"""Cost of the Kubernetes operator: a full resync of many jobs, the reaction to a lost pod, nodes, its memory.
 
     python benchmarks/operator_cost.py --json out.json        # 200 jobs of 50 pods
     python benchmarks/operator_cost.py --quick
@@ -131,7 +131,7 @@ async def _measure(pipe: Connection, address: str, jobs: int, pods: int) -> dict
 
 
 async def _measure_capacity(folder: Path, rounds: int) -> dict[str, float]:
-    """How long it takes until a replica that waits has a place, runs, and trains with the others."""
+    """Measure the time until a waiting replica has a place, runs, and trains with the others."""
     chat = {"name": "chat", "image": "chat", "command": ["http.server", "0", "--bind=127.0.0.1"]}
     spec = {"priorityClassName": "chat", "containers": [chat]}
     whole, own = [], []

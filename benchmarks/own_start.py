@@ -1,4 +1,4 @@
-"""What a training script takes by itself to the end of its first step: what no launcher can do anything about."""
+"""Time of a training script by itself to the end of its first step, which no launcher can shorten."""
 
 import os
 import statistics
@@ -29,12 +29,12 @@ def own_start(folder: Path) -> float:
 
 
 def beyond(name: str, whole: Sequence[float], own: Sequence[float]) -> dict[str, float]:
-    """What rounds took beyond the script's own start, `<name>_s`; the middle of all, for machines do other things too.
+    """Time of rounds beyond the script's own start, `<name>_s`; the median, for machines do other things too.
 
     Args:
         name: of the figure.
-        whole: what each round took.
-        own: what the script took by itself beside it.
+        whole: time of each round.
+        own: time of the script by itself beside it.
     """
     return {
         f"{name}_s": statistics.median(took - alone for took, alone in zip(whole, own, strict=True)),

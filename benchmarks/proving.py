@@ -1,9 +1,9 @@
-"""What showing that a newcomer computes the same costs a job.
+"""Cost of showing that a newcomer computes the same.
 
 A standby runs a step in a rank's shadow. In the job this is done once a minute at most, and as rarely as its cost asks
 for; here it is done again and again, so that steps with a proof and calm ones take turns within the one job. A proof's
-cost is by how much the steps took longer from its begin until the standby was through; the figure is this, at the rate
-that the coordinator would choose by what the standby says that it cost (`membership/recovery/proving.py`).
+cost is the extra time of the steps from its begin until the standby was through; the figure is this, at the rate that
+the coordinator would choose by the cost that the standby reports (`membership/recovery/proving.py`).
 """
 
 import json
@@ -52,7 +52,7 @@ class Sample:
 
 
 def measure(job: Job, costs: Path, *, samples: int) -> list[Sample]:
-    """Let a job whose standby writes of each proof to `costs` run until there are so many. Raises `JobStuck`."""
+    """Let a job whose standby writes of each proof to `costs` run until it has `samples`. Raises `JobStuck`."""
     with job:
         job.wait(lambda: job.world_step >= 1, deadline=START_DEADLINE, what="second step")
         job.wait(lambda: len(proofs(costs)) >= samples + 2, deadline=DEADLINE, what=f"{samples} proofs")
@@ -91,7 +91,7 @@ def _overlap(proof: Proof, begin: float, end: float) -> bool:
 
 
 def percent(samples: list[Sample]) -> float:
-    """What it costs, in percent of a step: the median proof."""
+    """Cost in percent of a step: the median proof."""
     return 100 * median(each.excess / each.period for each in samples)
 
 

@@ -1,4 +1,4 @@
-"""What a recipe's steps cost beside the same loop in plain PyTorch, where nothing fails: `regrow train` and torchrun.
+"""Cost of a recipe's steps beside the same loop in plain PyTorch, without faults: `regrow train` and torchrun.
 
     python benchmarks/recipes.py            # about 6 minutes: pretrain and lora
     python benchmarks/recipes.py --quick    # about 2 minutes
@@ -71,7 +71,7 @@ FULL, QUICK = Plan(24, 8), Plan(8, 5)
 
 
 class Turn(NamedTuple):
-    """What a step took in a turn: seconds, processor seconds of the ranks, and the seconds of each step."""
+    """Time of a step in a turn: seconds, processor seconds of the ranks, and the seconds of each step."""
 
     step_s: float
     processor_s: float
@@ -87,7 +87,7 @@ class Side(Job):
         return place.pid if place is not None and place.pid is not None else super().pid(rank)
 
     def processor_s(self) -> float:
-        """What its ranks have used so far."""
+        """Processor time that its ranks have used until now."""
         times = [psutil.Process(self.pid(rank)).cpu_times() for rank in self.ranks]
         return float(sum(each.user + each.system for each in times))
 

@@ -1,18 +1,18 @@
-"""Time lost to a SIGKILL, and what fault tolerance costs while nothing happens: torchrun against regrow.
+"""Time lost to a SIGKILL, and the cost of fault tolerance while nothing happens: torchrun against regrow.
 
     python benchmarks/recovery.py            # about 10 minutes
     python benchmarks/recovery.py --quick    # at most 4 minutes
     python benchmarks/recovery.py --soak 50  # fifty kills in a row, with a standby
-    python benchmarks/recovery.py --audit 200 # only what looking for replicas that differ costs, of so many looks
-    python benchmarks/recovery.py --proof 30 # only what so many shadow proofs cost, and kills with and without them
-    python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share where it is alone; see docs/cuda.md
+    python benchmarks/recovery.py --audit 200 # only the cost of looking for replicas that differ, of 200 looks
+    python benchmarks/recovery.py --proof 30 # only the cost of 30 shadow proofs, and kills with and without them
+    python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share if it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
 run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
 rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
 has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
-train in turns, one paused while the other runs, without any checkpoint. What the audit costs is measured within one
-job, between the steps in which it looks and their neighbours (`auditing.py`), and so is what shadow proofs cost
+train in turns, one paused while the other runs, without any checkpoint. The cost of the audit is measured within one
+job, between the steps in which it looks and their neighbours (`auditing.py`), and so is that of shadow proofs
 (`proving.py`).
 
 Exits with 1 when a kill was not recovered.
@@ -52,7 +52,7 @@ PROVE_EVERY = 5.0
 
 @dataclass
 class Result:
-    """What the kills of one side cost."""
+    """Cost of the kills of one side."""
 
     side: str
     kills: list[Kill] = field(default_factory=list)
@@ -225,7 +225,7 @@ def run(args: argparse.Namespace, folder: Path) -> tuple[list[Result], list[tupl
 
 
 def prove(folder: Path, *, proofs: int) -> dict[str, float]:
-    """What shadow proofs cost."""
+    """Cost of shadow proofs."""
     costs = folder / "costs"
     script = (f"--prove-every={PROVE_EVERY}", f"--costs={costs}")
     samples = proving.measure(regrow(folder, "proven", standbys=1, script=script), costs, samples=proofs)

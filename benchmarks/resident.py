@@ -1,4 +1,4 @@
-"""What ranks that read the same corpus take of a node's memory, each page counted once: for `data.py`."""
+"""Memory of a node that ranks take which read the same corpus, each page counted once: for `data.py`."""
 
 import ctypes
 import mmap
@@ -20,7 +20,7 @@ from regrow.core.ids import Seconds
 
 RANKS = (1, 2, 4, 8)
 SIDES = {"ours": "shared", "memmap": "memmap", "loaded": "loaded"}
-"""What is measured, and how the names of its figures begin."""
+"""Sides that are measured, and the beginnings of their figures' names."""
 BUDGET = 256 << 20
 """Of the cache."""
 PATIENCE: Seconds = 900.0
@@ -101,7 +101,7 @@ class MemoryUsed:
     missing: list[str] = field(default_factory=list)
 
     def over_one(self, side: str) -> float | None:
-        """What 8 ranks take over what one takes."""
+        """Ratio of the memory of 8 ranks to that of one."""
         told = self.beyond[side]
         return sum(told[8]) / sum(told[1]) if 8 in told else None
 
@@ -140,7 +140,7 @@ def measure_memory(place: Place, size: int) -> MemoryUsed:
 def _through(
     bodies: list[Body], others: list[Child], batches: int, look: Callable[[list[int]], Memory]
 ) -> tuple[Memory, Memory]:
-    """Memory at the ranks' first batch, and when each has read so many."""
+    """Memory at the ranks' first batch, and when each has read `batches`."""
     with forked(*bodies) as ranks:
         for child in ranks:
             child.hear(PATIENCE)

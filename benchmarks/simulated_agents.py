@@ -26,7 +26,7 @@ from regrow.core.messages.vocabulary import Role
 
 BINARY, CLOSE, PING, PONG = 0x2, 0x8, 0x9, 0xA
 _AT_ONCE = 100
-"""So many connect at the same time."""
+"""Number that connect at the same time."""
 
 
 class Agents:
@@ -47,7 +47,7 @@ class Agents:
         self.last[what] = at
 
     def report(self) -> dict[str, Any]:
-        """What was seen since the last call."""
+        """Report of the events since the last call."""
         found = {"counts": dict(self.counts), "last": dict(self.last)}
         self.counts, self.last = Counter(), {}
         return found

@@ -1,7 +1,7 @@
-"""How long the simulator takes for 100,000 ranks, and whether it foretells the goodput of a real job.
+"""Time of the simulator for 100,000 ranks, and its forecast of the goodput of a real job.
 
-The real job is the demo's: a small GPT in four workers with a standby, three of which are killed. What mending takes is
-measured in one run; with that alone the goodput of others, with kills at other moments, is foretold.
+The real job is the demo's: a small GPT in four workers with a standby, three of which are killed. The cost of recovery
+is measured in one run; with that alone the goodput of others, with kills at other moments, is foretold.
 
 python benchmarks/simulator.py [--quick] [--json FILE]
 """
@@ -43,7 +43,7 @@ def demo_run(home: Path, *, seed: int, steps: int = STEPS) -> MeasuredRun:
 
 
 def foretold(run: MeasuredRun, *, steps: int = STEPS, faults: int = KILLS) -> float:
-    """The goodput of so many steps and faults, with the costs of a run."""
+    """The goodput of `steps` steps and `faults` faults, with the costs of a run."""
     costs = decode_costs(
         tomllib.loads("\n".join(calibration_lines([("a run", run)], of="regrow"))), place="calibration"
     )

@@ -1,4 +1,4 @@
-"""How soon a job trains that is submitted to Slurm: from `regrow slurm submit` to the first committed step.
+"""Time until a job submitted to Slurm trains: from `regrow slurm submit` to the first committed step.
 
     python benchmarks/slurm_submit.py --json out.json
     python benchmarks/slurm_submit.py --quick                 # one round

@@ -1,4 +1,4 @@
-"""What a rendezvous costs the busiest node: regrow's agents, simulated and counted, and TCPStore's server, measured.
+"""Cost of a rendezvous at the busiest node: regrow's agents, simulated and counted, and TCPStore's server, measured.
 
 Described in `rendezvous.py`.
 """
@@ -35,7 +35,7 @@ KEYS = ("broadcast", "neighbours", "barrier")
 
 
 class Load(NamedTuple):
-    """What reaches one node."""
+    """Load of one node."""
 
     requests: int
     connections: int
@@ -158,14 +158,14 @@ class Proxy:
 
 
 class Call(NamedTuple):
-    """What one call costs the server: requests (one send of the client each), and bytes both ways."""
+    """Cost of one call to the server: requests (one send of the client each), and bytes both ways."""
 
     requests: int
     bytes: int
 
 
 def tcp_rank(store: Any, rank: int, world: int, what: str) -> None:
-    """What `simulated_rank` does, with torch's client; keys are as long as there."""
+    """Do the same as `simulated_rank`, with torch's client; keys are as long as there."""
     if what == "broadcast":
         if rank == 0:
             store.set("g1/0//cuda//0", ID)
@@ -181,7 +181,7 @@ def tcp_rank(store: Any, rank: int, world: int, what: str) -> None:
 
 
 class TcpCosts:
-    """What TCPStore's calls cost its server, found out with one client whose requests cannot run together."""
+    """Cost of TCPStore's calls to its server, measured with one client whose requests cannot run together."""
 
     def __init__(self) -> None:
         self._server = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)

@@ -1,10 +1,10 @@
-"""How long a new process takes to its first batch with mosaicml-streaming; `data.py` starts this.
+"""Time of a new process to its first batch with mosaicml-streaming; `data.py` starts this.
 
     python benchmarks/streaming_resume.py CORPUS.bin FOLDER LENGTH BATCH_SIZE ROUNDS STEP...
 
 It can run in another environment than regrow: it needs numpy, torch and streaming. The samples are those of `data.py`,
 written as a local data set in FOLDER. The new process is forked from this one, so that all is imported when its clock
-starts. Says one line of JSON at the end: the seconds of each step.
+starts. Prints one line of JSON at the end: the seconds of each step.
 """
 
 import json
@@ -53,7 +53,7 @@ def first_batch(folder: Path, batch_size: int, state: dict[str, Any] | None) -> 
 
 
 def in_new_process(folder: Path, batch_size: int, state: dict[str, Any] | None) -> Any:
-    """What `first_batch` gives in a process that is forked for it."""
+    """Result of `first_batch` in a process that is forked for it."""
     said, out = os.pipe()
     pid = os.fork()
     if not pid:

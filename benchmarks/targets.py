@@ -1,4 +1,4 @@
-"""What the benchmarks are to reach, in one table, and how each of them ends.
+"""Targets of the benchmarks, in one table, and the end of each benchmark.
 
 A missed target is printed as missed and stands under `missed` in the JSON; the exit code stays 0, so that the figures
 can always be read. A benchmark that could not measure ends with 1.
@@ -30,7 +30,7 @@ class Target:
     of: str = ""
 
     def judge(self, figures: Figures) -> tuple[bool, str] | None:
-        """Whether it was met, and the sentence that says so; None where that was not measured."""
+        """Judge the target, with a sentence that says so; None if it was not measured."""
         if self.figure not in figures or (self.of and self.of not in figures):
             return None
         value, base = figures[self.figure], figures[self.of] if self.of else 1.0
@@ -128,7 +128,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
 
 
 def missed(benchmark: str, figures: Figures) -> Iterator[str]:
-    """What was not reached, a sentence each."""
+    """Targets that were missed, a sentence each."""
     for target in TARGETS.get(benchmark, ()):
         verdict = target.judge(figures)
         if verdict is not None and not verdict[0]:

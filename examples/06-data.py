@@ -22,7 +22,7 @@ LENGTH = PRESETS["demo"].block + 1
 
 
 class Lines(Dataset[torch.Tensor]):
-    """Lines of Python's own source, each as so many bytes; indented by chance, as a random transform would do."""
+    """Lines of Python's own source, each as a fixed number of bytes; indented by chance, as a random transform."""
 
     def __init__(self) -> None:
         self.lines = [line for line in corpus(0.3).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""What jobs that compile have imported before they are forked."""
+"""Modules that jobs with compilation have imported before they are forked."""
 
 COMPILER = (
     "torch.distributed.optim",
@@ -8,4 +8,4 @@ COMPILER = (
     "torch._dynamo.testing",
     "torch._export.db.logging",
 )
-"""What `torch.compile` imports when it is first used: some seconds of a processor for each process, otherwise."""
+"""Modules that `torch.compile` imports at its first use: some seconds of a processor for each process, otherwise."""

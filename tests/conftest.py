@@ -1,7 +1,7 @@
-"""What all tests share, and how a run that has not the time for all of them chooses.
+"""Fixtures and options of all tests, and the choice of tests for a run without time for all.
 
 Files come in the order of how long they take, the longest first: one that came last would be waited for alone. `--order
-SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out what has not begun by then.
+SEED` shuffles them, the same way for the same seed; `--until TIME` leaves out tests that have not begun by then.
 """
 
 import gc
@@ -41,7 +41,7 @@ def warm_process() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_ignored() -> Iterator[None]:
-    """What is ignored here, as under `nohup` or in a shell's background, jobs would inherit, and rightly ignore too."""
+    """Take back ignored signals (from `nohup` or a shell's background): jobs would inherit and rightly ignore them."""
     ways: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     ignored = [number for number in ways if signal.getsignal(number) is signal.SIG_IGN]
     for number in ignored:
@@ -73,7 +73,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def place(test: str, seconds: Mapping[str, float], seed: str | None = None) -> tuple[float, bytes]:
-    """Where in the order a test's file stands, by how long the tests of each file take.
+    """Position of a test's file in the order, by how long the tests of each file take.
 
     The longest come first; in the order of a seed long ones are in the first half, or even quarter.
     """
@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays: to look for garbage in it again and again takes longer than many a test."""
+    """Freeze the collected tests: to look for garbage in them again and again takes longer than many a test."""
     gc.collect()
     gc.freeze()
 

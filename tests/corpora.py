@@ -9,7 +9,7 @@ from regrow.data.packing.writing import write_corpus
 
 
 def tiny_corpus(folder: Path, tokens: int, *, dtype: str = "uint16", shard_bytes: int = 1000) -> Path:
-    """So many random tokens below 256, in documents of up to 30, in shards of about so many bytes."""
+    """Make a corpus of `tokens` random tokens below 256, in documents of up to 30, in small shards."""
     draw = np.random.default_rng(5)
     recipe = Recipe(
         tokenizer="random",

@@ -1,7 +1,7 @@
-"""What a process does last before others are forked from it, so that each of them costs a fifth.
+"""Preparation of a process before others are forked from it, so that each of them costs a fifth.
 
 To fork and end a process with torch imported takes 16 ms of a processor, nearly all for the tables of 60,000 small
-pages, and a run of the tests forks tens of thousands. What a child writes to is copied in small pages, as before.
+pages, and a run of the tests forks tens of thousands. Pages that a child writes to are copied in small ones, as before.
 """
 
 import ctypes

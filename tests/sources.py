@@ -1,4 +1,4 @@
-"""Where the packages' sources are. Tests that read them, or start processes that import them, ask here."""
+"""Places of the packages' sources. Tests that read them, or start processes that import them, ask here."""
 
 import os
 from pathlib import Path

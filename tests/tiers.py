@@ -1,4 +1,4 @@
-"""Which tests belong to the full matrix alone: their like is in `make test`, which proves each seam and stage once.
+"""Tests of the full matrix alone: their like is in `make test`, which proves each seam and stage once.
 
 A name without brackets stands for all cases of a test, `ALL` for all tests of a file. Durations: docs/tests.md.
 `python -m tests.tiers` names the files that have such tests: a run of these alone needs to read no others.
@@ -460,7 +460,7 @@ FULL: dict[str, tuple[str, ...]] = {
 
 
 def is_full(test: str) -> bool:
-    """Whether a test, by its id in pytest, belongs to the full matrix alone."""
+    """True if a test, by its id in pytest, belongs to the full matrix alone."""
     file, _, name = test.partition("::")
     return any(_names(entry, name) for entry in FULL.get(file, ()))
 

@@ -6,7 +6,7 @@ from gpu_parts.jobs import LIMIT_S, Job, play, same
 
 
 def main() -> int:
-    """Whether the others get away from it."""
+    """Check that the others get away from it."""
     none = Job("none", options=(), ranks=3)
     start = Job("connect", options=("--standby=1", "--hang-timeout=10s"), ranks=3)
     recovery = Job("reconnect", options=("--standby=1", "--hang-timeout=10s"), ranks=3)

@@ -60,7 +60,7 @@ class Device:
         torch.cuda._sleep(int(seconds * self._cycles_a_second))  # type: ignore[no-untyped-call]
 
     def launches(self) -> int:
-        """How many launches the queue takes before one blocks."""
+        """Number of launches that the queue takes before one blocks."""
         torch.cuda.synchronize()
         self._busy(2.0)
         for count in range(1, MOST_LAUNCHES):
@@ -71,7 +71,7 @@ class Device:
         return MOST_LAUNCHES
 
     def fill(self, launches: int) -> None:
-        """A device that is busy, with so many launches behind that."""
+        """Make the device busy, with `launches` launches behind that."""
         torch.cuda.synchronize()
         self._busy(BUSY_S)
         for _ in range(launches):
@@ -79,7 +79,7 @@ class Device:
 
 
 def calls(x: torch.Tensor) -> dict[str, Callable[[], object]]:
-    """What training scripts and regrow call."""
+    """Calls of training scripts and of regrow."""
     mask = torch.zeros(64, dtype=torch.bool, device=DEVICE)
     side, event = torch.cuda.Stream(), torch.cuda.Event()  # type: ignore[no-untyped-call]
     host = torch.zeros(64)

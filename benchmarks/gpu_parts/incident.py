@@ -28,13 +28,13 @@ WATCH_S = 1.0
 
 
 class Incident:
-    """What goes wrong, once in a job."""
+    """Incident that happens once in a job."""
 
     def __init__(self, mode: str, folder: Path) -> None:
         self.mode, self._folder = mode.partition("_")[0], folder
 
     def first(self, what: str) -> bool:
-        """Whether this has not happened yet in the job; it has from now on."""
+        """True if this has not happened yet in the job; it has from now on."""
         try:
             (self._folder / what).touch(exist_ok=False)
         except FileExistsError:
@@ -42,7 +42,7 @@ class Incident:
         return True
 
     def happens(self, mode: str, step: int, rank: int) -> bool:
-        """Whether it is to happen now."""
+        """True if it is to happen now."""
         return self.mode == mode and step == AT and rank == VICTIM and self.first(mode)
 
     def dies_before_it_connects(self, rank: int, *, recovery: bool) -> None:

@@ -14,7 +14,7 @@ from gpu_session import SKIPPED
 
 DEVICE = os.environ.get("REGROW_BENCH_DEVICE", "cpu")
 LIMIT_S = float(os.environ.get("REGROW_GPU_LIMIT_S", "60"))
-"""What the part has in all."""
+"""Time of the whole part."""
 INCIDENT = Path(__file__).with_name("incident.py")
 LAST_LINES = 4
 
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def folder(self) -> Path:
-        """What its ranks write."""
+        """Folder of its ranks' output."""
         return Path(os.environ["REGROW_HOME"]) / f"played-{self.mode}"
 
     def start(self) -> None:
@@ -66,7 +66,7 @@ class Job:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if it has ended."""
         if self._process is None or self.code is not None:
             return True
         self.code = self._process.poll()
@@ -107,7 +107,7 @@ def play(jobs: Sequence[Job], within: float, meanwhile: Callable[[], None] = lam
 
 
 def same(jobs: Sequence[Job], undisturbed: Job) -> bool:
-    """Whether all ended well and with the bits of the job that nobody disturbed."""
+    """True if all ended well and with the bits of the undisturbed job."""
     digest = undisturbed.answer().get("digest")
     good = digest is not None and all(job.code == 0 and job.answer().get("digest") == digest for job in jobs)
     tell(bitwise_equal=good, jobs=[job.mode for job in jobs])

@@ -15,7 +15,7 @@ ROOM_OF_LARGE = 110 << 30
 
 
 def model() -> str:
-    """What fits."""
+    """Largest model that fits."""
     if DEVICE != "cuda":
         return "25m"
     return "1b" if torch.cuda.get_device_properties(0).total_memory > ROOM_OF_LARGE else "300m"

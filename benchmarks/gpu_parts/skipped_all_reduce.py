@@ -42,7 +42,7 @@ class Looks:
 
 
 def main() -> int:
-    """Whether the job went on by itself within the limit, and came out as one that nobody disturbs."""
+    """Check that the job went on by itself within the limit, with the result of an undisturbed one."""
     none, job = Job("none", options=()), Job("skip", options=("--hang-timeout=10s", "--standby=1"))
     play([none, job], LIMIT_S - 5, Looks(job.folder).take)
     return 0 if same([job], none) else 1

@@ -1,4 +1,4 @@
-"""Whether trainings whose newcomers would compute something else are found. Their author had not read what looks.
+"""Detection of trainings whose newcomers would compute something else. Their author had not read the detector.
 
     python -m benchmarks.newcomer_faults                        # each once, undisturbed: 15 minutes on two busy cores
     python -m benchmarks.newcomer_faults --only teacher sobol   # some of them

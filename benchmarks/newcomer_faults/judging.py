@@ -43,16 +43,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one.
+    """Outcome of one case.
 
     Attributes:
-        case: whose.
+        case: the case.
         ran: the job came to an end that says something.
         found: `refused`, `refuted`, or empty.
         step: at which it was refuted.
-        message: the job's; why nothing was proven, where it was not found for that.
+        message: the job's; the reason why nothing was proven, if it was not found for that.
         named: the message names the object.
-        differs: committed losses that differ after a kill, where nothing is proven; None: not asked.
+        differs: committed losses that differ after a kill, if nothing is proven; None: not asked.
     """
 
     case: Case
@@ -166,7 +166,7 @@ class _Run:
 
 
 def _constants(path: Path) -> Iterator[tuple[str, Any]]:
-    """What the script says of itself."""
+    """Constants that the script declares about itself."""
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             name = node.targets[0].id

@@ -39,7 +39,7 @@ class BedClock:
 
 
 class Bed:
-    """What a test holds of it. `kubelet`: with processes, or one where pods are only said to run."""
+    """Cluster of a test. `kubelet`: with processes, or one whose pods are only said to run."""
 
     def __init__(
         self, fake: FakeApi, address: str, nodes: dict[str, int], folder: Path, clock: "BedClock", *, real: bool
@@ -98,7 +98,7 @@ class Bed:
         return self.store.get("trainingjobs", "team", name)
 
     def status(self, name: str = "job") -> dict[str, Any]:
-        """What the operator says."""
+        """Status that the operator has written."""
         return dict(self.job(name).get("status") or {})
 
     def condition(self, type: str, name: str = "job") -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Bed:
 
 @contextlib.asynccontextmanager
 async def bed(folder: Path, nodes: dict[str, int], *, real: bool = False) -> AsyncIterator[Bed]:
-    """A cluster with nodes that have room for so many pods each."""
+    """A cluster of nodes with room for the given number of pods each."""
     clock = BedClock()
     store = FakeStore(clock)
     store.install(crd())

@@ -25,7 +25,7 @@ class FakeApi:
         self.unserved: set[str] = set()
         """Resources of which this server knows nothing."""
         self.logs: Callable[[str], str] = lambda name: ""
-        """What a pod has said so far; `Refused` where it has not started."""
+        """Output of a pod until now; `Refused` if it has not started."""
         self._watches: set[asyncio.Queue[Change | None]] = set()
         store.listeners.append(self._spread)
 

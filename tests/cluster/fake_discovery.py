@@ -1,4 +1,4 @@
-"""What kubectl asks of an API server before anything else: which resources there are, their schemas, their tables."""
+"""Requests of kubectl before anything else: the resources of an API server, their schemas, their tables."""
 
 import re
 from typing import Any
@@ -116,7 +116,7 @@ class FakeDiscovery:
 
 
 def as_table(crd: Manifest, items: list[Manifest], version: str) -> Manifest:
-    """What `kubectl get` shows, by the CRD's columns. (KEP-2334; only paths of plain fields.)"""
+    """Table of `kubectl get`, by the CRD's columns. (KEP-2334; only paths of plain fields.)"""
     columns = crd["spec"]["versions"][0]["additionalPrinterColumns"]
     named = [{"name": "Name", "type": "string", "format": "name", "description": "", "priority": 0}]
     named += [{"format": "", "priority": 0, "description": "", **each} for each in columns]

@@ -53,7 +53,7 @@ class FakeKubelet:
         self._stopped[node] = self._stop(node)
 
     def join(self, node: str) -> None:
-        """What ran there goes on; its kubelet stays silent, so it is not the kubelet that ends it."""
+        """Let a node's processes go on; its kubelet stays silent, so it is not the kubelet that ends them."""
         for pid in self._stopped.pop(node):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
@@ -95,7 +95,7 @@ class FakeKubelet:
             self.processes.pop(name).kill()
 
     def output(self, name: str) -> str:
-        """What a pod has said so far."""
+        """Output of a pod until now."""
         path = self._folder / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
@@ -188,7 +188,7 @@ class FakeKubelet:
 
 
 def _tolerated(pod: Manifest) -> float:
-    """How long it stays bound to a node that nobody reaches: 300 s where it does not say (DefaultTolerationSeconds)."""
+    """Time for which it stays bound to an unreachable node: 300 s by default (DefaultTolerationSeconds)."""
     given = [
         each["tolerationSeconds"]
         for each in pod["spec"].get("tolerations", [])

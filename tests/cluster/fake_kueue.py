@@ -1,12 +1,12 @@
-"""How Kueue keeps pods: groups as workloads, finalizers, roles, replacements. Each kind of quota is a class on top.
+"""Kueue's handling of pods: groups as workloads, finalizers, roles, replacements. Each kind of quota is a class on top.
 
 After kubernetes-sigs/kueue, pkg/controller/jobs/pod (pod_controller.go, pod_webhook.go) and keps/976-plain-pods:
 
 * each managed pod has a gate and the finalizer `kueue.x-k8s.io/managed`;
-* a group is a workload as soon as it has as many pods as it says, and counts so many for as long as it is not finished,
+* a group is a workload as soon as it has as many pods as it says, and counts that number as long as it is not finished,
   less those that have succeeded;
 * a pod that has failed, or was deleted before it had a node, keeps its finalizer until enough others have its role;
-* one that has succeeded has its place for good: who comes for it is one too many, and is deleted, the newest first;
+* one that has succeeded has its place for good: a pod that comes for it is one too many, and is deleted, newest first;
 * pods of another role than the workload has are never let in;
 * a group is finished when all have succeeded, or when one says `retriable-in-group: "false"` and none can run;
 * a single pod is a workload of its own, which ends with it.
@@ -56,7 +56,7 @@ class GroupedKueue(ABC):
 
     @abstractmethod
     def fits(self, workload: Workload) -> bool:
-        """Whether there is quota for it."""
+        """True if there is quota for it."""
 
     @abstractmethod
     def priority(self, workload: Workload) -> int:
@@ -94,7 +94,7 @@ class GroupedKueue(ABC):
                 return  # what becomes free is for this one
 
     def _make_room(self, workload: Workload) -> bool:
-        """Whether anything is on its way out for it."""
+        """Evict a victim for it; True if one is on its way out."""
         victims = self.victims(workload)
         if any(each.evicted for each in self.held()):
             return True
@@ -202,7 +202,7 @@ class GroupedKueue(ABC):
 
 
 def role_of(pod: Manifest) -> str:
-    """What the pod brings along, else what it needs."""
+    """Role that the pod brings along, else one from its needs."""
     given = (pod["metadata"].get("annotations") or {}).get(_ROLE)
     if given:
         return str(given)

@@ -23,7 +23,7 @@ def default_and_prune(schema: dict[str, Any], value: Any) -> Any:
 
 
 def violations(schema: dict[str, Any], value: Any, path: str = "") -> list[str]:
-    """What is wrong, in the API server's words."""
+    """Errors in a value, in the API server's words."""
     kinds: dict[Any, Any] = {
         "object": dict,
         "array": list,

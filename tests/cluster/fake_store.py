@@ -1,4 +1,4 @@
-"""What is behind an API server, without HTTP: objects with versions, and what becomes of them. One thread, no waiting.
+"""Store of an API server, without HTTP: objects with versions, and their rules. One thread, no waiting.
 
 Each rule has its case in `test_api_conformance.py`, with its source in Kubernetes' documentation.
 """
@@ -96,7 +96,7 @@ class FakeStore:
         return [_copied(each) for each in found if matches is None or matches(each)]
 
     def since(self, version: int) -> list[Change]:
-        """What has changed after a version. Raises `Refused` where that is too long ago."""
+        """Changes after a version. Raises `Refused` if that is too long ago."""
         if version < self.oldest:
             raise Refused(410, "Expired", f"too old resource version: {version} ({self._version})")
         return [change for change in self.history if change.version > version]

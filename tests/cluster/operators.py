@@ -40,7 +40,7 @@ class Operators:
         return found
 
     def holder(self) -> "subprocess.Popen[bytes] | None":
-        """Who is said to have the lease, dead or alive."""
+        """Operator that is said to have the lease, dead or alive."""
         try:
             holder = self._cluster.store.get("leases", "team", LEASE_NAME)["spec"].get("holderIdentity", "")
         except Refused:
@@ -50,7 +50,7 @@ class Operators:
 
 @contextlib.asynccontextmanager
 async def operators(cluster: Bed, folder: Path, count: int) -> AsyncIterator[Operators]:
-    """So many of them, which have ended at the end."""
+    """Start `count` operators, and end them afterwards."""
     made = Operators(cluster, folder)
     try:
         for _ in range(count):

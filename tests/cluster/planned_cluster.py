@@ -31,7 +31,7 @@ class PlannedCluster:
         self._made = 0
 
     def observe(self) -> JobSeen:
-        """What an adapter would see."""
+        """Observation of an adapter."""
         return JobSeen(
             self.stage,
             tuple(self.replicas.values()),

@@ -1,4 +1,4 @@
-"""What the operator relies on of an API server, each case with its source in Kubernetes' documentation.
+"""Rules of an API server on which the operator relies, each case with its source in Kubernetes' documentation.
 
 Against the fake one, or a real one: `REGROW_TEST_KUBECONFIG=~/.kube/config`, with the CRD installed, and a namespace
 `team` or the one that `REGROW_TEST_NAMESPACE` says; `tests/cluster/real` makes both.

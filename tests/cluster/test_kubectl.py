@@ -1,4 +1,4 @@
-"""What docs/kubernetes.md says to type, typed: a real kubectl against the bed's API server. Skipped without kubectl."""
+"""Commands of docs/kubernetes.md, typed: a real kubectl against the bed's API server. Skipped without kubectl."""
 
 import asyncio
 import os

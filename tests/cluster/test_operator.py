@@ -272,7 +272,7 @@ def written(folder: Path, body: dict[str, Any]) -> Path:
 
 
 async def regrow(cluster: Bed, folder: Path, *words: str) -> str:
-    """What `regrow k8s` says, as a user of this cluster."""
+    """Output of `regrow k8s`, as a user of this cluster."""
     config = folder / "kubeconfig"
     config.write_text(kubeconfig(cluster.address))
     runner = CliRunner(env={"KUBECONFIG": str(config)})

@@ -117,7 +117,7 @@ class Schedule:
         self.check()
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the laws that hold at every moment."""
         alive = [each for each in self.kubelets.processes.values() if JOB_LABEL in each["metadata"]["labels"]]
         places = Counter(self._place(each) for each in alive)
         assert max(places.values(), default=0) <= 1, f"two for one place: {places}"

@@ -65,7 +65,7 @@ async def test_a_training_grows_loses_a_pod_shrinks_and_ends_without_losing_a_st
 
 
 def _domains(home: Path) -> list[str]:
-    """What each node of the job fails together with, as `regrow status` says it there."""
+    """Failure domain of each node of the job, as `regrow status` shows it there."""
     words = [sys.executable, "-m", "regrow", "status", "job", "--json"]
     said = subprocess.run(words, env={**os.environ, "REGROW_HOME": str(home)}, capture_output=True, check=True).stdout
     return [each.domain for each in msgspec.json.decode(said, type=JobView).nodes]

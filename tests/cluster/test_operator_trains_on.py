@@ -94,7 +94,7 @@ async def test_a_gangs_ranks_follow_the_racks_of_its_nodes_and_a_replica_that_jo
 
 
 def said(home: Path, *words: str) -> bytes:
-    """What regrow says in a pod."""
+    """Output of a regrow command in a pod."""
     env = {**os.environ, "REGROW_HOME": str(home)}
     return subprocess.run([sys.executable, "-m", "regrow", *words], env=env, capture_output=True, check=True).stdout
 

@@ -40,19 +40,19 @@ class TrainedJob:
             self.made.append((int(meta["labels"][PLACE_LABEL]), meta["name"]))
 
     def ledger(self) -> Ledger:
-        """What all of its pods have written down, each in a home of its own."""
+        """Records of all of its pods, each in a home of its own."""
         records = [each for folder in self._folder.glob("*.home/jobs/job") for each in read_records(folder)]
         return Ledger(sorted(records, key=lambda record: record.at))
 
     def step(self, ranks: int) -> int:
-        """The newest step that so many ranks have committed while they were the world; -1: none."""
+        """The newest step that `ranks` ranks have committed while they were the world; -1: none."""
         told = self.ledger()
         if not told.generations or len(told.generations[-1].workers) != ranks:
             return -1
         return max((step for step, done in told.commits.items() if len(done) == ranks), default=-1)
 
     async def until_world(self, ranks: int) -> float:
-        """Wait until so many ranks train, a step further; how long that took."""
+        """Wait until `ranks` ranks train, a step further; returns the time that took."""
         before = max(self.ledger().commits, default=-1)
         return await self.cluster.until(lambda: self.step(ranks) > before, f"{ranks} ranks train")
 
@@ -83,7 +83,7 @@ class TrainedJob:
         return [each.kind for each in told.incidents]
 
     async def assert_no_orphan(self) -> None:
-        """When the job is deleted nothing of it is left, neither an object nor a process."""
+        """Delete the job, and see that nothing of it is left, neither an object nor a process."""
         store = self.cluster.store
         store.delete("trainingjobs", "team", "job")
         kinds = ("pods", "secrets", "services", "poddisruptionbudgets")

@@ -49,7 +49,7 @@ class TurnedJob:
             part()
 
     def turns(self, count: int) -> None:
-        """So many seconds."""
+        """Turn for `count` seconds."""
         for _ in range(count):
             self.turn()
 
@@ -92,7 +92,7 @@ class TurnedJob:
         return found[0]
 
     def trains(self, attempt: int, replicas: int = 2) -> bool:
-        """Whether so many replicas do, and nothing is left of others."""
+        """True if this number of replicas train, and nothing is left of others."""
         status = self.status()
         return bool(
             (status.get("phase"), status.get("replicas"), status.get("attempt")) == ("Training", replicas, attempt)

@@ -1,4 +1,4 @@
-"""What the processes of a world on one GPU run."""
+"""Bodies of the processes of a world on one GPU."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What tests of habits share."""
+"""Fixtures of the tests of habits."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,7 @@
-"""What all habits have in common: a tiny net, its data, and a session that is regrow's or plain torch's.
+"""Frame of all habits: a tiny net, its data, and a session that is regrow's or plain torch's.
 
-A habit is a function of a `Trial`. It trains as its author would write it, and returns what it calls its result. The
-same function runs under `regrow run`, alone under `python`, and in a world of plain torch.distributed without regrow.
+A habit is a function of a `Trial`. It trains as its author would write it, and returns its result. The same function
+runs under `regrow run`, alone under `python`, and in a world of plain torch.distributed without regrow.
 """
 
 import itertools
@@ -33,7 +33,7 @@ GLOBAL_BATCH = 12
 SIZES = (2, 3, 2)
 """The worlds of a habit that is grown and shrunk."""
 LONGER = 3
-"""So many times the steps, where the world changes."""
+"""Factor of the steps if the world changes."""
 PACED, PACE_S, PATIENCE_S = 4, 0.3, 120.0
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -157,7 +157,7 @@ class Turn:
 
     @property
     def number(self) -> int:
-        """Which."""
+        """Number of the epoch."""
         return int(getattr(self.epoch, "number", self.epoch))
 
     def __iter__(self) -> Iterator[Any]:
@@ -166,15 +166,15 @@ class Turn:
 
 @dataclass
 class Trial:
-    """What a habit is given.
+    """Surroundings of a habit.
 
     Attributes:
         session: regrow's, or torch's in its shape.
-        folder: shared by all ranks of this run, for what the habit writes.
+        folder: shared by all ranks of this run, for files that the habit writes.
         until: steps.
         strikes: (place, rank, step) at which this process is to be killed, each once.
         paced: steps since the world has had its size, and that.
-        world: "still" or "changing" where the data is of a global batch, as a world that changes needs it.
+        world: "still" or "changing" if the data is of a global batch, as a world that changes needs it.
     """
 
     session: Any
@@ -194,7 +194,7 @@ class Trial:
         return steps if not self.strikes else self._struck(steps)
 
     def epochs(self, count: int, length: int) -> Iterator["Turn"]:
-        """The session's epochs over the common data, of so many steps each."""
+        """The session's epochs over the common data, of `length` steps each."""
         loader = global_batches() if self.world else self.batch
         if isinstance(self.session, PlainSession):
             steps = self.session.steps(loader, until=count * length)

@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "data": ("function", "loader"),
     "protected": ("all", "no scheduler", "no ema", "no scaler"),
 }
-"""What may be written in several ways, and the ways; the first is the plainest."""
+"""Choices between several ways to write something; the first is the plainest."""
 EVERY = 3
 """Steps from one evaluation, and one move of a scheduler that is not moved each time, to the next."""
 
@@ -153,7 +153,7 @@ class Training:
         return float(total)
 
     def look(self, x: torch.Tensor) -> None:
-        """What one rank does for itself: not in training mode, where it alone would change running statistics."""
+        """Run a forward of one rank alone: not in training mode, where it alone would change running statistics."""
         self.net.eval()
         with torch.no_grad():
             self.net(x)

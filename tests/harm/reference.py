@@ -64,7 +64,7 @@ def forked(folder: Path, work: Callable[[], None]) -> int:
 
 
 def wait(pids: list[int], deadline: float) -> bool:
-    """Whether all ended well in time; who is late is killed."""
+    """Wait for the processes; True if all ended well in time. Late ones are killed."""
     codes: dict[int, int] = {}
     while len(codes) < len(pids) and not any(codes.values()) and time.monotonic() < deadline:
         for pid in pids:

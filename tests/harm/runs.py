@@ -18,11 +18,11 @@ PATIENCE_S = 300.0
 CLOSE = 2e-4
 """Relative: what another order of summation does in a few steps."""
 IMPORTS = ("torch.distributed.optim", "torch._dynamo")
-"""What habits import: a second for each worker, otherwise."""
+"""Imports of habits: a second for each worker, otherwise."""
 
 
 def imports_of(habit: Habit) -> tuple[str, ...]:
-    """What the process has imported from which a habit's are forked."""
+    """Imports of the process from which a habit's are forked."""
     return habit.imports or IMPORTS
 
 

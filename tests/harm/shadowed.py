@@ -23,12 +23,12 @@ from regrow.observe.ledger import Ledger, read_records
 NOT_PROVEN = "was not proven: "
 """Stands before the reason."""
 ASKS_EARLY = "the script asks for its place before its loop"
-"""So its standbys wait before the script, and none is built that could show anything."""
+"""Reason why its standbys wait before the script, so that none is built that could show anything."""
 _POLL_S = 0.05
 
 
 def judge(here: Site, habit: Habit, world: int = 3) -> tuple[str, Ledger, str]:
-    """What a shadow has shown of a habit: "proven", "refuted: ...", or "not comparable: ..."; and the run."""
+    """Judge a habit by a shadow: "proven", "refuted: ...", or "not comparable: ..."; and the run."""
     job = f"{habit.name}-shadowed"[-60:]
     folder, records = here.folder / job, here.home / "jobs" / job
     folder.mkdir()

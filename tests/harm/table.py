@@ -11,7 +11,7 @@ from typing import Any
 
 HABITS: dict[str, "Habit"] = {}
 OPEN: dict[str, str] = {}
-"""What does not hold yet, and why."""
+"""Habits that do not hold yet, and why."""
 BATCHES_OF_A_RANK = "the global batch would follow the number of ranks"
 """Why the world keeps its size where a script's batches are each rank's own."""
 DRAWS = "random numbers are drawn by rank (in world-invariant mode by micro-batch)"

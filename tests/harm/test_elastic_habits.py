@@ -20,7 +20,7 @@ from regrow.membership.view import JobView
 from regrow.observe.ledger import Ledger, read_records
 
 KNOWN = 2
-"""After so many steps, fewer than the habits make before they wait for the order."""
+"""Steps, fewer than the habits make before they wait for the order."""
 FEW = ("scheduler_after_the_body_guarded", "shuffled_loader", "micro_batches_invariant")
 """For `make test`."""
 ELASTIC = [habit.name for habit in all_habits().values() if not habit.refused]
@@ -52,7 +52,7 @@ def trains(size: int, job: JobView) -> bool:
 
 
 def paced(job: Elastic, size: int, now: JobView) -> bool:
-    """Whether ranks of that number have made some steps: from where their world began, for they wait a few later."""
+    """True if the ranks of that number have made some steps since their world began, for they wait a few later."""
     formed = job.ledger().generations
     return bool(formed) and len(formed[-1].workers) == size and now.step >= formed[-1].step + KNOWN
 

@@ -1,4 +1,4 @@
-"""What torchrun trains, regrow trains, the same or not at all: the habits of the world, one small script each."""
+"""Everything that torchrun trains, regrow trains the same or refuses: the habits of the world, a small script each."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -84,7 +84,7 @@ def verdict(here: Site, references: References, habit: Habit) -> None:
 
 
 def assert_lawful(here: Site, references: References, habit: Habit, calm: Run) -> None:
-    """What was not refused is what torch makes of it, and struck the same."""
+    """Check that a habit which was not refused has torch's result, and has it under kills too."""
     assert calm.code == 0, calm.output
     assert sorted(calm.finals) == list(range(WORLD)), calm.output
     if habit.alone:

@@ -44,7 +44,7 @@ class Worker:
 
     @property
     def url(self) -> str:
-        """Where it listens; waits until it does."""
+        """URL of the worker; waits until it listens."""
         if self._port == "0":
             assert self.process.stdout is not None
             self._port = self.process.stdout.readline().strip().rpartition(":")[2]
@@ -129,7 +129,7 @@ class Desk:
             return 0
 
     def answers(self) -> dict[str, str]:
-        """What each row was answered, of a whole output in which each id stands once."""
+        """Answer of each row, of a whole output in which each id stands once."""
         found: dict[str, str] = {}
         for row in self._rows():
             assert row["custom_id"] not in found, f"{row['custom_id']} stands twice in the output"

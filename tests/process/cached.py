@@ -10,12 +10,12 @@ from tests.process.training import Fault, Outcome, train
 STEPS, WORLD, BATCH = 20, 3, 4
 MICROBATCHES = 7
 MICRO = ("--microbatches", str(MICROBATCHES))
-"""Each batch of the loader is one of so many a step: the ranks have unequal parts."""
+"""Micro-batches of a step, each one batch of the loader: the ranks have unequal parts."""
 
 
 @dataclass
 class Reading:
-    """What a run left, and how often each sample was read, by the producer and by workers."""
+    """Result of a run, and how often the producer and the workers read each sample."""
 
     outcome: Outcome
     by_producer: Counter[int]
@@ -57,7 +57,7 @@ def train_cached(
 
 
 def counted(path: Path) -> tuple[Counter[int], Counter[int]]:
-    """How often the producer, and how often workers, read each sample."""
+    """Count how often the producer, and how often workers, read each sample."""
     by: dict[str, Counter[int]] = {"producer": Counter(), "worker": Counter()}
     for line in path.read_text().splitlines():
         _, who, index = line.split()

@@ -1,4 +1,4 @@
-"""What scripts and parallelisms ask of `torch.distributed`, on groups that are made once and then used again."""
+"""Calls of `torch.distributed` by scripts and parallelisms, on groups that are made once and then used again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -227,7 +227,7 @@ CASES: dict[str, Case] = {
 
 
 def shapes(value: Any) -> Any:
-    """What of an answer is right while collectives are answered locally."""
+    """Part of an answer that is right while collectives are answered locally."""
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape)]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""What every transport is asked to do: the cases of the conformance suite."""
+"""Cases of the conformance suite that every transport must pass."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -170,7 +170,7 @@ class Rank:
         fsdp.reshard(self.modules.sharded)
 
     def places(self) -> dict[str, Any]:
-        """What meshes and groups say of this rank."""
+        """Places that meshes and groups report for this rank."""
         data, root = self.data, self.data._get_root_mesh()
         total = torch.tensor([float(self.rank)])
         dist.all_reduce(total, group=data.get_group())

@@ -60,11 +60,11 @@ MISMATCHES: dict[str, tuple[Callable[[MeshTransport], None], Callable[[MeshTrans
     "operations": (_reduce(2), _barrier),
     "one more": (_both(_broadcast, _broadcast, _reduce(2)), _both(_broadcast, _reduce(2))),
 }
-"""What rank 0 calls, and what the others do."""
+"""Calls of rank 0, and those of the others."""
 
 
 def mismatches(seat: Seat) -> dict[str, str]:
-    """What each rank is told, on a mesh of its own for each case."""
+    """Error of each rank, on a mesh of its own for each case."""
     said = {}
     for name, calls in MISMATCHES.items():
         transport = seat.transport(name)
@@ -207,7 +207,7 @@ def _by_power(ddp: DistributedDataParallel) -> None:
 
 
 def hooks(seat: Seat, address: str | None) -> dict[str, list[float]]:
-    """What DDP learns with communication hooks, and from sparse gradients; on gloo where there is no address."""
+    """Weights that DDP learns with communication hooks, and from sparse gradients; on gloo if there is no address."""
     if address is None:
         dist.init_process_group("gloo", store=seat.store("pg"), rank=seat.rank, world_size=seat.size)
     else:

@@ -92,7 +92,7 @@ class Rank:
         return loss
 
     def recover(self, error: BaseException | None) -> None:
-        """What a session does between two attempts of a step."""
+        """Do a session's work between two attempts of a step."""
         if error is not None:
             pipeline.reset_unfinished(error)
         self.unsettled += ddp.reset_unfinished(self.replicas)
@@ -102,12 +102,12 @@ class Rank:
         self.halter.halted.clear()
 
     def state(self) -> list[torch.Tensor]:
-        """What this rank holds of parameters and optimizer state."""
+        """Parameters and optimizer state of this rank."""
         kept = [*self.parameters, *(item for at in self.optimizer.state.values() for item in at.values())]
         return [item.to_local() if isinstance(item, DTensor) else item for item in kept]
 
     def has(self, state: list[torch.Tensor]) -> bool:
-        """Whether this rank's state has those bits."""
+        """True if this rank's state has those bits."""
         return all(torch.equal(mine, other) for mine, other in zip(self.state(), state, strict=True))
 
     def load(self, parameters: list[np.ndarray[Any, Any]]) -> None:
@@ -217,7 +217,7 @@ def halted_in_a_prefetch(seat: Seat, address: str, arguments: list[str], *, pipe
 
 
 def overwritten_between_steps(seat: Seat, address: str, arguments: list[str], *, pipe: Connection) -> bool:
-    """Whether a forward sees the new shards alone; a root keeps whole copies of the old ones."""
+    """True if a forward sees the new shards alone; a root keeps whole copies of the old ones."""
     rank = Rank(seat, address, arguments, pipe)
     rank.build(alone=False)
     x, _ = batch_of(0, seat.rank)

@@ -1,4 +1,4 @@
-"""What the processes of a world run, beyond the cases that are compared one by one."""
+"""Bodies of the processes of a world, beyond the cases that are compared one by one."""
 
 import itertools
 import threading
@@ -208,7 +208,7 @@ def sums(seat: Seat) -> bytes:
 
 
 def calls_on_gloo(seat: Seat) -> dict[str, list[Any]]:
-    """What torch's own groups answer, and of which shapes that is."""
+    """Answers of torch's own groups, and their shapes."""
     dist.init_process_group("gloo", store=seat.store("calls"), rank=seat.rank, world_size=seat.size)
     place = comm_calls.Places(seat.rank)
     found = {name: case(place) for name, case in comm_calls.CASES.items()}
@@ -236,7 +236,7 @@ def calls_on_ours(seat: Seat, address: str, alone: bool) -> dict[str, Any]:
 
 
 def objects_alone(seat: Seat) -> list[Any]:
-    """What a newcomer gets where the others' objects would come; an answer nobody could unpickle would end it."""
+    """Objects that a newcomer gets in place of the others'; an answer that cannot be unpickled would end it."""
     Groups().install(rank=seat.rank, world=seat.size, formation=None, form_s=30.0)
     sent = ["mine", seat.rank]
     dist.broadcast_object_list(sent, src=1)
@@ -249,7 +249,7 @@ def objects_alone(seat: Seat) -> list[Any]:
 
 
 def refusals(seat: Seat, address: str) -> dict[str, str]:
-    """What groups say where they cannot do what is asked."""
+    """Errors of groups that cannot do what is asked."""
     groups, said = Groups(), {}
     first = Formation(Generation(1), seat.rank, seat.size, address, seat.site)
     groups.install(rank=seat.rank, world=seat.size, formation=first, form_s=30.0)
@@ -289,7 +289,7 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
 
 
 def timeouts(seat: Seat, address: str) -> dict[str, str]:
-    """What the one rank that calls a collective of a group hears; the other waits for it in a group of the usual time.
+    """Error of the one rank that calls a collective of a group; the other waits for it in a group of the usual time.
 
     The groups: made with a timeout, also in the next generation, and given one later.
     """

@@ -137,7 +137,7 @@ class World:
             self.tell("halt")
 
     def results(self) -> list[Any]:
-        """What each said next, or its body returned. Fails with a traceback of one, or where one takes too long."""
+        """Next message of each process, or its body's result. Fails with one's traceback, or if one takes too long."""
         until, found = time.monotonic() + DEADLINE, dict[int, Any]()
         while waiting := [pipe for at, pipe in enumerate(self.pipes) if at not in found]:
             ready = wait(waiting, timeout=max(0.0, until - time.monotonic()))
@@ -182,7 +182,7 @@ def _start_server() -> None:
 
 
 def play(size: int, folder: Path, body: Callable[..., Any], *args: Any, tcp: bool = False) -> list[Any]:
-    """What the body returned, rank by rank."""
+    """Results of the body, rank by rank."""
     with world([Seat(rank, size, str(folder), tcp) for rank in range(size)], body, *args) as playing:
         return playing.results()
 

@@ -1,4 +1,4 @@
-"""Where process tests run their jobs."""
+"""Site on which process tests run their jobs."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -55,7 +55,7 @@ class State:
 
 
 def tensors(rank: int, step: int, size: int = 1 << 19) -> dict[str, torch.Tensor]:
-    """What rank `rank` has at a step: large, small and crooked ones, about 9 `size` bytes."""
+    """Tensors of rank `rank` at a step: large, small and crooked ones, about 9 `size` bytes."""
     random = torch.Generator().manual_seed(1000 * rank + step)
     made = {f"w{at}": torch.randn(size, generator=random) for at in range(2)}
     made |= {f"s{at:02}": torch.randn(at + 1, generator=random) for at in range(30)}
@@ -119,7 +119,7 @@ class Process:
         return {line.split()[4] for line in lines if "regrow-copy" in line}
 
     def ends_threads(self, left: int) -> bool:
-        """Whether so many threads are left; for the kernel one that was joined may still be there for a moment."""
+        """Wait until `left` threads are left; for the kernel one that was joined may still be there for a moment."""
         deadline = time.monotonic() + WITHIN_S
         while len(os.listdir(f"/proc/{self.pid}/task")) != left and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -176,7 +176,7 @@ class Node:
         return [(copy.rank, copy.step) for copy in copies]
 
     def wait_held(self, rank: int, step: int) -> bool:
-        """Whether a copy is there within the time; asked again and again, as nothing tells it."""
+        """Wait until a copy is there; False after the time. It is polled, as nothing reports it."""
         waiting = threading.Event()
         for _ in range(int(WITHIN_S / 0.01)):
             if (rank, step) in self.held():
@@ -200,7 +200,7 @@ class Node:
 
 
 class Worker:
-    """Who takes copies, as its process does it."""
+    """Worker that takes copies, as its process does it."""
 
     def __init__(self, rank: int, pipe: Connection, size: int) -> None:
         self._rank = rank

@@ -1,4 +1,4 @@
-"""Who touched a folder: the kernel counts opens and reads of everything in it (inotify). Linux only."""
+"""Watch on a folder: the kernel counts opens and reads of everything in it (inotify). Linux only."""
 
 import contextlib
 import ctypes

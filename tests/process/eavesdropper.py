@@ -20,7 +20,7 @@ Way = tuple[str, int, str, int]
 
 
 class Ear:
-    """What was heard so far."""
+    """Listener to the traffic until now."""
 
     def __init__(self, words: list[bytes]) -> None:
         self._words = words

@@ -55,7 +55,7 @@ class Elastic:
         return self.client.status()
 
     def scale(self, replicas: int) -> AnswerScale:
-        """Ask for so many replicas."""
+        """Ask for this number of replicas."""
         return self.client.scale(ScaleWish(replicas=replicas, reason="a test"))
 
     def drain(self, node: str, grace: float = 20.0) -> None:
@@ -63,7 +63,7 @@ class Elastic:
         self.client.drain(DrainWish(NodeId(node), grace, "a test"))
 
     def reach(self, replicas: int) -> JobView:
-        """Ask for so many replicas, and wait until they train."""
+        """Ask for this number of replicas, and wait until they train."""
         answer = self.scale(replicas)
         assert answer.accepted, answer.reason
         return self.settled(replicas)
@@ -78,7 +78,7 @@ class Elastic:
         return self.finish()
 
     def settled(self, replicas: int) -> JobView:
-        """Wait until so many replicas train, a step further, and nothing is open."""
+        """Wait until this number of replicas train, a step further, and nothing is open."""
         self._until(lambda: self._trains(replicas), f"{replicas} replicas train", _LOOK_AGAIN)
         step = self.view().step
         settled = self._until(lambda: self._trains(replicas, after=step), f"{replicas} replicas train on", _LOOK_AGAIN)
@@ -101,7 +101,7 @@ class Elastic:
         return now if calm else None
 
     def alone(self, replicas: int) -> None:
-        """Wait until nobody is left but the ranks of so many replicas: leavers and candidates have ended."""
+        """Wait until nobody is left but the ranks of this number of replicas: leavers and candidates have ended."""
         launcher = psutil.Process(self.job.process.pid)
 
         def look() -> bool | None:
@@ -165,7 +165,7 @@ class Elastic:
         return self.ledger()
 
     def ledger(self) -> Ledger:
-        """What is written down so far."""
+        """Ledger of the records until now."""
         return Ledger(read_records(self.folder))
 
     @property
@@ -193,7 +193,7 @@ class Elastic:
 
 
 def changes(records: list[Record]) -> list[WorldChanged]:
-    """How the world has changed."""
+    """Changes of the world."""
     return [each for each in records if isinstance(each, WorldChanged)]
 
 
@@ -232,7 +232,7 @@ def small(name: str, *flags: str, steps: int, extra: tuple[str, ...] = ("--invar
 
 
 def fixed_run(folder: Path, steps: int) -> dict[str, Any]:
-    """What a world of one replica makes of the small training, in world-invariant mode."""
+    """Result of the small training in a world of one replica, in world-invariant mode."""
     with site(folder) as made:
         done = made.regrow(*small("fixed", steps=steps))
         assert done.returncode == 0, done.stdout + done.stderr

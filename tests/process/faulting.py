@@ -1,6 +1,6 @@
-"""What strikes a job at random, drawn from a seed, and who carries it out: kills, stops, signals to all, logouts.
+"""Random faults of a job, drawn from a seed, and their execution: kills, stops, signals to all, logouts.
 
-What is drawn is pure. A job that has ended for it is started again by the same command, as a scheduler would.
+The draw is pure. A job that has ended for it is started again by the same command, as a scheduler would.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ STEPS = 160
 
 
 class Act(StrEnum):
-    """What is done to a job."""
+    """Act against a job."""
 
     RANK = "rank"
     """SIGKILL to one worker, whoever it is: a rank, one that builds, a standby."""
@@ -104,7 +104,7 @@ class Plan:
 
     @property
     def extra(self) -> tuple[str, ...]:
-        """What the script is told."""
+        """Arguments of the script."""
         more = ("--microbatches", "8") if self.script == "train_micro.py" else ()
         return ("--steps", str(STEPS), *more)
 
@@ -116,7 +116,7 @@ RECOVERING = (str(FaultStage.FORM), str(FaultStage.HYDRATE))
 
 
 def drawn(seed: int, place: int, strokes: int) -> Plan:
-    """So many acts or faults for one job."""
+    """Draw `strokes` acts or faults for one job."""
     draw = random.Random(f"faults {seed} {place}")
     script = draw.choice(("train_small.py", "train_micro.py", "train_micro.py"))
     nodes = draw.choice((1, 1, 2))
@@ -162,7 +162,7 @@ class Attempt:
     saved: int = -1
     asked: int = -1
     killed: list[float] = field(default_factory=list)
-    """When each worker was killed, but for those that the job kills itself."""
+    """Times at which workers were killed, without those that the job kills itself."""
     records: list[Record] = field(default_factory=list)
 
     @property
@@ -171,7 +171,7 @@ class Attempt:
         return Ledger(self.records)
 
     def killed_since_it_stood(self, slack: float) -> int:
-        """How many workers were killed since all ranks stood for the last time, or just before that (seconds)."""
+        """Number of workers killed since all ranks stood for the last time, or just before that (seconds)."""
         ledger = self.ledger
         stood = ledger.generations[-1].at if ledger.generations else float("-inf")
         return sum(at > stood - slack for at in [*self.killed, *(each.at for each in ledger.injected)])
@@ -291,7 +291,7 @@ class Harassed:
                 attempt.struck.append(blow.act)
 
     def _done(self, launcher: int, blow: Blow, attempt: Attempt) -> list[int]:
-        """Who was struck."""
+        """Carry out a blow; returns the processes that were struck."""
         if blow.act is Act.LOGOUT:
             for folder in (self.here.runtime, self._tmp):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -369,7 +369,7 @@ def workers(records: Iterable[Record]) -> tuple[list[int], list[int]]:
 
 @contextlib.contextmanager
 def _busy(count: int) -> Iterator[None]:
-    """Meanwhile so many processes use all of a processor that they get."""
+    """Keep `count` processes busy meanwhile, each with all of a processor that it gets."""
     busy = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
     try:
         yield

@@ -22,7 +22,7 @@ from regrow.core.errors import RegrowError
 from regrow.observe.ledger import Ledger, read_records
 
 ALLOWED = "REGROW_TEST_UNDISTURBED_S"
-"""So many seconds each lane of a session may spend on undisturbed runs that no test has made."""
+"""Seconds that each lane of a session may spend on undisturbed runs that no test has made."""
 FULL_S, SHORT_S, ONE_S = 90.0, 0.0, 12.0
 """In the full matrix, in `make test`, and how long a job may take of which there is one."""
 EXCUSED: dict[str, str] = {}
@@ -51,7 +51,7 @@ _OTHERWISE = (
 
 @dataclass(frozen=True)
 class Command:
-    """How a test has started a job."""
+    """Command with which a test has started a job."""
 
     job: str
     flags: tuple[str, ...]
@@ -179,7 +179,7 @@ class Judge:
 
 
 class _Allowance:
-    """What this lane may still spend."""
+    """Time that this lane may still spend."""
 
     def __init__(self) -> None:
         self._spent = 0.0

@@ -32,7 +32,7 @@ TRAINERS = (
     "trl.trainer.dpo_trainer",
     "trl.trainer.sft_trainer",
 )
-"""What the scripts of tests about others' trainers import: seconds for each worker, otherwise."""
+"""Imports of the scripts of tests about others' trainers: seconds for each worker, otherwise."""
 LIGHTNING = ("pytorch_lightning",)
 SOURCE = PYTHONPATH
 
@@ -46,9 +46,9 @@ class Site:
     def __init__(self, folder: Path, imports: tuple[str, ...] = ()) -> None:
         self.folder, self._imports = folder, imports
         self.module = "regrow"
-        """What its commands run."""
+        """Module that its commands run."""
         self.patience = PATIENCE
-        """How long a command may take, in seconds."""
+        """Time limit of a command, in seconds."""
         self.home = folder / "home"
         self.runtime = Path(tempfile.mkdtemp(prefix="rt-", dir="/tmp"))
         self.judge = Judge(folder, self.home / "jobs", self.regrow)
@@ -157,7 +157,7 @@ class Running:
         os.close(self._reader)
 
     def wait_for(self, text: str, times: int = 1) -> None:
-        """Until the output has `text` so many times."""
+        """Wait until the output has `text` this number of times."""
         deadline = time.monotonic() + PATIENCE
         while self.output.count(text) < times:
             assert self._read(deadline), f"no {text!r} in: {self.output}"
@@ -261,7 +261,7 @@ def _describe(pid: int) -> str:
 
 
 def still_running(pids: Iterable[int], *, seconds: float) -> list[int]:
-    """Those that have not ended so many seconds from now."""
+    """Those that have not ended `seconds` from now."""
     return _wait_ended(pids, time.monotonic() + seconds)
 
 

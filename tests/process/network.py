@@ -79,7 +79,7 @@ class Network:
         return carrier
 
     def weather(self, *, delay: float = 0.0, loss: float = 0.0) -> None:
-        """From now on a frame takes so many seconds from one host to another, or is lost with that chance."""
+        """Delay each frame from one host to another from now on, or lose it with that chance."""
         assert self._carrier is not None
         assert self._carrier.stdin is not None
         # Half of it on each host's link: a frame goes over two of them.
@@ -95,12 +95,12 @@ class Network:
         _ip("-n", self._switch, "link", "set", f"p{host}", "up")
 
     def lose(self, sender: int, receiver: int) -> None:
-        """What one host sends to another is lost from now on, in silence; the other way all arrives."""
+        """Lose the packets of one host to another from now on, in silence; the other way all arrives."""
         away = ("neighbor", "replace", self.address(receiver), "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
         _ip("-n", self.name(sender), *away)
 
     def find(self, sender: int, receiver: int) -> None:
-        """What it sends arrives again."""
+        """Let the packets arrive again."""
         _ip("-n", self.name(sender), "neighbor", "delete", self.address(receiver), "dev", "eth0")
 
     def processes(self, host: int) -> list[int]:

@@ -34,7 +34,7 @@ MODULES = (
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
 )
-"""What the zygotes of these jobs have imported."""
+"""Modules that the zygotes of these jobs have imported."""
 ALL_BY_PREFERENCE = "dpo-all"
 """Method dpo on all weights."""
 KINDS = {"pretrain": "text", "full": "chat", "lora": "chat", "dpo": "preference", ALL_BY_PREFERENCE: "preference"}
@@ -66,7 +66,7 @@ def write_data(folder: Path) -> None:
 
 
 def _prepare(words: Sequence[str], streams: tuple[int, ...]) -> WarmProcess:
-    """What prepares data, forked for a recipe that is resolved here."""
+    """Process that prepares data, forked for a recipe that is resolved here."""
     module = "regrow.recipes.preparing"
     return warm(MODULES).start(module, words, cwd=os.getcwd(), env=os.environ, streams=streams)
 
@@ -115,7 +115,7 @@ class Cells:
         return folder if folder.exists() else save_tiny(family, folder)
 
     def settings(self, out: Path, family: str, method: str) -> list[str]:
-        """What all these recipes say."""
+        """Settings of all these recipes."""
         return [
             f'model.path="{self.model(family)}"',
             f'data.train=["{self._site.folder / KINDS[method]}.jsonl"]',
@@ -206,11 +206,11 @@ class Cells:
 
     @staticmethod
     def evaluations(outcome: Outcome) -> list[str]:
-        """What the run told of its evaluations."""
+        """Evaluations in the output of a run."""
         return re.findall(r"after step .*: eval loss .*", outcome.output)
 
     def was_struck(self, kind: str, family: str, method: str) -> bool:
-        """Whether a rank has been killed before its first step."""
+        """True if a rank has been killed before its first step."""
         return (self._site.folder / f"{_name(kind, family, method)}.struck").exists()
 
     def state_of_a_shard(self, family: str, method: str) -> int:

@@ -9,7 +9,7 @@ from regrow.observe.ledger import read_records
 
 
 def judgements(here: Site, name: str) -> list[Record]:
-    """What was found of newcomers, and why something was not."""
+    """Judgements on newcomers, and the reasons for missing ones."""
     folder = here.home / "jobs" / name
     found = read_records(folder) if (folder / "events.jsonl").exists() else ()
     return [each for each in found if isinstance(each, ReplacementJudged) or _not_proven(each)]
@@ -20,7 +20,7 @@ def _not_proven(record: Record) -> bool:
 
 
 def proven(here: Site, name: str, running: Running, ranks: int) -> list[Record]:
-    """Wait until newcomers for so many ranks were compared, or could not be."""
+    """Wait until newcomers for `ranks` ranks were compared, or could not be."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         running.drain()

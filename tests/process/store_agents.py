@@ -52,7 +52,7 @@ class Agents:
 
 @contextmanager
 def agents(folder: Path, count: int, *, local: bool = False) -> Iterator[Agents]:
-    """So many agents, which have entered generation 1."""
+    """Run `count` agents that have entered generation 1."""
     loop = asyncio.new_event_loop()
     made, ready, over = Agents(loop), threading.Event(), asyncio.Event()
 

@@ -16,7 +16,7 @@ Heard = dict[str, list[int]]
 
 @dataclass
 class Trained:
-    """What a run left, and what each rank's callback has heard."""
+    """Result of a run, and the events that each rank's callback has heard."""
 
     outcome: Outcome
     heard: dict[int, Heard]

@@ -1,4 +1,4 @@
-"""What a script does behind its loop goes through the death of any rank, and comes to what it would have come to."""
+"""Code behind the loop goes through the death of any rank, and comes to the same result."""
 
 import functools
 import json
@@ -140,7 +140,7 @@ def run(here: Site, name: str, how: str, *kills: str, flags: tuple[str, ...] = (
 
 @pytest.fixture(scope="module")
 def calm(here: Site) -> Callable[[str], list[object]]:
-    """What the undisturbed run has left, run when it is asked for first."""
+    """Result of the undisturbed run, run when it is asked for first."""
 
     @functools.cache
     def of(how: str) -> list[object]:

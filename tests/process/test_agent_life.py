@@ -74,7 +74,7 @@ async def two_families(bench: Bench) -> None:
 
 
 def never_ready(folder: Path) -> list[str]:
-    """What a zygote is to import in which it never comes to an end."""
+    """Imports that never come to an end in a zygote."""
     (folder / "endless.py").write_text("import time\nwhile True:\n    time.sleep(0.01)\n")
     return ["endless"]
 

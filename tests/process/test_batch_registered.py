@@ -22,12 +22,12 @@ def at(tmp_path: Path) -> Iterator[Desk]:
 
 @pytest.fixture
 def place() -> str:
-    """Where a head may listen."""
+    """Address for a head."""
     return f"127.0.0.1:{held_port()}"
 
 
 def ask(at: Desk, count: int) -> dict[str, str]:
-    """An input of so many rows; what each is to be answered."""
+    """An input of `count` rows, and the answer that each must get."""
     at.rows(*(f"prompt {number}" for number in range(count)))
     return {f"id-{number}": f"prompt {number}" for number in range(count)}
 

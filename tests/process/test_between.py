@@ -1,4 +1,4 @@
-"""What scripts change before an update, in evaluations and between steps is rolled back, handed over or run again."""
+"""State that scripts change before an update, in evaluations and between steps is rolled back, sent or run again."""
 
 import pytest
 from tests.process.launching import Site

@@ -66,7 +66,7 @@ class Job:
         return curves[0]
 
     def state(self) -> list[list[bytes]]:
-        """What each rank holds."""
+        """State of each rank."""
         return [[item.tobytes() for item in held] for held in self.ask("state")]
 
 

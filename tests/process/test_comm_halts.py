@@ -32,7 +32,7 @@ RELEASED_S, USUALLY_S = 10.0, 1.0
 """Within which a wait has to end once it is halted, and half of all: what nobody releases waits for `DEADLINE`."""
 ELEMENTS = 4_000_000
 WORLD, VICTIM = 4, 1
-"""So many that tensors of this size go to one partner after the other."""
+"""Enough ranks that tensors of this size go to one partner after the other."""
 
 
 def formation(seat: Seat, generation: int, address: str) -> Formation:

@@ -1,4 +1,4 @@
-"""What ranks call is told before what they send: mistakes are errors of both, and never sums."""
+"""Headers of calls come before their data: mistakes are errors of both ranks, and never sums."""
 
 import re
 from pathlib import Path

@@ -9,9 +9,9 @@ from tests.process.training import Fault, Outcome, assert_equal, train
 STEPS, EVERY = 30, 4
 COMPARING = ("--digest-every", str(EVERY))
 PACED = ("--pause", "0.02")
-"""So that an incident is over before the next fault strikes: else they are one incident, which costs more steps."""
+"""Pause that ends an incident before the next fault strikes: one for both would cost more steps."""
 SLOW = ("--pause", "0.05")
-"""Where incidents are counted: at least eight steps lie between what ends one and what begins the next."""
+"""Pause for counting incidents: at least eight steps lie between the end of one and the next."""
 Named = list[tuple[int, int]]
 
 
@@ -38,7 +38,7 @@ def named(outcome: Outcome) -> Named:
 
 
 def found_by(faults: list[Fault]) -> Named:
-    """What should be named: each flip by the first comparison after it, which is the last one after the last step."""
+    """Expected findings: each flip by the first comparison after it, which is the last one after the last step."""
     return [(fault.rank, min((fault.step // EVERY + 1) * EVERY, STEPS)) for fault in faults]
 
 

@@ -86,7 +86,7 @@ def _text(path: Path) -> str:
 
 
 def _filled(cache: Path) -> bool:
-    """Whether it has an entry of the last step. A cache whose agent has ended may be on its way out."""
+    """True if it has an entry of the last step. A cache whose agent has ended may be on its way out."""
     try:
         return any(cache.glob(f"*/{STEPS - 1:010d}.*.entry"))
     except FileNotFoundError:

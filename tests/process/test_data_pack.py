@@ -42,7 +42,7 @@ slow.vocabulary = fatal.vocabulary = 256
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all commands run: the input, a tokenizer, and what an undisturbed run has made of them."""
+    """Folder of all commands: the input, a tokenizer, and the results of an undisturbed run."""
     folder = tmp_path_factory.mktemp("packing")
     (folder / "words.py").write_text(TOKENIZER)
     lines = [json.dumps({"text": f"document {number} " * (1 + number % 3)}) for number in range(DOCUMENTS)]
@@ -140,7 +140,7 @@ MOMENTS: dict[str, tuple[int, Callable[[Path], bool]]] = {
     "one worker is through": (200, _half_tokenized),
     "a shard is begun": (1000, _writing),
 }
-"""What is waited for, and from which document on it goes slowly so that it is seen."""
+"""Events that are waited for, and the document from which on it goes slowly so that they are seen."""
 
 
 @pytest.mark.parametrize(

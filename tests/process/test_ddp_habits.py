@@ -59,7 +59,7 @@ _counting.__annotations__.clear()
 
 
 def rehearsed(_: Seat) -> dict[str, str]:
-    """What is said of DDP modules by the time the rehearsal is over, echo groups around."""
+    """Messages about DDP modules by the end of the rehearsal, with echo groups around."""
     groups, said = Groups(), {}
     groups.install(rank=0, world=2, formation=None, form_s=1.0)
 

@@ -20,7 +20,7 @@ from regrow.observe.ledger import Ledger, read_records
 
 STEPS = 30
 PAUSE = ("--pause", "0.3")
-"""So that the writer process has started long before the end, on a busy machine too."""
+"""Pause that lets the writer process start long before the end, on a busy machine too."""
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def lose_all(here: Site, *words: str) -> Outcome:
 
 
 def ready_to_lose(here: Site, saved: bool) -> bool:
-    """Whether the job has trained for ten steps, and has a checkpoint where it writes any."""
+    """True if the job has trained for ten steps, and has a checkpoint if it writes any."""
     if not (here.home / "jobs" / "lost" / "events.jsonl").exists():
         return False
     trained = max(Ledger(read_records(here.home / "jobs" / "lost")).commits, default=0)

@@ -1,4 +1,4 @@
-"""Who asks for its rank before its loop is right after a fault too, and who asks late gets a built standby."""
+"""A script that asks for its rank before its loop is right after a fault too; one that asks late gets a standby."""
 
 from pathlib import Path
 
@@ -49,7 +49,7 @@ STEPS = 36
 
 
 def trained(site: Site, how: str, faults: list[Fault]) -> tuple[list[str], Ledger, str]:
-    """What the main rank wrote down, the records, and what was said. Before each fault a standby is waited for."""
+    """Lines of the main rank, the records, and the output. Before each fault a standby is waited for."""
     name = f"{how}-{len(faults)}"
     out, words = site.folder / f"{name}.log", ["run", "--job", name, "--nproc-per-node", "2", "--standby", "1"]
     if faults:

@@ -20,7 +20,7 @@ GPT = Path(__file__).parents[2] / "examples" / "07-elastic.py"
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a world of one replica makes of the small training, in world-invariant mode."""
+    """Result of the small training in a world of one replica, in world-invariant mode."""
     return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 

@@ -1,4 +1,4 @@
-"""What a world that changes its size reads: each global batch is the same set, every sample comes once."""
+"""Reads of a world that changes its size: each global batch is the same set, every sample comes once."""
 
 from collections import Counter
 

@@ -57,7 +57,7 @@ def view(here: Site) -> JobView:
 
 
 def finish(here: Site, job: Running, *, world: int) -> None:
-    """The job goes on to its end, in a world of so many ranks, and leaves nothing behind."""
+    """The job goes on to its end, in a world of `world` ranks, and leaves nothing behind."""
     (here.folder / "hurry").touch()
     assert job.wait() == 0, job.output
     assert job.output.count(f"trained by {world}") >= 1, job.output
@@ -65,7 +65,7 @@ def finish(here: Site, job: Running, *, world: int) -> None:
 
 
 def until_world(job: Running, world: int) -> None:
-    """A step of so many ranks, later than all that has been read so far."""
+    """Wait for a step of `world` ranks, later than all that has been read until now."""
     before = len(job.output)
     deadline = time.monotonic() + PATIENCE
     while f" of {world}\n" not in job.output[before:]:

@@ -16,7 +16,7 @@ from regrow.membership.view import JobView
 from regrow.observe.ledger import Ledger, read_records
 
 CALM = 2
-"""How many replicas there are whenever something is measured."""
+"""Number of replicas whenever something is measured."""
 STEPS_A_CHANGE, PACE = 9, "0.3"
 SEED = 20
 
@@ -32,12 +32,12 @@ def _losses(here: Site, name: str) -> dict[int, set[float]]:
 
 
 def _shared() -> set[Path]:
-    """What lies in shared memory, but for the caches of data, of which each site knows its own."""
+    """Files in shared memory, without the caches of data, of which each site knows its own."""
     return {path for path in SHARED.iterdir() if not path.name.startswith("regrow-data-")}
 
 
 def _left_in_memory(seen: set[Path]) -> set[Path]:
-    """Which of these stay though nobody uses them: tests that run beside this one have files there too."""
+    """Files among these that stay unused: tests that run beside this one have files there too."""
     deadline = time.monotonic() + PATIENCE
     while (left := _unused(seen)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -45,7 +45,7 @@ def _left_in_memory(seen: set[Path]) -> set[Path]:
 
 
 def _unused(seen: set[Path]) -> set[Path]:
-    """What no living process has mapped; the job's are all gone by then."""
+    """Files that no living process has mapped; the job's are all gone by then."""
     inodes: dict[str, Path] = {}
     for path in seen:
         with contextlib.suppress(OSError):

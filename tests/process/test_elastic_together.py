@@ -17,7 +17,7 @@ def _words(name: str, *flags: str, extra: tuple[str, ...] = ()) -> list[str]:
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a world of one replica makes of it."""
+    """Result of the training in a world of one replica."""
     return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 

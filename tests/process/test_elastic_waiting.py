@@ -20,7 +20,7 @@ SCRIPT = (str(SCRIPTS / "train_micro.py"), "--steps", str(STEPS), "--invariant",
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a world of one replica makes of it."""
+    """Result of the training in a world of one replica."""
     return fixed_run(tmp_path_factory.mktemp("fixed"), STEPS)
 
 

@@ -1,4 +1,4 @@
-"""What a person copies: each example runs under `regrow run`, loses a rank, and ends as if nothing had happened."""
+"""Examples as a person copies them: each runs under `regrow run`, loses a rank, and ends as if undisturbed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LINES = 80
 
 @dataclass(frozen=True)
 class Example:
-    """How an example is run here: a few steps, and what strikes it."""
+    """Run of an example here: a few steps, and its faults."""
 
     file: str
     flags: str
@@ -96,7 +96,7 @@ def with_trainers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def end_of(here: Site, example: Example, name: str, faults: tuple[Fault, ...]) -> dict[str, object]:
-    """What a run leaves: what each rank says of its state, and the bytes of the files that it is for."""
+    """Remains of a run: each rank's account of its state, and the bytes of the files that it is for."""
     folder = here.folder / f"{example.file.partition('.')[0]}-{name}"
     folder.mkdir()
     fill = {"folder": folder, "site": here.folder}

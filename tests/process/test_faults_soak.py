@@ -28,7 +28,7 @@ LOG = os.environ.get("REGROW_SOAK_LOG", "")
 STROKES = 30
 """Acts and faults of one job."""
 SLACK_S = 0.5
-"""So long before a world stands again may one be killed who is not seen to be gone by then."""
+"""Time before a world is formed again in which a worker may be killed without being seen to be gone by then."""
 PATIENCE = 240.0
 
 
@@ -60,7 +60,7 @@ def here() -> Iterator[Site]:
 
 
 def count() -> int:
-    """How many jobs there are: a job's strokes are kills, but for some."""
+    """Number of jobs: a job's strokes are kills, but for some."""
     return -(-KILLS // 15)
 
 
@@ -88,12 +88,12 @@ def test_nothing_is_lost_whatever_strikes(here: Site, calm: Callable[[Plan], Out
 
 
 def shared_memory() -> set[str]:
-    """What is in shared memory, but for what names another process that is there."""
+    """Files in shared memory, without those that name another living process."""
     return {path.name for path in SHARED.iterdir()}
 
 
 def judged(plan: Plan, attempts: list[Attempt], done: Outcome, wanted: Outcome) -> str:
-    """What is wrong, or nothing."""
+    """Errors of a job; empty: none."""
     found = [said for at, attempt in enumerate(attempts) if (said := ended_rightly(plan, attempts, at, attempt))]
     losses: dict[tuple[int, int], float] = {}
     for attempt in attempts:
@@ -163,7 +163,7 @@ def ended_rightly(plan: Plan, attempts: list[Attempt], at: int, attempt: Attempt
 
 
 def left(here: Site, job: Harassed, shared: set[str]) -> str:
-    """What it has left behind."""
+    """Things that a job has left behind."""
     here.assert_no_process_left()
     here.runtime.mkdir(exist_ok=True)
     power = any(Act.POWER in attempt.struck for attempt in job.attempts)
@@ -179,7 +179,7 @@ def left(here: Site, job: Harassed, shared: set[str]) -> str:
 
 
 def owned(name: str) -> bool:
-    """Whether it names a process that lives: another job's."""
+    """True if it names a process that lives: another job's."""
     numbers = [int(part) for part in name.replace("-", "_").split("_") if part.isdigit()]
     return any(Path(f"/proc/{number}").exists() for number in numbers)
 
@@ -217,5 +217,5 @@ def tell(name: str, plan: Plan, job: Harassed, failure: str) -> None:
 
 
 def job_folder(job: Harassed, attempt: Attempt) -> Path:
-    """Where its records are."""
+    """Folder of its records."""
     return job.here.home / "jobs" / attempt.name

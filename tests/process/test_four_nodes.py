@@ -33,7 +33,7 @@ pytestmark = pytest.mark.full
 HOSTS, WORLD, SPARE = 5, 8, 4
 STEPS, STRUCK = 40, 8
 LEASE_S: Seconds = 10.0
-"""Who is silent for so long is lost; and so long the agents may take to find another coordinator."""
+"""Silence after which a node is lost; and time for the agents to find another coordinator."""
 HANG_S: Seconds = 6.0
 STANDSTILL_S: Seconds = 7.0
 """Agents tell of a standstill after 5 s."""
@@ -48,7 +48,7 @@ class Fleet:
         self.here, self.hosts, self.name, self._flags = here, hosts, name, flags
         self.launchers: dict[int, Running] = {}
         self.told = 0
-        """Whose launcher tells what happens: the coordinator's."""
+        """Node whose launcher reports the events: the coordinator's."""
         self._stack = ExitStack()
         self._hurry = here.folder / "hurry"
 
@@ -137,9 +137,9 @@ def undisturbed(here: Site, hosts: Network) -> Outcome:
 
 @dataclass(frozen=True)
 class Expected:
-    """Of the incidents of a case.
+    """Expectations of the incidents of a case.
 
-    `known`: within which time a fault of this kind is known. `heard`: so long a host may be heard after it.
+    `known`: within which time a fault of this kind is known. `heard`: how long a host may be heard after it.
     `since`: when it struck, or when what was missing came.
     """
 
@@ -181,7 +181,7 @@ def link_is_cut_in_what_it_sends(fleet: Fleet) -> Expected:
 
 
 def link_is_cut_in_what_it_is_sent(fleet: Fleet) -> Expected:
-    """When all stands still it says so, which can be heard: once, for nothing that it says later is sent on its way."""
+    """Cut the packets to one node. It reports the standstill once: no later message is sent on its way."""
     return _cut_off(fleet, [(other, 1) for other in (0, 2, 3, 4)], STANDSTILL_S)
 
 

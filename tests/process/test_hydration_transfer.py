@@ -538,7 +538,7 @@ def test_a_stranger_is_not_listened_to_for_long(tmp_path: Path) -> None:
 
 
 def serves(thread: threading.Thread) -> bool:
-    """Whether a thread attends to a reader; one that is listed but has not begun yet cannot be joined."""
+    """True if a thread attends to a reader; one that is listed but has not begun yet cannot be joined."""
     return "serves" in thread.name and thread.is_alive()
 
 

@@ -32,7 +32,7 @@ def state(outcome: Outcome) -> set[str]:
 
 
 def curve(outcome: Outcome) -> list[set[float]]:
-    """What the ranks have committed as the loss, for each step."""
+    """Losses that the ranks have committed, for each step."""
     return [{loss for (at, _), loss in outcome.losses.items() if at == step} for step in range(STEPS)]
 
 
@@ -50,7 +50,7 @@ def test_every_loss_and_the_final_state_are_the_same_in_any_world(here: Site, al
 
 
 def test_the_default_mode_is_equal_only_nearly(here: Site, alone: Outcome) -> None:
-    """So the test above sees the difference that the order of a sum makes."""
+    """Show that the test above sees the difference that the order of a sum makes."""
     outcome = run(here, "default", 3, *INVARIANT[1:])
     assert state(outcome) != state(alone)
 

@@ -51,7 +51,7 @@ class Mode:
     share: float = 0.3
 
     def others(self, rank: int) -> list[int]:
-        """Who may die at the same time."""
+        """Ranks that may die at the same time."""
         return [other for other in range(self.world) if other != rank and other not in self.replicas.get(rank, ())]
 
 
@@ -85,10 +85,10 @@ MODES = {
 
 @dataclass
 class Train:
-    """What is to strike a job.
+    """Faults to strike a job.
 
     Attributes:
-        spared: faults that need not strike, since another of the same step may let nobody come to it again.
+        spared: faults that need not strike, since another of the same step may keep all ranks from coming to it again.
     """
 
     faults: list[Fault]
@@ -97,7 +97,7 @@ class Train:
 
     @property
     def kills(self) -> int:
-        """How many kills there are at least."""
+        """Least number of kills."""
         return len([fault for fault in self.faults if fault.how == FaultHow.SIGKILL and fault not in self.spared])
 
 

@@ -21,7 +21,7 @@ STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process holds; `resident` in bytes."""
+    """Resources of one process; `resident` in bytes."""
 
     descriptors: int
     threads: int
@@ -42,7 +42,7 @@ def here(tmp_path: Path) -> Iterator[Site]:
 
 
 def mended(site: Site) -> int:
-    """How many faults are mended. Two that come close together are one incident."""
+    """Number of repaired faults. Two that come close together are one incident."""
     return sum(incident.faults for incident in Ledger(read_records(site.home / "jobs" / "long")).incidents)
 
 

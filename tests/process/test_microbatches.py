@@ -8,7 +8,7 @@ from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
 SCRIPT, STEPS = "train_micro.py", 18
-"""So many steps that an epoch ends within them, with a smaller batch."""
+"""Enough steps that an epoch ends within them, with a smaller batch."""
 EXACT = ("--double", "--tokens")
 TOLERANCE = 1e-12
 """Of parameters and losses after all steps, in double precision: the sums are the same up to their order."""
@@ -35,7 +35,7 @@ def parameters(outcome: Outcome, rank: int = 0) -> list[float]:
 
 
 def collectives(here: Site, name: str, rank: int = 0) -> list[dict[str, int]]:
-    """How often each was called on a rank, for each step."""
+    """Number of calls of each collective on a rank, for each step."""
     counts: list[dict[str, int]] = json.loads((here.folder / f"{name}.{rank}.calls").read_text())
     return counts
 

@@ -1,4 +1,4 @@
-"""Who is replaced behind a step hears there what the others have heard, or the job does not end with 0."""
+"""A rank that is replaced behind a step gets the answers that the others got, or the job does not end with 0."""
 
 import json
 from collections.abc import Iterator

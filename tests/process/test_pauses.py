@@ -1,4 +1,4 @@
-"""What pauses is waited for, and who truly hangs is found: launcher, agent, ranks and the reader of the output."""
+"""Pauses are waited for, and true hangs are found: launcher, agent, ranks and the reader of the output."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from regrow.core.records import WorkerForked
 from regrow.observe.ledger import Ledger, read_records
 
 LEASE = 10.0
-"""What agents on other machines get; a pause must be longer to show that those of this one need none."""
+"""Lease of agents on other machines; a pause must be longer to show that those of this one need none."""
 TALKATIVE = """
 import runpy, sys
 sys.path.insert(0, {folder!r})

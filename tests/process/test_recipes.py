@@ -16,7 +16,7 @@ METHODS = ("full", "pretrain", "lora", "dpo")
 CELLS = [(family, method) for family in ("qwen3", "llama", "qwen3_moe", "deepseek_v3", "gpt_oss") for method in METHODS]
 CELLS += [("qwen2", "pretrain"), ("qwen3", ALL_BY_PREFERENCE), ("deepseek_v3", ALL_BY_PREFERENCE)]
 ONE_OF_ALL = ("qwen3", "full")
-"""What `make test` has: the other cells go through the same code of regrow with other models."""
+"""Cell that `make test` has: the others go through the same code of regrow with other models."""
 EACH = {
     ("qwen3", ALL_BY_PREFERENCE),
     ("llama", "pretrain"),
@@ -33,9 +33,9 @@ EACH = {
 SHARDED = "parallel.shard=2"
 ELASTIC_STEPS = 24
 BUILT = 3.0
-"""So many seconds of a processor build a replacement several times over; what it would have to import takes longer."""
+"""Processor seconds that build a replacement several times over; its imports would take longer."""
 COUNTED = {("qwen3", "full"), ("llama", "lora")}
-"""Where the bytes of the state are added up from the files."""
+"""Cells in which the bytes of the state are added up from the files."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What a hub has goes into the shards of a world bit by bit, and what is written out of them is what a hub has."""
+"""A hub's checkpoint goes into the shards of a world bit by bit, and comes out of them in the hub's form."""
 
 import json
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What ranks tell each other before their loop is told to whoever takes a rank: losses are bitwise the same.
+"""Exchanges between ranks before their loop are repeated to a newcomer: losses are bitwise the same.
 
-In the script a newcomer's own words are others, so that an answer which is not the first ranks' changes every loss.
+In the script a newcomer's own values are others, so that an answer which is not the first ranks' changes every loss.
 """
 
 import os

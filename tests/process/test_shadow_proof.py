@@ -11,11 +11,11 @@ from regrow.core.records import Noted, Record, ReplacementJudged
 from regrow.observe.ledger import Ledger, read_records
 
 WELL = ("", "clip", "seeded")
-"""What a newcomer computes like the rank."""
+"""Modes in which a newcomer computes the same as the rank."""
 
 
 def judged(here: Site, name: str, running: Running) -> Record:
-    """What is found of newcomers, or why nothing is, while the job trains."""
+    """Judgement on newcomers, or the reason why there is none, while the job trains."""
     folder, until = here.home / "jobs" / name, time.monotonic() + PATIENCE
     while time.monotonic() < until:
         running.drain()

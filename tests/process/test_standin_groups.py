@@ -80,7 +80,7 @@ def test_any_rank_killed_at_every_stage_in_each_parallelism(here: Site, mode: st
 
 
 def processes(outcome: Outcome) -> list[dict[str, str]]:
-    """Who had which rank in each generation."""
+    """Worker of each rank in each generation."""
     return [dict(formed.workers) for formed in outcome.ledger.generations]
 
 

@@ -22,7 +22,7 @@ TOKEN = "all of them know"
 
 
 class Heard(msgspec.Struct, frozen=True):
-    """What `eavesdropper.py` tells."""
+    """Report of `eavesdropper.py`."""
 
     ways: int
     clear: list[tuple[str, int, str, int]]

@@ -1,4 +1,4 @@
-"""What a user does wrong, or the machine lacks: one clear message, the right exit code, nothing left behind."""
+"""Mistakes of a user, or gaps of the machine: one clear message, the right exit code, nothing left behind."""
 
 import os
 import subprocess

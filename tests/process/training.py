@@ -28,7 +28,7 @@ class Fault:
 
 @dataclass
 class Outcome:
-    """What one run left: exit code, every committed loss, the final state of every rank."""
+    """Result of one run: exit code, every committed loss, the final state of every rank."""
 
     code: int
     output: str
@@ -58,7 +58,7 @@ def train(
     nodes: int = 1,
     env: dict[str, str] | None = None,
 ) -> Outcome:
-    """Run a script under `regrow run` to its end, on so many nodes of this machine."""
+    """Run a script under `regrow run` to its end, on `nodes` nodes of this machine."""
     words = ["run", "--job", name, "--nproc-per-node", str(world // nodes), *flags]
     if nodes > 1:
         words += ["--local-nodes", str(nodes)]
@@ -72,7 +72,7 @@ def train(
 
 
 def outcome_of(site: Site, name: str, world: int, code: int, output: str) -> Outcome:
-    """What a run has left that had `--out NAME.out` in the site's folder."""
+    """Result of a run that had `--out NAME.out` in the site's folder."""
     finals = {}
     for rank in range(world):
         path = site.folder / f"{name}.{rank}.json"

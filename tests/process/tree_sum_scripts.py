@@ -1,4 +1,4 @@
-"""What the processes of a world run to sum up in a tree."""
+"""Bodies of the processes of a world that sum up in a tree."""
 
 from typing import Any
 

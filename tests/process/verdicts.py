@@ -16,21 +16,21 @@ Numbers = dict[str, str]
 _NEWCOMERS = ("standby", "fork", "node")
 _SHOWN = 3
 _LEAST_STEPS = 2
-"""So many steps before the first fault show which numbers all ranks have alike."""
+"""Steps before the first fault that show which numbers all ranks have alike."""
 
 
 def succeeded(ledger: Ledger) -> bool:
-    """Whether the job ended with 0."""
+    """True if the job ended with 0."""
     return ledger.ended is not None and ledger.ended.code == 0
 
 
 def faulted(ledger: Ledger) -> bool:
-    """Whether anything went wrong in it that was mended."""
+    """True if it had a fault that was repaired."""
     return bool(ledger.injected) or any(each.kind not in PLANNED for each in _incidents(ledger))
 
 
 def of_one_size(ledger: Ledger) -> bool:
-    """Whether it had as many ranks in all generations: else one rank's numbers are of another share."""
+    """True if it had as many ranks in all generations: else one rank's numbers are of another share."""
     return len({len(each.workers) for each in ledger.generations}) == 1
 
 
@@ -54,7 +54,7 @@ def differences(mine: Numbers, undisturbed: Numbers) -> list[str]:
 
 
 def complaints(ledger: Ledger) -> list[str]:
-    """What shows without another run that the numbers of a job with faults are not to be believed; empty: nothing."""
+    """Signs, without another run, that the numbers of a job with faults are not to be believed; empty: none."""
     return [*_left_open(ledger), *_in_doubt(ledger), *_committed_twice(ledger), *_not_alike(ledger)]
 
 
@@ -112,7 +112,7 @@ def _recommitted(
 
 
 def _not_alike(ledger: Ledger) -> Iterator[str]:
-    """What all ranks logged alike before the first fault they log alike after it."""
+    """Numbers that all ranks logged alike before the first fault, and not alike after it."""
     begun = [each.at for each in ledger.injected] + [each.opened_at for each in ledger.incidents]
     first = min(begun, default=0.0)
     whole = list(_whole_steps(ledger))

@@ -47,9 +47,9 @@ from tests.forking import prepare_to_fork
 NETWORK = "REGROW_TEST_NETWORK"
 """The network namespace that a job is to run in."""
 MOUNT = "REGROW_TEST_MOUNT"
-"""What the shell is to mount first, for a job to see alone."""
+"""Folders that the shell is to mount first, for a job to see alone."""
 AGENTS = "REGROW_TEST_AGENTS"
-"""How many agents a job starts at most, with those in the place of lost ones; more are started cold. 0: all else is."""
+"""Most agents that a job starts, replacements included; more are started cold. 0: all else is."""
 _CLONE_NEWNS = 0x00020000
 _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _ZYGOTE = "regrow.agent.workers.zygote"
@@ -59,7 +59,7 @@ _CHILDREN = {
     _ZYGOTE: "regrow.agent.workers.zygote_client",
     _WRITER: "regrow.agent.checkpoints.writer_client",
 }
-"""What an agent starts, and the module that does it."""
+"""Children of an agent, and the module of each."""
 _WORK = "regrow.hydration.durable.work"
 _PACKET = 1 << 20
 PAD = "REGROW_TEST_PAD"
@@ -145,7 +145,7 @@ def _leave_operators() -> None:
 
 
 Request = tuple[dict[str, Any], list[int]]
-"""What to become, and the descriptors for it."""
+"""Program to become, and the descriptors for it."""
 
 
 class _Job(NamedTuple):
@@ -368,7 +368,7 @@ def _plant() -> "_Seed | socket.socket":
 
 
 def _plant_some(count: int, grow: Callable[[socket.socket], NoReturn]) -> list["_Seed"]:
-    """So many seeds, each of which waits in `grow`."""
+    """Plant `count` seeds, each of which waits in `grow`."""
     seeds: list[_Seed] = []
     for _ in range(count):
         planted = _plant()
@@ -442,7 +442,7 @@ def _grow_agent(control: socket.socket, *, writer: bool) -> NoReturn:
 
 
 def _seed_preparers() -> None:
-    """What prepares data for the `regrow train` that this process becomes."""
+    """Plant processes that prepare data for the `regrow train` that this process becomes."""
     seeds = _plant_some(_PREPARED, _grow_preparer)
 
     def start(words: Sequence[str], streams: tuple[int, ...]) -> _Child | None:

@@ -16,7 +16,7 @@ from tests.process.warm import NODE, PAD, PAD_BYTES, SERVER
 
 START_S = 180.0
 FOLDER = "REGROW_TEST_WARM"
-"""Where servers listen: a test session's folder, which its lanes have in common."""
+"""Folder of the servers: a test session's, which its lanes have in common."""
 
 
 class WarmServer:

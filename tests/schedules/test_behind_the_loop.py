@@ -1,4 +1,4 @@
-"""What stands behind the loop is mended under any order, loss and repetition of events, and ends."""
+"""Code behind the loop is repaired under any order, loss and repetition of events, and ends."""
 
 import random
 

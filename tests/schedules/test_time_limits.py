@@ -33,7 +33,7 @@ ELASTIC: dict[str, Any] = {"min_replicas": 1, "max_replicas": 4}
 
 @dataclass(frozen=True)
 class Late:
-    """What goes wrong in which job, and which deadline is longer in the machine. `law`: by which it is caught."""
+    """Fault of a job, and the deadline that is longer in the machine. `law`: the one that catches it."""
 
     law: str
     spec: JobSpec

@@ -6,7 +6,7 @@ import regrow
 
 
 def fail_newcomers(session: regrow.Session, times: int, out: Path | None) -> None:
-    """Raise in so many newcomers of a job, however they come: standbys too. A negative number: in all of them."""
+    """Raise in `times` newcomers of a job, however they come: standbys too. A negative number: in all of them."""
     if not times or out is None or not session.newcomer:
         return
     with out.with_suffix(".failed").open("a+") as failed:

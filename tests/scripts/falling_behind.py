@@ -52,7 +52,7 @@ class Standstill:
             Path(f"committed-{rank}-{number}").touch()
 
     def _stand(self, rank: int, number: int) -> bool:
-        """Whether it stands from now on, as was wanted."""
+        """True if it stands still from now on, as was wanted."""
         mark = Path(f"stood-{rank}-{number}")
         if f"{rank}:{number}" not in self._wanted or mark.exists():
             return False

@@ -19,7 +19,7 @@ clip, bodies = torch.nn.utils.clip_grad_norm_, count()
 
 
 def clip_later(*given: Any, **more: Any) -> Any:
-    """What `torch.nn.utils.clip_grad_norm_` returns, after the pause of a step."""
+    """Result of `torch.nn.utils.clip_grad_norm_`, after the pause of a step."""
     if number := next(bodies):  # the first body is the rehearsal
         pause(pace, number - 1, steps)
     return clip(*given, **more)

@@ -1,4 +1,4 @@
-"""How scripts of tests wait for a test that does something to their job meanwhile."""
+"""Pauses of test scripts, for a test that does something to their job meanwhile."""
 
 import time
 from pathlib import Path

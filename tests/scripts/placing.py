@@ -1,4 +1,4 @@
-"""Where these scripts compute: the processor, or the accelerator that `REGROW_TEST_DEVICE` names.
+"""Device of these scripts: the processor, or the accelerator that `REGROW_TEST_DEVICE` names.
 
 `standin` is the tests' own (tests/standin).
 """

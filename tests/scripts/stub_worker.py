@@ -25,7 +25,7 @@ class Gone(Exception):
 
 
 def said(prompt: str) -> str:
-    """What a sound server answers."""
+    """Answer of a sound server."""
     return f"answer to {prompt}"
 
 

@@ -41,7 +41,7 @@ args = parser.parse_args()
 
 
 def once(name: str) -> bool:
-    """Whether nobody in this job has asked so before."""
+    """True for the first process of this job that asks."""
     with contextlib.suppress(FileExistsError):
         os.close(os.open(f"{args.reads}.{name}", os.O_CREAT | os.O_EXCL))
         return True

@@ -35,7 +35,7 @@ class Net(nn.Module):
 
 
 class Progress:
-    """What a trainer must remember to find its place; many raise it before they update."""
+    """Progress that a trainer must remember to find its place; many raise it before they update."""
 
     step = 0
 

@@ -92,7 +92,7 @@ def wrapped(net: Net, args: argparse.Namespace) -> nn.Module:
 
 
 class Count:
-    """What a newcomer does not have."""
+    """Count that a newcomer does not have."""
 
     seen = 0
 

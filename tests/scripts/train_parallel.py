@@ -141,7 +141,7 @@ class Training(NamedTuple):
 
     @property
     def replica(self) -> int:
-        """Which part of the data this rank reads."""
+        """Part of the data that this rank reads."""
         return self.data.get_local_rank() if self.data is not None else dist.get_rank()
 
 

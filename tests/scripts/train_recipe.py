@@ -78,7 +78,7 @@ def struck(found: torch.Tensor, *rest: Any) -> None:
 
 
 def noted(*asked: int) -> Any:
-    """Whether something is due after a step, after the first of which it is noted how much of a processor was used."""
+    """True if something is due after a step; after the first one, the processor time is noted."""
     if not built:
         built.append(time.process_time())
     return due(*asked)

@@ -29,7 +29,7 @@ found: list[float] = []
 
 
 class Progress:
-    """What a trainer must remember to find its place."""
+    """Progress that a trainer must remember to find its place."""
 
     def __init__(self) -> None:
         self.step = 0

@@ -60,7 +60,7 @@ early_rank = int(dict(os.environ)["RANK"]) if args.fault == "rank" else 0
 
 
 class Augment:
-    """What a body does to its batch, with what it keeps of its own."""
+    """Change of a body's batch, with state of its own."""
 
     total = 0.0
 

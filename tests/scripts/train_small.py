@@ -67,7 +67,7 @@ nan_rank, nan_step, nan_how = args.nan.split(":")
 
 
 def strikes(number: int, *how: str) -> bool:
-    """Whether a number of this rank is to be spoilt now; `always`, or once in the job."""
+    """True if a number of this rank is to be spoilt now; `always`, or once in the job."""
     if args.nan == "::" or (session.rank, number) != (int(nan_rank), int(nan_step)) or nan_how not in how:
         return False
     struck = nan_how != "always" and Path("struck").exists()
@@ -76,7 +76,7 @@ def strikes(number: int, *how: str) -> bool:
 
 
 def breaks(number: int, where: str) -> bool:
-    """Whether this rank's device is to fail now, once in the job."""
+    """True if this rank's device is to fail now, once in the job."""
     if args.break_device == f"{session.rank}:{number}:always":
         return where == "body"
     if args.break_device != f"{session.rank}:{number}:{where}" or Path(f"broken-{where}").exists():
@@ -86,7 +86,7 @@ def breaks(number: int, where: str) -> bool:
 
 
 def first_times(name: str, most: int) -> bool:
-    """Whether this has happened less often in the job; it counts as once more."""
+    """True if this has happened less than `most` times in the job; it counts as once more."""
     made = (Path(f"{name}.{count}") for count in range(most))  # not in an undisturbed run of the same words after it
     next_one = next((each for each in made if not each.exists()), None)
     if next_one is not None:

@@ -47,7 +47,7 @@ class SubmittedJob:
         self.partitions = dict(PARTITIONS)
 
     def limit(self, minutes: str) -> None:
-        """How long its Slurm jobs may take."""
+        """Limit the time of its Slurm jobs."""
         self._options.append(f"--time={minutes}")
 
     def regrow(self, *words: str) -> tuple[int, str]:
@@ -75,12 +75,12 @@ class SubmittedJob:
         return int(re.findall(r"Slurm job (\d+)", said)[-1])
 
     def ledger(self, gang: int) -> Ledger:
-        """What is written down of a gang's run."""
+        """Ledger of a gang's run."""
         folder = self.here.home / "jobs" / f"job-{gang}"
         return Ledger(read_records(folder)) if folder.is_dir() else Ledger([])
 
     def until_world(self, gang: int, ranks: int) -> int:
-        """Wait until so many ranks train; the step."""
+        """Wait until `ranks` ranks train; returns the step."""
         before = max(self.ledger(gang).commits, default=-1)
 
         def look() -> int | None:
@@ -105,7 +105,7 @@ class SubmittedJob:
         self.cluster.until(lambda: self.state(job) in ENDS or None, f"{job} ends")
 
     def time_left(self, job: int, seconds: int) -> None:
-        """Let Slurm end a job that runs in so many seconds from now, as its time limit would later."""
+        """Let Slurm end a running job `seconds` from now, as its time limit would later."""
         self.cluster.ask("scontrol", "update", f"JobId={job}", f"EndTime=now+{seconds}")
 
     def nothing_queued(self) -> None:
@@ -132,7 +132,7 @@ class SubmittedJob:
         return [number for number in found if number > self._before]
 
     def output(self) -> str:
-        """What all of its Slurm jobs have written."""
+        """Output of all of its Slurm jobs."""
         files = sorted(self.here.folder.glob("slurm-*.out"))
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')}" for file in files)
 

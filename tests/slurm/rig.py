@@ -31,7 +31,7 @@ GRACE_S = 60
 _APT_S = 240.0
 _START_S = 120.0
 _CONTROLLER = 0
-"""Which of the network's hosts the controller is on; node0 is the next one."""
+"""Number of the controller's host in the network; node0 is the next one."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
 _RELAY = Path(__file__).with_name("relay.py")
@@ -146,7 +146,7 @@ class SlurmCluster:
             self._warm[node] = warm().on_node(pid, self.home / "spool" / node / DOOR)
 
     def command(self) -> list[str]:
-        """How nodes start regrow; empty: as `regrow slurm submit` says."""
+        """Command with which nodes start regrow; empty: as in `regrow slurm submit`."""
         return [] if self._cold else [sys.executable, "-S", str(_RELAY), str(self.home / "spool")]
 
     def kill(self, node: str) -> None:
@@ -184,7 +184,7 @@ class SlurmCluster:
         )
 
     def ask(self, *words: str) -> str:
-        """What a command of Slurm's says."""
+        """Output of a Slurm command."""
         done = self.run(*words)
         assert done.returncode == 0, (words, done.stderr)
         return done.stdout.strip()
@@ -220,7 +220,7 @@ class SlurmCluster:
         return self._net.address(self._host(node))
 
     def tell(self) -> str:
-        """What Slurm has to say, for a test that fails."""
+        """Slurm's state, for a test that fails."""
         queue = self.run("squeue", "-t", "all", "-o", "%i %j %T %r %N %k").stdout
         return f"{self.states()}\n{queue}"
 
@@ -316,7 +316,7 @@ def _missing() -> list[str]:
 def slurm_cluster(
     nodes: int, *, proctrack: str = "pgid", partitions: str = "", woven: bool = False, cold: bool = False
 ) -> Iterator[SlurmCluster]:
-    """A Slurm with so many idle nodes. `partitions`: lines of slurm.conf, in place of the tests' own."""
+    """A Slurm with `nodes` idle nodes. `partitions`: lines of slurm.conf, in place of the tests' own."""
     partitions = partitions or _PARTITIONS.format(grace=GRACE_S)
     need_slurm()
     home = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))

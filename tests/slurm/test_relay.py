@@ -1,4 +1,4 @@
-"""What nodes of Slurm's tests start in the place of `regrow` is as that would be."""
+"""The relay that nodes of Slurm's tests start in place of `regrow` behaves as it would."""
 
 import os
 import signal

@@ -23,14 +23,14 @@ def job(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SubmittedJob]:
 
 
 def said(job: SubmittedJob, *words: str) -> str:
-    """What a command says that does what it is asked."""
+    """Output of a command that succeeds."""
     code, text = job.regrow("slurm", *words)
     assert code == 0, text
     return text
 
 
 def refused(job: SubmittedJob, *words: str) -> str:
-    """What a command says that is refused."""
+    """Output of a command that is refused."""
     code, text = job.regrow("slurm", *words)
     assert code == 2, text
     return text

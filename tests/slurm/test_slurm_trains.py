@@ -50,13 +50,13 @@ def test_a_gang_trains_as_one_process_would_and_leaves_nothing(job: SubmittedJob
 
 
 def hosts(job: SubmittedJob, *names: str) -> list[str]:
-    """Where the Slurm jobs of these names run."""
+    """Hosts on which the Slurm jobs of these names run."""
     lines = job.cluster.ask("squeue", "-h", "-t", "R", "-o", "%j|%N").splitlines()
     return [node for name, _, node in (line.partition("|") for line in lines) if name in names]
 
 
 def coordinator_of(job: SubmittedJob, gang: int) -> str:
-    """Where a gang's coordinator listens: host and port."""
+    """Address of a gang's coordinator: host and port."""
     entry = read_entry(job.here.home / "jobs" / f"job-{gang}")
     assert entry is not None
     return entry.address

@@ -1,6 +1,6 @@
-"""What is shown of a host that runs ahead of its device, on the stand-in: `python -m tests.standin.ahead` runs all.
+"""Checks of a host that runs ahead of its device, on the stand-in: `python -m tests.standin.ahead` runs all.
 
-The device stands still behind a gate, so what the host has not waited for is known without a clock. They run in a
+The device stands still behind a gate, so it is known without a clock that the host has not waited. They run in a
 process of their own, as those of `checks.py`; `tests/unit/test_running_ahead.py` has a test for each.
 """
 
@@ -33,7 +33,7 @@ class Member:
         self.send = self.facts.append
 
     def told(self) -> list[tuple[str, int, dict[str, float]]]:
-        """What was sent since this was asked last."""
+        """Facts sent since the last call."""
         found = [(type(fact).__name__, fact.step, fact.metrics) for fact in self.facts]
         self.facts.clear()
         return found

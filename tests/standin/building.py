@@ -16,9 +16,9 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
 BUILD_S = 900.0
-"""How long the compiler may take for one file, on a machine that has much else to do."""
+"""Time for the compiler for one file, on a machine that has much else to do."""
 _KEPT = 3
-"""How many libraries are kept: of the newest sources and torches."""
+"""Number of libraries to keep: of the newest sources and torches."""
 
 
 class Unbuildable(Exception):
@@ -31,7 +31,7 @@ def compiler() -> str | None:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where libraries are kept, outside of the repository."""
+    """Folder of the libraries, outside of the repository."""
     chosen = environment.get("REGROW_TEST_CACHE")
     if chosen:
         return Path(chosen)

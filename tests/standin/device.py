@@ -70,11 +70,11 @@ def _bring_groups(path: str) -> None:
 
 
 SPOILT = ("", "hang", "error", "hold connect", "die in connect")
-"""How a collective or a connection can be spoilt: see groups.cpp."""
+"""Ways to spoil a collective or a connection: see groups.cpp."""
 
 
 class Steering:
-    """What a test may do to the device, and what it counts."""
+    """Controls of the device for tests, and its counts."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -94,12 +94,12 @@ class Steering:
 
     @property
     def initialized(self) -> bool:
-        """Whether this process has taken it into use."""
+        """True if this process has taken it into use."""
         return bool(self._call("initialized"))
 
     @property
     def forked(self) -> bool:
-        """Whether this is a fork of a process that had: it cannot be used here."""
+        """True if this is a fork of a process that had: it cannot be used here."""
         return bool(self._call("forked"))
 
     def fail(self, device: int = 0, *, in_stream: bool = False) -> None:
@@ -107,7 +107,7 @@ class Steering:
         self._call("fail_in_stream" if in_stream else "fail", device)
 
     def failed(self, device: int = 0) -> bool:
-        """Whether it has."""
+        """True if the device has failed."""
         return bool(self._call("failed", device))
 
     @contextmanager
@@ -120,11 +120,11 @@ class Steering:
             self._call("open_gate", closed)
 
     def spoil(self, how: str, after: int = 0) -> None:
-        """Once, after so many calls of collectives of this process (or connections): one of `SPOILT`."""
+        """Spoil one collective of this process (or one connection) by one of `SPOILT`, once, after `after` others."""
         self._call("spoil", SPOILT.index(how), after)
 
     def queue_limit(self, launches: int) -> None:
-        """How many launches a stream holds before the next one holds its caller."""
+        """Set the number of launches that a stream holds before the next one holds its caller."""
         self._call("queue_limit", launches)
 
     def depth(self, device: int = 0) -> int:
@@ -172,7 +172,7 @@ class Stream(torch.Stream):
         return super().__new__(cls, device=torch.device(NAME, _index(device)), priority=priority)
 
     def wait_event(self, event: torch.Event) -> None:
-        """What is queued from now on comes after the event."""
+        """Let all work queued from now on come after the event."""
         event.wait(self)
 
 
@@ -220,7 +220,7 @@ class Module(types.ModuleType):
         return self._steering.initialized
 
     def is_initialized(self) -> bool:
-        """Whether this process has taken it into use."""
+        """True if this process has taken it into use."""
         return self._steering.initialized
 
     def _is_in_bad_fork(self) -> bool:
@@ -229,7 +229,7 @@ class Module(types.ModuleType):
     def _lazy_init(self) -> None: ...
 
     def is_available(self) -> bool:
-        """Whether there is one."""
+        """True if there is a device."""
         return self.device_count() > 0
 
     def device_count(self) -> int:
@@ -271,15 +271,15 @@ class Module(types.ModuleType):
             self._capturing = False
 
     def is_current_stream_capturing(self) -> bool:
-        """Whether one does."""
+        """True if a stream does."""
         return self._capturing
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """What autocast may be asked for. It leaves operators as they are."""
+        """Types that autocast may be asked for. It leaves operators as they are."""
         return [torch.float16, torch.bfloat16]
 
     def is_bf16_supported(self, including_emulation: bool = True) -> bool:
-        """Whether it computes in bfloat16."""
+        """True if it computes in bfloat16."""
         return True
 
     def get_device_name(self, device: Where = None) -> str:
@@ -310,7 +310,7 @@ class Module(types.ModuleType):
         return self._steering.total() - self.memory_reserved(device), self._steering.total()
 
     def get_rng_state(self, device: Where = NAME) -> torch.Tensor:
-        """Where its generator stands."""
+        """State of its generator."""
         return self.default_generators[_index(device)].get_state()
 
     def set_rng_state(self, state: torch.Tensor, device: Where = NAME) -> None:
@@ -318,7 +318,7 @@ class Module(types.ModuleType):
         self.default_generators[_index(device)].set_state(state)
 
     def get_rng_state_all(self) -> list[torch.Tensor]:
-        """Where all generators stand."""
+        """States of all generators."""
         return [each.get_state() for each in self.default_generators]
 
     def set_rng_state_all(self, states: Sequence[torch.Tensor]) -> None:

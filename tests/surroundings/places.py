@@ -29,7 +29,7 @@ CLOCK = Path(__file__).parent / "clock.c"
 
 
 def can_unshare(flags: str) -> bool:
-    """Whether namespaces can be made here."""
+    """True if namespaces can be made here."""
     words = ["unshare", *flags.split(), "true"]
     return shutil.which("unshare") is not None and subprocess.run(words, capture_output=True).returncode == 0
 

@@ -79,7 +79,7 @@ _NO_NEW_PRIVILEGES, _SET_SECCOMP, _MODE_FILTER = 38, 22, 2
 
 
 def can_refuse() -> bool:
-    """Whether this machine's numbers are known here."""
+    """True if this machine's system call numbers are known here."""
     return platform.machine() in _COLUMN
 
 

@@ -14,7 +14,7 @@ _CAPABILITIES = "+dac_override,+dac_read_search"
 
 
 def limited(most: int) -> list[str]:
-    """Words of a command that starts another as a user of its own, who may have so many processes and threads."""
+    """Words of a command that starts another as a user of its own, with a limit of processes and threads."""
     user = str(1_000_000 + (os.getpid() % 100_000) * 1_000 + most)  # nobody else's: the kernel counts by user
     change = ["--reuid", user, "--regid", user, "--clear-groups"]
     return [
@@ -28,7 +28,7 @@ def limited(most: int) -> list[str]:
 
 
 def is_limited() -> bool:
-    """Whether the kernel holds such a user to the limit here."""
+    """True if the kernel holds such a user to the limit here."""
     words = [*limited(1), "sh", "-c", "true & wait $!"]
     try:
         return subprocess.run(words, capture_output=True).returncode != 0 and may_be(limited(50))

@@ -303,7 +303,7 @@ def test_a_disk_of_records_that_fills_up_and_one_of_checkpoints_that_is_full(her
 
 @pytest.mark.full
 def test_a_disk_that_does_not_answer(here: Site, usual: list[str]) -> None:
-    """Who writes checkpoints is held, as by a file server that is away: the training goes on."""
+    """Hold the writer of checkpoints, as a file server that is away would: the training goes on."""
     flags = ("--checkpoint-dir", "saved", "--checkpoint-every", "1s")
     with here.start(*words(here, "held", *flags, script=("--pause", "0.3", "--hold", "hold"), kills=False)) as job:
         job.wait_for("step 4")

@@ -74,7 +74,7 @@ def loaded(folder: Path, name: str, training: Training) -> StepNo:
 
 
 class Pieces:
-    """What one rank has of some tensors: a source and a sink without a model."""
+    """Part of some tensors that one rank has: a source and a sink without a model."""
 
     def __init__(self, rank: int, tensors: dict[str, torch.Tensor], boxes: dict[str, Box | None]) -> None:
         self.rank, self.holding = Rank(rank), f"holding-{rank}"

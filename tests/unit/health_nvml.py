@@ -16,7 +16,7 @@ class NVMLError(Exception):
 
 @dataclass
 class Gpu:
-    """What one GPU answers; a number of `refuse` makes that function fail with it."""
+    """Answers of one GPU; a number of `refuse` makes that function fail with it."""
 
     uuid: str = "GPU-5d0a"
     recovery: int = 0

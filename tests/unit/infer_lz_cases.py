@@ -40,7 +40,7 @@ def assert_close(got: Tensor, expected: Tensor) -> None:
 
 
 def taken(case: Case, after: Tensor) -> Tensor:
-    """What was taken off the logits."""
+    """Difference of the logits before and after."""
     return case.logits - after
 
 

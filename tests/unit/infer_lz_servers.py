@@ -63,7 +63,7 @@ class Direction(Enum):
 
 @dataclass
 class BatchUpdate:
-    """How a V1 batch changed; a processor takes first what was removed, then added, then moved."""
+    """Change of a V1 batch; a processor takes the removals first, then the additions, then the moves."""
 
     batch_size: int
     removed: Sequence[int] = ()

@@ -64,7 +64,7 @@ class Job:
         return commands
 
     def agreed(self, command: Command) -> list[Command | Feasible]:
-        """What the agents make of it, which must be what the machine knows, however the table came to a node."""
+        """Commands as the agents complete them, which must match the machine, however the table came to a node."""
         if isinstance(command, TableOrder):
             held, newest = self.tables[command.node], self.machine.tables.newest
             assert newest is not None
@@ -124,7 +124,7 @@ class Job:
         return said
 
     def sight(self, rank: int, step: int, **what: Any) -> WorkerSight:
-        """What is seen of a rank that stands still, in a step unless `what` says otherwise."""
+        """Sight of a rank that stands still, in a step unless `what` says otherwise."""
         fields: dict[str, Any] = {"calls": 0, "phase": Phase.COMPUTING, "seconds": 4000.0, **what}
         return WorkerSight(self.of(rank), self.machine.generation, StepNo(step), **fields)
 

@@ -28,7 +28,7 @@ Share = Callable[[int, int], tuple[int, int]]
 
 
 def read(order: OrderSpec, step: int, share: int, shares: int) -> BatchRecord:
-    """What a rank records that reads as it should."""
+    """Record of a rank that reads as it should."""
     keys = keys_of(order, step, share, shares)
     return BatchRecord(share, shares, xxhash.xxh3_64_hexdigest(repr(keys).encode()), samples_digest(keys))
 
@@ -60,7 +60,7 @@ class FakeRun:
         self.form(start)
 
     def run(self, steps: int) -> "FakeRun":
-        """So many steps that all ranks commit."""
+        """Run `steps` steps that all ranks commit."""
         for _ in range(steps):
             for rank in range(self.world):
                 self.commit(rank)

@@ -11,10 +11,10 @@ from regrow.core.messages.store import StoreMessage, StoreReply, StoreRequest
 
 
 class Net:
-    """So many agents in generation 1; every message takes a time of its own, and they overtake one another.
+    """Agents in generation 1; every message takes a time of its own, and they overtake one another.
 
     Args:
-        seed: of how long messages take; None: no time at all.
+        seed: of the times that messages take; None: no time at all.
     """
 
     def __init__(self, nodes: int, *, world: int | None = None, seed: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What the adapter of Accelerate decides by itself: how often a prepared scheduler goes on."""
+"""Decisions of the Accelerate adapter: how often a prepared scheduler goes on."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the adapter of Lightning decides by itself: what it refuses, who hears, what its book tells."""
+"""Decisions of the Lightning adapter: its refusals, its listeners, its book."""
 
 import importlib.util
 import re

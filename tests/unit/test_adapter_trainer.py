@@ -1,4 +1,4 @@
-"""What the adapter of Hugging Face's `Trainer` decides by itself: its schedule, its book, its deliveries."""
+"""Decisions of the adapter for Hugging Face's `Trainer`: its schedule, its book, its deliveries."""
 
 import logging
 from types import SimpleNamespace
@@ -47,7 +47,7 @@ def test_what_a_clock_says_is_no_part_of_what_ranks_share_and_is_kept_by_who_has
 
 
 class Control:
-    """What callbacks order."""
+    """Orders of callbacks."""
 
     def __init__(self) -> None:
         self.should_log = False

@@ -1,4 +1,4 @@
-"""Who may be in a job, under which name, and in which order the machine hears of nodes."""
+"""Admission of nodes to a job, their names, and the order in which the machine hears of them."""
 
 from collections.abc import Iterator
 

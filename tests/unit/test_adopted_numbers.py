@@ -1,4 +1,4 @@
-"""What is logged behind the body of a step that happened on other ranks while this one's body was cut off."""
+"""Numbers logged behind a step that happened on other ranks while this one's body was cut off."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +12,11 @@ from regrow.train.step import Step
 
 
 class Said:
-    """What a worker tells, by step."""
+    """Messages of a worker, by step."""
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
-        body = SimpleNamespace(own_time=0.0)
+        body = SimpleNamespace(own_time=0.0, in_flight=False)
         member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append, body=body)
         self.announcing = Announcing(member)
         self._owner: Any = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""What an agent remembers of its workers, for a coordinator that takes over."""
+"""History of an agent's workers, for a coordinator that takes over."""
 
 from regrow.agent.history import NodeHistory
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId

@@ -1,4 +1,4 @@
-"""What an agent serves of its own node: right whatever its workers go through, and never in the way of the job."""
+"""Metrics that an agent serves of its node: right whatever its workers go through, and never in the job's way."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""Whether a signal that was sent to a process has been dealt with."""
+"""Check that a signal that was sent to a process has been dealt with."""
 
 import os
 import signal

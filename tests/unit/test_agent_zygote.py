@@ -1,4 +1,4 @@
-"""What a zygote and the agent's side of it say of a fork, whatever happens in its middle."""
+"""Reports of a zygote and the agent's side of it about a fork, whatever happens in its middle."""
 
 import asyncio
 import errno
@@ -84,7 +84,7 @@ class Zygote:
 
     @property
     def has_been_asked(self) -> bool:
-        """Whether a request is there that `asked` has not taken."""
+        """True if there is a request that `asked` has not taken."""
         return bool(select.select([self.socket], [], [], 0.0)[0])
 
     async def asked(self) -> None:
@@ -124,7 +124,7 @@ class Zygotes(list[Zygote]):
     """All that were started."""
 
     refused = 0
-    """So many times more the system has nothing left for one."""
+    """Times more that the system has nothing left for one."""
 
     def start(self, *_: object, pass_fds: Sequence[int], **__: object) -> Zygote:
         if self.refused:
@@ -134,7 +134,7 @@ class Zygotes(list[Zygote]):
         return self[-1]
 
     async def are(self, count: int) -> None:
-        """Wait until so many were started."""
+        """Wait until `count` were started."""
         async with asyncio.timeout(30.0):
             while len(self) < count:
                 await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""What a worker says of its steps to who reads its logging."""
+"""Log lines of a worker about its steps."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What keeps the house in order and no linter knows: sizes, names, and where torch is used."""
+"""Rules of the code that no linter knows: sizes, names, and where torch is used."""
 
 import ast
 import functools
@@ -41,7 +41,15 @@ EXPORTED = {
     "init",
     "restartable",
 }
-"""What users import. A name comes here together with its documentation, and goes with a major version."""
+"""Names that users import. A name comes here together with its documentation, and goes with a major version."""
+
+CLAUSES = r"(What|Which|How|Who|Whom|Whose|Where|Whether|So)\b"
+"""First words of a clause without its sentence: name the thing, say `True if`, or begin with a verb."""
+
+QUANTITIES = r"\b[Ss]o (many|long|often|much|few)\b(?! (as|that|enough))"
+"""Quantities without a name: name the parameter, or say `this number of`."""
+
+TREES = ("packages", "src", "tests", "benchmarks", "examples")
 
 
 def sources(package: Path) -> list[Path]:
@@ -108,6 +116,26 @@ def torch_names_outside(package: Path, room: str) -> Iterator[tuple[Path, str]]:
                 words = name.split(".")
                 if words[0] == "torch" and any(word.startswith("_") for word in words):
                     yield path.relative_to(package), name
+
+
+def described(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and text of each docstring: of modules, classes and functions, and those below attributes."""
+    for node in ast.walk(tree):
+        for field in ("body", "orelse", "finalbody"):
+            statements = getattr(node, field, None)
+            for each in statements if isinstance(statements, list) else ():
+                match each:
+                    case ast.Expr(value=ast.Constant(value=str(text))):
+                        yield each.lineno, text
+
+
+def stiff_docstrings(root: Path) -> Iterator[str]:
+    suspect = re.compile(rf"""["']\W*{CLAUSES}|{QUANTITIES}""")  # a text is parsed only where there may be one
+    for path in (path for tree in TREES for path in sources(root / tree)):
+        if suspect.search(path.read_text()):
+            for line, text in described(parsed(path)):
+                if found := re.match(rf"\W*{CLAUSES}", text) or re.search(QUANTITIES, text):
+                    yield f"{path.relative_to(root)}:{line}: {found.group().strip()}"
 
 
 def raw_tasks(package: Path) -> Iterator[str]:
@@ -215,3 +243,28 @@ def test_a_torch_is_claimed_only_up_to_those_with_which_regrow_was_run() -> None
     assert told is not None and beyond <= tuple(map(int, told.groups()))
     installed = tuple(map(int, torch.__version__.split(".")[:2]))
     assert least <= installed < beyond
+
+
+def test_docstrings_name_what_they_describe() -> None:
+    assert list(stiff_docstrings(ROOT)) == [], "subject, verb, reason: see CONTRIBUTING.md for the tone"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("What a script does.", "What"),
+        ("*Whether* it is so.", "*Whether"),
+        ("\n    Who wrote it first.", "Who"),
+        ("So many ranks may die.", "So"),
+        ("Waits for so long.", "so long"),
+        ("Shows whether it is so.", ""),
+        ("Waits so long that others may come.", ""),
+        ("Whoever comes first wins.", ""),
+    ],
+)
+@pytest.mark.parametrize("head", ["", "class Here:\n    ", "def here():\n    ", "class Here:\n    x = 1\n    "])
+def test_a_stiff_docstring_would_be_seen(tmp_path: Path, head: str, text: str, found: str) -> None:
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/file.py").write_text(f'{head}"""{text}"""\n')
+    line = head.count("\n") + 1
+    assert list(stiff_docstrings(tmp_path)) == ([f"src/file.py:{line}: {found}"] if found else [])

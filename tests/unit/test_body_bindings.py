@@ -1,4 +1,4 @@
-"""What stands behind a body that was cut off finds what the last whole body has bound."""
+"""Code behind a body that was cut off finds the variables that the last whole body has bound."""
 
 import contextlib
 import sys
@@ -14,7 +14,7 @@ from regrow.train.state.body_bindings import BodyBindings
 
 
 class CutOff(Exception):
-    """What a halted collective raises."""
+    """Error of a halted collective."""
 
 
 class Body:

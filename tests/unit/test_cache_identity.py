@@ -1,4 +1,4 @@
-"""Whose batches these are: the same in every process of the script, another one as soon as anything else is read."""
+"""Identity of batches: the same in every process of the script, another one as soon as anything else is read."""
 
 import compileall
 import functools

@@ -1,4 +1,4 @@
-"""What goes and what is made next: nothing that is needed goes, what is needed first is made first."""
+"""Choice of the entries to evict and to make: no needed entry goes, and the most urgent is made first."""
 
 from dataclasses import dataclass, field
 

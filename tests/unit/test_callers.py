@@ -1,4 +1,4 @@
-"""Who goes through the steps: what counts them in between, and loops around the loop."""
+"""Callers of the steps: iterators that count them in between, and loops around the loop."""
 
 import argparse
 import itertools

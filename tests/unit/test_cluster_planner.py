@@ -78,7 +78,7 @@ def observations(draw: st.DrawFn, spec: ElasticSpec) -> JobSeen:
 
 
 def check_laws(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAction]) -> None:
-    """What holds for any answer to any observation."""
+    """Check the laws that hold for any answer to any observation."""
     by_name = {each.name: each for each in observed.replicas}
     released = [each.name for each in actions if isinstance(each, ReleaseReplica)]
     drained = [each.name for each in actions if isinstance(each, DrainReplica)]

@@ -1,4 +1,4 @@
-"""What meshes become in a world of another size, seen by one rank whose collectives are answered locally."""
+"""Meshes in a world of another size, seen by one rank whose collectives are answered locally."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def seated(rank: int, world: int, unit: int = UNIT) -> Iterator[Groups]:
 
 
 def made(rank: int, world: int, *, alone: bool) -> list[DeviceMesh]:
-    """What a script may make of one mesh. `alone`: also one of a single replica, by its ranks."""
+    """Meshes that a script may make of one. `alone`: also one of a single replica, by its ranks."""
     root = init_device_mesh("cpu", (world // UNIT, 2, 2), mesh_dim_names=("replica", "shard", "tp"))
     found = [
         root,

@@ -7,7 +7,7 @@ from regrow.comm.process_group import EchoScope, RegrowGroup
 
 
 class Group:
-    """What a scope asks of a group."""
+    """View of a group that a scope needs."""
 
     echo: EchoTransport | None = None
 
@@ -19,7 +19,7 @@ class Group:
 
 
 def test_a_scope_that_ends_leaves_the_one_around_it_in_force() -> None:
-    """Where DDP lays out its buckets anew in a function that is itself answered locally."""
+    """As when DDP lays out its buckets anew in a function that is itself answered locally."""
     group = Group()
     groups = cast(list[RegrowGroup], [group])
     with EchoScope(groups):

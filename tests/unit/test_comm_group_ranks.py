@@ -1,4 +1,4 @@
-"""Which ranks a group has in a world of another size."""
+"""Ranks of a group in a world of another size."""
 
 import pytest
 

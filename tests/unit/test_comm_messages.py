@@ -1,4 +1,4 @@
-"""How much memory small sums keep for the next ones of their size."""
+"""Memory that small sums keep for the next ones of their size."""
 
 from typing import Any, cast
 from unittest.mock import MagicMock

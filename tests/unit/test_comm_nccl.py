@@ -51,7 +51,7 @@ class Mesh:
 
 
 class Nccl:
-    """What is called of NCCL's backend and of the group that holds it."""
+    """Calls of NCCL's backend and of the group that holds it."""
 
     def __init__(self) -> None:
         self.said: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a worker says when it is halted, whichever of its threads comes first."""
+"""Reports of a worker that is halted, whichever of its threads comes first."""
 
 import threading
 import time

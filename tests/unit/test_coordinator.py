@@ -20,7 +20,7 @@ from regrow.core.messages.orders import ReleaseWorker, SpawnWorker, StopNode
 from regrow.core.messages.unions import AgentOrder, Fact
 from regrow.core.messages.vocabulary import FaultHow, FaultSpec, Role, Warmth
 from regrow.core.records import JobEnded, Noted, Record
-from regrow.membership.admission import JoinOffer
+from regrow.membership.admission import LOCKED, JoinOffer
 from regrow.membership.orders import AnswerScale, Command, Deposed, EndJob
 from regrow.membership.server.coordinator import Coordinator
 
@@ -454,4 +454,4 @@ async def test_a_node_that_asks_to_join_is_told_all_of_the_job() -> None:
         async with agent(coordinator, "node1", pid=2):
             assert await machine.hears() == facts.NodeJoined(NodeId("node1"), "127.0.0.1", 2, "store", pid=2)
             status, said = await ask(coordinator, "POST", "/join", b"{}")
-            assert (status, said["error"]) == (409, "this job has at most 2 nodes")
+            assert (status, said["error"]) == (LOCKED, "this job has at most 2 nodes")

@@ -1,4 +1,4 @@
-"""What a batch was made of is told as it was read, and a data set that became smaller is named."""
+"""The samples of a batch are recorded as they were read, and a data set that became smaller is named."""
 
 from collections import namedtuple
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What keeps a data set from being read by several forked processes at once."""
+"""Reasons that keep a data set from being read by several forked processes at once."""
 
 import os
 import socket

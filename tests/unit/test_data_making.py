@@ -1,4 +1,4 @@
-"""What a producer makes, in which order, and what it does where it cannot."""
+"""Entries that a producer makes, their order, and its behaviour when it cannot."""
 
 import contextlib
 import os
@@ -99,7 +99,7 @@ class Here:
     def make(
         self, *positions: Key, wants: tuple[Key, ...] = (), shares: tuple[int, ...] = (), most: int = 1000
     ) -> list[Key]:
-        """What is made, one after the other, while readers stand there, who read these shares in each step."""
+        """Make entries, one after the other, for readers at these positions that read these shares in each step."""
         self.making.stand([At(key, shares) for key in positions], [Want(key, shares) for key in wants])
         made: list[Key] = []
         while len(made) < most:

@@ -1,4 +1,4 @@
-"""Which micro-batches a replica computes, and the tree in which their gradients are summed."""
+"""Micro-batches of a replica, and the tree in which their gradients are summed."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def pair(left: Tree, right: Tree) -> Tree:
 
 
 def tree(count: int) -> Tree:
-    """What one replica alone computes."""
+    """Sum of one replica alone."""
     counter: Counter[Tree] = Counter(count, pair)
     for index in range(count):
         counter.push(index, str(index))

@@ -79,7 +79,7 @@ class Peers:
             await self.seen.wait_for(condition)
 
     async def stays(self, term: int) -> bool:
-        """Whether the launcher is still with this coordinator, which it tries twice more, or looks for another."""
+        """Wait until the launcher has tried this coordinator twice more, or looks for another; True if it stays."""
         before, asked = self.presents[term], self.votes_asked
         await self.until(lambda: self.presents[term] >= before + 2 or self.votes_asked > asked)
         return self.votes_asked == asked
@@ -181,7 +181,7 @@ async def following(*, answered: bool, voters: tuple[int, ...] = (0, 2)) -> Asyn
 async def test_a_launcher_that_knows_of_too_few_voters_finds_who_was_elected_by_that_it_was_asked_for_its_vote() -> (
     None
 ):
-    """Whom it has voted for is none of the voters that it knows."""
+    """The launcher has voted for one that is none of the voters it knows."""
     async with following(answered=True, voters=()) as it:
         it.peers.leader = 3
         asked = VoteAsked(3, "node5@x", (2, 9), address=it.peers.address, voter=it.peers.follower)

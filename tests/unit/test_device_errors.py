@@ -1,4 +1,4 @@
-"""What a device's groups see by themselves is told once, and never what an abort of ours has made."""
+"""Errors that a device's groups see by themselves are reported once, and never those that our aborts have made."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -21,7 +21,7 @@ def device_error() -> Exception:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the device does when it is asked, time after time; the last for ever."""
+    """Behaviour of the device when it is asked, time after time; the last for ever."""
     does: list[Any] = [lambda: None]
 
     def synchronize(device: int) -> None:

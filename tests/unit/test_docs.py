@@ -1,4 +1,4 @@
-"""What the documentation says of the code is there."""
+"""Code that the documentation names is there."""
 
 import re
 import tomllib
@@ -15,7 +15,7 @@ FILES = [*CODE, *(ROOT / "tests").rglob("*.py")]
 
 
 def has_method(owner: str, method: str, file: str) -> bool:
-    """Whether a file (any, where none is named) has the class and, in it or below it, the method."""
+    """True if a file (any, if none is named) has the class and, in it or below it, the method."""
     texts = CODE.values() if not file else [CODE[SOURCE / file]]
     return any(
         re.search(rf"^class {owner}\b", text, re.M) and re.search(rf"^    (async )?def {method}\b", text, re.M)
@@ -24,7 +24,7 @@ def has_method(owner: str, method: str, file: str) -> bool:
 
 
 def is_there(file: str) -> bool:
-    """Whether a path is one of the source's, of the repository's, or the end of one of the source's or the tests'."""
+    """True if a path is one of the source's, of the repository's, or the end of one of the source's or the tests'."""
     return (SOURCE / file).exists() or (ROOT / file).exists() or any(str(each).endswith("/" + file) for each in FILES)
 
 

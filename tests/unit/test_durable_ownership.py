@@ -1,4 +1,4 @@
-"""Whose a place of durable checkpoints is when a run starts, and what it may do there."""
+"""Owner of a place of durable checkpoints when a run starts, and the run's rights there."""
 
 import os
 import pickle
@@ -24,7 +24,7 @@ NOBODY = Lineage()
 
 
 def write(folder: Path, whose: Lineage, *steps: int) -> None:
-    """What a run has left there."""
+    """Write the checkpoints of a run there."""
     training = Training()
     for step in range(max(steps)):
         training.step(step)

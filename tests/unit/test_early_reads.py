@@ -1,4 +1,4 @@
-"""What a script asks of its place before its loop is noted, and standbys that were told wrong are not seated."""
+"""Reads of a script's place before its loop are noted, and standbys that got wrong answers are not seated."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What an environment's steps change is seen, whosever class it is; what a clock or a library changes is not."""
+"""Changes by an environment's steps are seen, whoever wrote its class; those of a clock or a library are not."""
 
 import collections
 import copy

@@ -1,4 +1,4 @@
-"""Whether a script may call collectives behind its steps' bodies, by its text."""
+"""Prediction of collectives behind the bodies of a script's steps, by its text."""
 
 import linecache
 import sys

@@ -56,7 +56,7 @@ class World:
         return torch.stack(self.heard).amin(0)
 
     def agree(self, *, sharded: bool = False) -> list[str]:
-        """What each rank raises: empty, `halted`, or its message."""
+        """Error of each rank: empty, `halted`, or its message."""
 
         def one(rank: int) -> str:
             try:

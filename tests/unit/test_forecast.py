@@ -1,4 +1,4 @@
-"""What faults will cost: the published examples, and the formulas against a simulation of what they describe."""
+"""Forecast of the cost of faults: the published examples, and the formulas against a simulation."""
 
 import json
 import math

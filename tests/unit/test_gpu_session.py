@@ -1,4 +1,4 @@
-"""What a session with a GPU decides: which parts, for how long, and what is told of one that has ended."""
+"""Decisions of a session with a GPU: the parts, their time, and the report on one that has ended."""
 
 import json
 

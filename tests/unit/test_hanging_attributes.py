@@ -1,4 +1,4 @@
-"""What a cut-off body leaves in objects around protected modules is put back; what threads use is left alone."""
+"""Changes of a cut-off body in objects around protected modules are put back; objects of threads are left alone."""
 
 import collections
 import gc

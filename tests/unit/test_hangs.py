@@ -1,4 +1,4 @@
-"""Who hangs and who is only slow: the table of situations."""
+"""Hanging and slow workers: the table of situations."""
 
 from typing import Any
 
@@ -224,7 +224,7 @@ def test_a_standstill_of_all_is_said_every_minute_and_nobody_is_ended() -> None:
 
 
 def stands_at_devices(job: Job, seconds: float, counts: dict[int, int] | None = None) -> None:
-    """All wait for their devices for so long."""
+    """Let all wait for their devices for this time."""
     calls = counts or dict.fromkeys(job.ranks, 4)
     job.now += 5000.0
     looks = [

@@ -1,4 +1,4 @@
-"""What NVML says becomes readings, and what those mean, on GPUs that are well, sick, old, hidden or gone."""
+"""Answers of NVML become readings, and those verdicts, on GPUs that are well, sick, old, hidden or gone."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What a script keeps where attributes do not show it, and by which name it is told."""
+"""State of a script that attributes do not show, and the names under which it is reported."""
 
 import ctypes
 import hashlib

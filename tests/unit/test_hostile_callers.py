@@ -1,4 +1,4 @@
-"""What nobody of the job would say, by who knows the token and by who does not: closed, counted, and no harm done."""
+"""Requests that no part of the job would send, with the token and without: closed, counted, and no harm done."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ def flipped(frame: bytes, rng: random.Random) -> bytes:
 
 
 def hostile(rng: random.Random, hello: bytes, requests: list[Frame]) -> bytes:
-    """What one caller says."""
+    """Bytes of one hostile caller."""
     known = hello if rng.random() < 0.5 else b""
     request = _codec.frame(rng.choice(requests)(rng))
     match rng.randrange(7):
@@ -124,7 +124,7 @@ class Held:
         self.memory = me.memory_info().rss
 
     def exceeds(self, before: "Held") -> bool:
-        """Whether there are more threads or descriptors than before."""
+        """True if there are more threads or descriptors than before."""
         return any(now > then for now, then in zip(self.counts, before.counts, strict=True))
 
     def assert_no_more_than(self, before: "Held") -> None:
@@ -135,7 +135,7 @@ class Held:
 
 @contextmanager
 def harmless() -> Iterator[None]:
-    """What is inside leaves as many threads and descriptors as there were, and hardly more memory."""
+    """Check that the code inside leaves as many threads and descriptors as there were, and hardly more memory."""
     before = Held()
     yield
     deadline = time.monotonic() + PATIENCE
@@ -315,7 +315,7 @@ class Stayers:
             self.held.append(sock)
 
     def left(self) -> int:
-        """How many have not been hung up on."""
+        """Number of callers that have not been hung up on."""
         held, self.held = self.held, []
         for sock in held:
             try:
@@ -407,7 +407,7 @@ async def test_the_answer_to_what_is_no_request_is_short(said: bytes) -> None:
 
 
 def crowd_goes(stayers: Stayers) -> bool:
-    """Whether no more than may be waited for are left after a moment, and they longer than that."""
+    """True if after a moment no more callers are left than may be waited for."""
     began = time.monotonic()
     while stayers.left() > strangers.MOST:
         if time.monotonic() - began > PATIENCE:

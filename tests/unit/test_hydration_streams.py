@@ -1,4 +1,4 @@
-"""How state moves over a socket: what is looked at without waiting."""
+"""Transfer of state over a socket: checks that do not wait."""
 
 import socket
 import time

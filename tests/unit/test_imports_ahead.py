@@ -1,4 +1,4 @@
-"""What a standby imports while it waits: what ranks have imported, unless that would be something else there."""
+"""Imports of a standby while it waits: those of the ranks, unless they would be something else there."""
 
 import os
 import subprocess

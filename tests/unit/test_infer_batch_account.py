@@ -1,4 +1,4 @@
-"""What a batch costs, and what Prometheus is told of it."""
+"""Cost of a batch, and its metrics for Prometheus."""
 
 import asyncio
 

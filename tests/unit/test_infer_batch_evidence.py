@@ -1,4 +1,4 @@
-"""Whose fault a refusal is: judged by what workers have shown, never by the refusal alone."""
+"""Fault for a refusal: judged by what workers have shown, never by the refusal alone."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Which outputs went round in circles."""
+"""Detection of outputs that went round in circles."""
 
 import random
 import subprocess

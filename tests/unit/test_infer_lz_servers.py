@@ -85,7 +85,7 @@ def test_a_request_that_asks_for_nonsense_is_refused_before_it_is_let_in(vllm: A
 
 
 def ask(draw: random.Random) -> dict[str, object]:
-    """What a request asks for, if it does."""
+    """Parameters of a request, if it has any."""
     if draw.random() < 0.3:
         return {}
     mode = draw.choice(["residual", "amortized", "distance"])

@@ -38,7 +38,7 @@ def model() -> Iterator[Any]:
 
 
 class Stateless(transformers.LogitsProcessor):  # type: ignore[misc]
-    """What the processor should give: the penalty of the tokens after the prompt, found anew."""
+    """Reference for the processor: the penalty of the tokens after the prompt, found anew."""
 
     def __init__(self, prompt: int, parameters: LZParameters) -> None:
         self.prompt, self.parameters = prompt, parameters

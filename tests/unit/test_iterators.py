@@ -1,4 +1,4 @@
-"""Whether something was taken from an iterator that a script keeps for itself, whatever kind it is."""
+"""Detection of a read from an iterator that a script keeps for itself, whatever kind it is."""
 
 import itertools
 import sys

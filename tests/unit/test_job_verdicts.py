@@ -1,4 +1,4 @@
-"""What a job's own records show of numbers that are not to be believed."""
+"""Signs in a job's own records that its numbers are not to be believed."""
 
 from tests.process import verdicts
 

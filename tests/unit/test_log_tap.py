@@ -17,7 +17,7 @@ def config(*rules: LogRule) -> Any:
 
 
 class Heard:
-    """What is told, from a loop that can be waited in."""
+    """Reports of a tap, from a loop that can be waited in."""
 
     def __init__(self, *rules: LogRule) -> None:
         self.said: list[LogSaid] = []

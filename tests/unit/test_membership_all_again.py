@@ -32,7 +32,7 @@ def gone(job: Job) -> None:
 
 
 def report(job: Job, *held: tuple[str, int, int]) -> None:
-    """What the nodes say they have: node, rank, step."""
+    """Report the copies of the nodes: node, rank, step."""
     for node in job.machine.roster.living_nodes():
         copies = [KeptCopy(Rank(rank), "", StepNo(step)) for where, rank, step in held if where == node.node]
         job.tell(CopiesHeld(node.node, job.machine.generation, copies))

@@ -1,4 +1,4 @@
-"""When durable checkpoints are ordered, of whom, and what becomes of those that fail."""
+"""Orders of durable checkpoints: when, to whom, and after failures."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is stale, late, repeated, or never comes."""
+"""Facts that are stale, late, repeated, or never come."""
 
 import time
 from collections.abc import Callable

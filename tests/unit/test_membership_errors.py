@@ -1,4 +1,4 @@
-"""Whose error it is, in which order people hear of it, and what it costs."""
+"""Errors of scripts: their source, the order in which people hear of them, and their cost."""
 
 import msgspec
 import pytest

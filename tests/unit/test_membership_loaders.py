@@ -1,4 +1,4 @@
-"""What ranks show of their loaders: equally long, shares of their own, and the same again in who replaces one."""
+"""Loaders as ranks show them: equally long, shares of their own, and the same again in a replacement."""
 
 import pytest
 from tests.unit.membership_job import Job

@@ -97,7 +97,7 @@ def test_a_leaver_that_does_not_end_is_fenced() -> None:
 def sights(
     job: Job, leaver: WorkerId, until: float, *, used: float = 0.0, busy: bool = False, every: float = 5.0
 ) -> bool:
-    """Its agent looks at it again and again, and it uses so much of a processor from look to look; is it ended?"""
+    """Let its agent look at it again and again, while it uses `used` of a processor a look; True if it is ended."""
     total = 7.0  # of what it did before it was released
     while job.now < until:
         job.now += every

@@ -1,4 +1,4 @@
-"""When all stop for another world, and who is to blame while newcomers come, fact by fact."""
+"""Stop of all for another world, and the blame while newcomers come, fact by fact."""
 
 import pytest
 from tests.unit.elastic_job import candidates, comes, drain, elastic, phase, planned, scale, shrunk, stop, two_nodes

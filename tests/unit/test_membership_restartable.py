@@ -1,4 +1,4 @@
-"""What people and agents are told while one machine has failed and another does not know enough yet."""
+"""Answers to people and agents while one machine has failed and another does not know enough yet."""
 
 from typing import Any
 
@@ -212,7 +212,7 @@ def test_who_is_asked_for_the_newest_table_has_its_time_for_that_too(failed: Res
 
 
 def test_who_is_asked_for_the_newest_table_has_no_less_time_than_before(failed: RestartableMachine) -> None:
-    """Where the coordinator is the same one agents have until `node_deadline`."""
+    """If the coordinator is the same one, agents have until `node_deadline`."""
     deadline = failed.next_deadline()
     assert deadline is not None and deadline > 500.0
     failed.handle(NodeReport(NODES[0], 1, []), 3.0)

@@ -1,4 +1,4 @@
-"""How many replicas, which of them go, where new ones come to stand, whether they pay: decided without a job."""
+"""Numbers of replicas, which of them go, where new ones run, whether they pay: decided without a job."""
 
 import math
 
@@ -177,7 +177,7 @@ def test_after_a_restart_and_a_shrink_both_holders_of_a_part_do_not_stand_on_one
 
 @given(st.data())
 def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_moves(data: st.DataObject) -> None:
-    """Where each of two or more racks has room for a whole replica, and replicas of several."""
+    """If each of two or more racks has room for a whole replica, and replicas of several."""
     unit = data.draw(st.sampled_from([1, 2, 3]), "unit")
     names = [NodeId(f"n{number}") for number in range(data.draw(st.integers(2, 5), "nodes"))]
     racks = {node: f"rack {number % 2}" if number < 2 else f"rack {number % 3}" for number, node in enumerate(names)}

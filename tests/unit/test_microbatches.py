@@ -36,7 +36,7 @@ def batch_of(step: int, share: int) -> torch.Tensor:
 
 
 class Told:
-    """What stands for the step."""
+    """Stand-in for the step."""
 
     rehearsed = False
 
@@ -302,7 +302,7 @@ def wide_tensors() -> int:
 
 @pytest.fixture
 def frozen() -> Iterator[None]:
-    """What there is already is looked through no more: `gc` has it apart."""
+    """Freeze the present objects, so that `gc` does not look through them again."""
     gc.collect()
     gc.freeze()
     yield

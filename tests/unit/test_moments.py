@@ -1,4 +1,4 @@
-"""What a step may change besides parameters, and that all of it comes back and travels."""
+"""State that a step may change besides parameters: all of it comes back and travels."""
 
 from collections import Counter, defaultdict
 from typing import Any

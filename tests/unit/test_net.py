@@ -196,7 +196,7 @@ def test_a_name_of_a_job_is_no_file_and_cannot_be_guessed(tmp_path: Path, monkey
 
 
 def _as_another_user(work: Callable[[], bool]) -> bool:
-    """What a process of another user makes of it."""
+    """Result in a process of another user."""
     pid = os.fork()
     if pid == 0:
         try:

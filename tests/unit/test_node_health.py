@@ -1,4 +1,4 @@
-"""What clusters say of their nodes, as verdicts of ours; and how a bad node is marked, within the budget."""
+"""Facts of clusters about their nodes become verdicts of ours; a bad node is marked, within the budget."""
 
 from pathlib import Path
 from typing import Any

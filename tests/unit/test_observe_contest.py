@@ -1,4 +1,4 @@
-"""What the recovery benchmark makes of records: the same for every side."""
+"""Measures that the recovery benchmark takes from records: the same for every side."""
 
 from pathlib import Path
 

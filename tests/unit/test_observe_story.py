@@ -1,4 +1,4 @@
-"""What people see: sentences, curves, the picture on a terminal, the receipt."""
+"""Displays for people: sentences, curves, the picture on a terminal, the receipt."""
 
 import io
 from pathlib import Path

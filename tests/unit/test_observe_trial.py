@@ -1,4 +1,4 @@
-"""What a trial makes of its runs: which kill is to blame, and what its table says."""
+"""Judgement of a trial's runs: the kill to blame, and the table."""
 
 import io
 from dataclasses import replace

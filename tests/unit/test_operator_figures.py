@@ -1,4 +1,4 @@
-"""How far a job is: what its coordinator answers, and how the operator asks and shows it."""
+"""Progress of a job: the coordinator's answer, and the operator's request and display."""
 
 import asyncio
 from collections.abc import Callable

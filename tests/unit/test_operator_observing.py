@@ -1,4 +1,4 @@
-"""What a job's pods say of it: whom a deletion blames, and what a pod that waits is kept away from."""
+"""Reading of a job's pods: the node that a deletion blames, and those that a waiting pod is kept away from."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a gang's pods are: which nodes of the job they become, what they are told, and how they begin."""
+"""Places of a gang's pods: the nodes of the job they become, their annotations, and their beginning."""
 
 import subprocess
 import sys

@@ -44,7 +44,7 @@ def stages(reading: JobReading) -> list[tuple[str, ReplicaStage]]:
 
 
 def asked(given: TrainingJob, seen: list[PodSeen], now: float = 0.0) -> tuple[list[str], list[str]]:
-    """What is made, and what is ended."""
+    """Pods that are made, and pods that are ended."""
     reading = read(given, seen, now)
     steps = pod_steps(given, job_plan(given, reading, now), seen)
     places = [each for step in steps if isinstance(step, PodsStart) for each in step.replicas]

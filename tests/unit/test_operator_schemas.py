@@ -53,7 +53,7 @@ def written() -> dict[str, dict[str, Any]]:
 
 
 def given() -> list[dict[str, Any]]:
-    """What the files of deploy/ have of Kubernetes' own kinds."""
+    """Objects of Kubernetes' own kinds in the files of deploy/."""
     files = sorted((Path(__file__).parents[2] / "deploy" / "quota").glob("*.yaml"))
     found = [each for file in files for each in yaml.safe_load_all(file.read_text(encoding="utf-8"))]
     return [each for each in found if each["apiVersion"] in ("v1", "apps/v1", "scheduling.k8s.io/v1")]

@@ -48,7 +48,7 @@ def member(request: pytest.FixtureRequest) -> Participation:
 
 
 def asked(protocol: type) -> dict[str, inspect.Signature | None]:
-    """What a protocol asks for: methods with how they are called, and attributes."""
+    """Members of a protocol: methods with their signatures, and attributes."""
     methods = {name: value for name, value in vars(protocol).items() if not name.startswith("_")}
     found = {name: inspect.signature(value) if inspect.isfunction(value) else None for name, value in methods.items()}
     return found | dict.fromkeys(inspect.get_annotations(protocol))

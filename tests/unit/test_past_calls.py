@@ -1,4 +1,4 @@
-"""Who comes to collectives that the others are past is answered as they were, or it is said."""
+"""A worker that comes late to collectives gets the answers that the others got, or it is reported."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def heard(past: PastCalls, value: float, name: str = "allreduce", *, size: int =
 
 
 def asked(past: PastCalls, given: float = 0.0, name: str = "allreduce", *, size: int = 1) -> float | None:
-    """What a newcomer is told; None: it is answered locally."""
+    """Answer that a newcomer gets; None: it is answered locally."""
     tensor = torch.full((size,), given)
     return None if past.answer(Group(), name, ([tensor],), {}) is None else float(tensor[0])
 

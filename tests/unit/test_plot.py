@@ -1,4 +1,4 @@
-"""What `regrow plot` shows is what the records say, once each, however the run went."""
+"""`regrow plot` shows the contents of the records, once each, however the run went."""
 
 import builtins
 import math

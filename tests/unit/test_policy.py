@@ -1,4 +1,4 @@
-"""What a training changes with the size of its world."""
+"""Settings that a training changes with the size of its world."""
 
 import math
 from typing import Any

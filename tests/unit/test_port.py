@@ -1,4 +1,4 @@
-"""What people are told of a script: its tier, the lines that would change, and what in it is on the list of habits."""
+"""Report on a script: its tier, the lines that would change, and its listed habits."""
 
 import ast
 import subprocess

@@ -1,4 +1,4 @@
-"""What a process sees to for itself: closed streams, refused calls, forks."""
+"""A process's own precautions: closed streams, refused calls, forks."""
 
 import errno
 import os

@@ -428,7 +428,7 @@ def _entries(objects: Any, **named: Any) -> Any:
 
 
 class Calls(torch.overrides.TorchFunctionMode):
-    """What is called of torch, and with which further arguments."""
+    """Calls of torch, with their further arguments."""
 
     def __init__(self) -> None:
         self.seen: list[tuple[str, tuple[Any, ...]]] = []

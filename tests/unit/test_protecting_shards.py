@@ -1,4 +1,4 @@
-"""What is protected of a model that FSDP2 shards, where the script has already used the model."""
+"""Protected parts of a model that FSDP2 shards, after the script has already used the model."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where there is no standby a newcomer is made for a proof: one, late, for no longer than it takes, in nobody's way."""
+"""Without a standby a newcomer is made for a proof: one, late, for no longer than it takes, in nobody's way."""
 
 from typing import Any
 

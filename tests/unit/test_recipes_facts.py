@@ -1,4 +1,4 @@
-"""What a `config.json` tells, held to what transformers makes of it and to what torch counts."""
+"""Facts from a `config.json`, compared with transformers' models and torch's counts."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What becomes of HyperPod's recipes: their keys here are names alone, with values of our own."""
+"""Conversion of HyperPod's recipes: their keys here are names alone, with values of our own."""
 
 import copy
 from pathlib import Path

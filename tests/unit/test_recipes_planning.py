@@ -77,7 +77,7 @@ def test_a_step_has_the_rows_that_were_asked_for_in_any_world() -> None:
 def test_the_largest_micro_batch_that_leaves_rows_and_balance_as_they_are(
     memory: int | None, rows: int, ranks: int, elastic: str, micro: int, microbatches: int
 ) -> None:
-    """Where the memory is not known too: a tiny model's forward takes little of any."""
+    """Also if the memory is not known: a tiny model's forward takes little of any."""
     tiny = REAL["llama-3.2-1b"]["config"] | {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 260}
     words = [f"batch.samples={rows}", f'elastic.replicas="{elastic}"', "data.length=128"]
     made = plan(model_facts(tiny), recipe("full", *words), PlanWorld(ranks, memory))

@@ -1,4 +1,4 @@
-"""What a rehearsal sees of a body: gradients that it leaves, and what it changes though nobody protects it."""
+"""Findings of a rehearsal on a body: gradients that it leaves, and unprotected objects that it changes."""
 
 import copy
 import random

@@ -1,4 +1,4 @@
-"""What `benchmarks/elastic.py` makes of records: one definition of a pause for every side."""
+"""Measures that `benchmarks/elastic.py` takes from records: one definition of a pause for every side."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Whether there is memory for one more worker is read off the kernel, with the limits of control groups."""
+"""Memory for one more worker is read from the kernel, with the limits of control groups."""
 
 from pathlib import Path
 

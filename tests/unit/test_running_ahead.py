@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def ended() -> dict[str, str]:
-    """What each check raised, in a process of their own."""
+    """Error of each check, in a process of their own."""
     try:
         library()
     except Unbuildable as reason:

@@ -1,4 +1,4 @@
-"""What a worker says of its state: the same as its replicas where that is the same, and where it is not, which part."""
+"""Report of a worker on its state: equal to its replicas' if the state is, and otherwise which part differs."""
 
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""How a run without the time for all tests chooses among them."""
+"""Choice of tests in a run without time for all."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What the first workers have heard is on two nodes, whichever agents are lost one after the other."""
+"""Answers of the first workers are on two nodes, whichever agents are lost one after the other."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Where two traces of a step begin to differ, what counts of that, and what is named as the cause."""
+"""First difference between two traces of a step, its weight, and the cause that is named."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a simulated network may do with what is said to an agent, and what no stream would do."""
+"""Behaviour of a simulated network towards an agent's messages, and the limits that a stream sets."""
 
 from regrow_lab.sim.network import Alarm, Downlink, Timeline
 

@@ -1,4 +1,4 @@
-"""Who ends a gang's Slurm job, and whether it is submitted anew; a Slurm that only remembers what it was asked."""
+"""End of a gang's Slurm job, and its new submission; a Slurm that only remembers its requests."""
 
 import itertools
 import time
@@ -21,7 +21,7 @@ PART = JobPart(SPEC, avoid=("bad",))
 
 
 class RememberedSlurm(SlurmClient):
-    """What it was asked, in order. `dead`: the first host does not answer; `away`: the controller does not."""
+    """Requests in order. `dead`: the first host does not answer; `away`: the controller does not."""
 
     def __init__(self, wishes: JobWishes | None = None, *, state: str = "RUNNING", dead: bool = False) -> None:
         super().__init__({})

@@ -1,4 +1,4 @@
-"""Who is a job's coordinator on Slurm, and who looks after it, when the first node is lost and another is elected."""
+"""Coordinator of a job on Slurm, and its keeper, when the first node is lost and another is elected."""
 
 from pathlib import Path
 

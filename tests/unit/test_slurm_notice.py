@@ -1,4 +1,4 @@
-"""What a gang's nodes make of Slurm's notice: the job ends with its state, whoever has the coordinator."""
+"""Reaction of a gang's nodes to Slurm's notice: the job ends with its state, whoever has the coordinator."""
 
 from regrow.core.ids import Seconds
 from regrow.launch.remote import CoordinatorGone

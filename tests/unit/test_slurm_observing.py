@@ -1,4 +1,4 @@
-"""What is done for a job on Slurm: which replicas are asked for, given back and replaced, and where they may not be."""
+"""Plan for a job on Slurm: the replicas to request, give back and replace, and the nodes to avoid."""
 
 import itertools
 from typing import Any

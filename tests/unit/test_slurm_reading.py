@@ -1,4 +1,4 @@
-"""What Slurm's commands answered, recorded from 22.05.8, and how it is read."""
+"""Answers of Slurm's commands, recorded from 22.05.8, and their parsing."""
 
 from pathlib import Path
 

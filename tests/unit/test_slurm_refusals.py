@@ -1,4 +1,4 @@
-"""What Slurm refuses, in the words of 22.05, and the cure that is told with it."""
+"""Refusals of Slurm, in the words of 22.05, and the cure that is shown with each."""
 
 from pathlib import Path
 

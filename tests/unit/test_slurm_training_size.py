@@ -1,4 +1,4 @@
-"""How many replicas train in a Slurm job with spares: a scale-down counts those, not the nodes."""
+"""Number of replicas that train in a Slurm job with spares: a scale-down counts those, not the nodes."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Whose state is wrong, as all ranks judge it alike."""
+"""Replica whose state is wrong, as all ranks judge it alike."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Who may elect, who is bound, and what is handed over. Elections under random schedules: tests/schedules."""
+"""Voters, their promises, and the handover. Elections under random schedules: tests/schedules."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What an agent does with tables: orders that wait for one, and tables that agents pass to one another."""
+"""Tables in an agent: orders that wait for one, and tables that agents pass to one another."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Who is let in where connections are encrypted, and what is said of the files that encrypt them."""
+"""Callers that are let in over encrypted connections, and messages about the files that encrypt them."""
 
 import ssl
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def shake(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
-    """What becomes of a call to `host`; empty: they have met, and the server has taken the caller's certificate."""
+    """Error of a call to `host`; empty: they have met, and the server has taken the caller's certificate."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     sides = [client.wrap_bio(back, there, server_hostname=host), server.wrap_bio(there, back, server_side=True)]
     try:

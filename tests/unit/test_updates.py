@@ -1,4 +1,4 @@
-"""What a body does from its first update on: whether it is one thing with it, and whether all of it is done."""
+"""A body from its first update on: whether it is one with it, and whether all of it is done."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -45,7 +45,7 @@ PATIENCE = 30.0
 
 
 def progress(*commits: StepCommitted) -> facts.NodeProgress:
-    """What an agent says of commits."""
+    """Report of an agent about commits."""
     said = [
         facts.WorkerCommitted(c.worker, c.generation, c.step, c.at, c.seconds, dict(c.metrics), rank=c.rank)
         for c in commits

@@ -23,7 +23,7 @@ LIMIT_S = 900
 
 
 def run(folder: Path, *words: str) -> dict[str, Any]:
-    """What the engine's process says at its end."""
+    """Last report of the engine's process."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.engine", str(folder), *words],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},

@@ -57,7 +57,7 @@ def main() -> int:
 
 
 def _install(client: Any) -> bool:
-    """Whether the CRD was not there."""
+    """Install the CRD; True if it was not there."""
     try:
         client.create(_CRD(crd()))
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""What becomes of jobs on any cluster, by its API alone: the same scenarios on the fake one and on real ones.
+"""Life of jobs on any cluster, by its API alone: the same scenarios on the fake one and on real ones.
 
 Nothing here trains: pods run a few lines of Python in regrow's name, which end as regrow does.
 """
@@ -75,7 +75,7 @@ class Trial:
         return dict((await self.api.get(ApiKind.JOBS, self.namespace, self.name)).get("status") or {})
 
     async def condition(self, type: str) -> str:
-        """Whether one holds; empty: it has not been said."""
+        """Status of a condition; empty: it has not been said."""
         found = (await self.status()).get("conditions", [])
         return next((str(each["status"]) for each in found if each["type"] == type), "")
 
@@ -99,7 +99,7 @@ class Trial:
             await asyncio.sleep(0.1)
 
     async def runs(self, replicas: int, *, attempt: int = 1) -> None:
-        """Wait until so many replicas do, and the operator says so."""
+        """Wait until this number of replicas run, and the operator says so."""
 
         async def holds() -> bool:
             status = await self.status()

@@ -1,4 +1,4 @@
-"""Whether an output went round in circles: an exact loop at its end, or one that drifts.
+"""Detection of loops in an output: an exact one at its end, or one that drifts.
 
 Both are found in the tokens alone. An output is *degenerate* only if it ended because it reached the limit on its
 length: a list that repeats a line and then stops is what was asked for.
@@ -40,7 +40,7 @@ class DriftingLoop(NamedTuple):
 
 
 class LoopVerdict(NamedTuple):
-    """What an output is.
+    """Verdict on an output.
 
     Attributes:
         loop: that was found at its end; None: no loop.

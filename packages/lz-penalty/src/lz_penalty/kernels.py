@@ -25,7 +25,7 @@ _CHUNK = 16
 
 @cache
 def available() -> bool:
-    """Whether there is a GPU, and Triton to run on it."""
+    """True if there is a GPU, and Triton to run on it."""
     return devices.kernels_possible() and importlib.util.find_spec("triton") is not None
 
 

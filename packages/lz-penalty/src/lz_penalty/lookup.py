@@ -30,7 +30,7 @@ class ResidualLookup:
 
     @staticmethod
     def fits(rows: RowParameters) -> bool:
-        """Whether it does all that these rows need."""
+        """True if it does all that these rows need."""
         return rows.modes == {"residual"} and not rows.by_match and rows.strength.device.type == "cpu"
 
     def penalise(self, logits: Tensor, matches: Matches, filled: int) -> Tensor:

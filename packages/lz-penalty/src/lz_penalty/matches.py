@@ -72,8 +72,8 @@ class Matches:
     Attributes:
         window: the last tokens, int64 [batch, width].
         lengths: of the matches before them, int32 [batch, width].
-        filled: so many columns at the right have a token in each row, and the others in none; None: nobody knows.
-        most: no token is larger; known where `filled` is.
+        filled: number of columns at the right that have a token in each row, the others in none; None: not known.
+        most: no token is larger; known if `filled` is.
     """
 
     window: Tensor

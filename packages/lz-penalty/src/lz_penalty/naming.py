@@ -8,7 +8,7 @@ _CLASS = "LZSglangProcessor"
 
 
 def sglang_processor() -> str:
-    """What a request gives as `custom_logit_processor`: the string that SGLang's `LZSglangProcessor.to_str()` makes.
+    """Value of a request's `custom_logit_processor`: the string that SGLang's `LZSglangProcessor.to_str()` makes.
 
     SGLang wants a class pickled by its name alone, in hexadecimal: opcodes of pickle's protocol 4 (PEP 3154).
     """

@@ -1,4 +1,4 @@
-"""What is penalised, and how strongly."""
+"""Parameters of the penalty, and their checks."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -48,7 +48,7 @@ class LZParameters:
 
     @property
     def by_match(self) -> bool:
-        """Whether the longest match of each token must be known before it is penalised."""
+        """True if the longest match of each token must be known before it is penalised."""
         return self.strength > 0 and (self.min_match > 1 or self.mode == "distance")
 
     @classmethod

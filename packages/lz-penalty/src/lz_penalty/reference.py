@@ -64,11 +64,11 @@ def _amortized(distance: int, length: int) -> float:
 
 
 def penalties(history: Sequence[int], vocabulary: int, parameters: LZParameters) -> dict[int, float]:
-    """What is taken off the logits of the next token, by token.
+    """Penalty on the logits of the next token, by token.
 
     Args:
-        history: the sequence so far; what is left of the window does not count.
-        vocabulary: how many logits there are; tokens beyond it get no penalty.
+        history: the sequence so far; tokens to the left of the window do not count.
+        vocabulary: number of logits; tokens beyond it get no penalty.
         parameters: of this sequence.
     """
     window = history[-parameters.window :]

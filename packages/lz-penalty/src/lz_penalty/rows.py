@@ -94,7 +94,7 @@ class RowParameters:
         return replace(found, modes=modes, most_lookback=most_lookback, by_match=by_match)
 
     def tensors(self) -> list[Tensor]:
-        """What has a row for each sequence."""
+        """Tensors with a row for each sequence."""
         return [getattr(self, name) for name in _BY_ROW]
 
     def each(self, change: Callable[[Tensor], Tensor]) -> "RowParameters":

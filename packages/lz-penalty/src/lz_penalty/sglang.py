@@ -67,7 +67,7 @@ def _rows(parameters: tuple[LZParameters | None, ...], device: torch.device) -> 
 
 
 def _asked(given: Mapping[str, Any] | None) -> LZParameters | None:
-    """What a request asks for. A request that asks for nonsense is ended and gets no penalty."""
+    """Parameters that a request asks for. A request that asks for nonsense is ended and gets no penalty."""
     if given is None or "__req__" not in given:
         return None
     try:

@@ -18,7 +18,7 @@ from lz_penalty.parameters import LZParameters, Mode
 from lz_penalty.rows import RowParameters
 
 LEAST_SLOTS = 8
-"""So many are kept, however few sequences there are."""
+"""Least number of slots, however few sequences there are."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Slots:
         return torch.tensor(list(slots), dtype=torch.int64).to(self.device, non_blocking=True)
 
     def _resize(self, capacity: int) -> None:
-        """Memory for so many slots; what the slots in use have is kept."""
+        """Make memory for `capacity` slots; the contents of those in use are kept."""
         kept = min(self.count, len(self._windows))
 
         def moved(tensor: Tensor) -> Tensor:
@@ -174,7 +174,7 @@ class Slots:
 
 
 class ParameterCount:
-    """What occurs among the parameters of sequences that come and go."""
+    """Values among the parameters of sequences that come and go."""
 
     def __init__(self) -> None:
         self._modes: Counter[Mode] = Counter()
@@ -182,7 +182,7 @@ class ParameterCount:
         self._by_match = 0
 
     def remember(self, parameters: LZParameters, count: int = 1) -> None:
-        """One more, or so many, have these."""
+        """Count `count` more sequences with these."""
         if parameters.strength > 0:
             self._modes[parameters.mode] += count
         self._lookbacks[parameters.lookback] += count
@@ -206,7 +206,7 @@ def put_last(row: "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]", tokens:
 
 
 def last_tokens(tokens: Sequence[int], width: int) -> "numpy.ndarray[tuple[int], numpy.dtype[numpy.int64]]":
-    """The last tokens of a sequence, at most so many."""
+    """The last tokens of a sequence, at most `width`."""
     if getattr(tokens, "typecode", "") == "q" and len(tokens):
         return numpy.frombuffer(tokens, dtype=numpy.int64)[-width:]  # type: ignore[call-overload, no-any-return]
     return numpy.asarray(tokens[-width:], dtype=numpy.int64)

@@ -87,11 +87,11 @@ class LZLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         return penalty
 
     def _same_before(self, input_ids: Tensor, width: int) -> bool:
-        """Whether the tokens before the newest are those of the step before; on a GPU it is not asked."""
+        """True if the tokens before the newest are those of the step before; not checked on a GPU."""
         return on_accelerator(input_ids) or torch.equal(self._before, input_ids[:, :-1][:, -width:])
 
     def _same_generation(self, input_ids: Tensor, width: int) -> bool:
-        """Whether these tokens begin with the prompt of the step before, and are at most one more than there were."""
+        """True if these tokens begin with the prompt of the step before, and are at most one longer."""
         if self._prompt_given is not None:
             return True
         if not self._prompt <= input_ids.shape[1] <= self._length + 1:

@@ -89,5 +89,5 @@ class LZVllmProcessor(*_interfaces()):  # type: ignore[misc]
 
 
 def _asked(sampling_params: Any) -> LZParameters | None:
-    """What a request asks for. Raises ValueError."""
+    """Parameters that a request asks for. Raises ValueError."""
     return LZParameters.of_request(getattr(sampling_params, "extra_args", None), kept=WIDTH)

@@ -38,14 +38,14 @@ class _Request:
     taken: int = 0
 
     def known(self) -> int:
-        """How many tokens are there. With asynchronous scheduling the last may still be a placeholder, below 0."""
+        """Number of known tokens. With asynchronous scheduling the last may still be a placeholder, below 0."""
         count = len(self.output)
         while count > self.taken and self.output[count - 1] < 0:
             count -= 1
         return count
 
     def begun(self, width: int) -> Joining:
-        """The request as it is now, for a slot of so many tokens."""
+        """The request as it is now, for a slot of `width` tokens."""
         self.taken = self.known() if self.output else 0
         return Joining(self.parameters, self.output[max(0, self.taken - width) : self.taken])
 
@@ -69,7 +69,7 @@ class StepBatch:
         self._gone: list[_Request] = []
         self._lines: Tensor | None = None
         self._told = False
-        """Whether rows have changed since `_lines` were made."""
+        """True if rows have changed since `_lines` were made."""
 
     def remove(self, rows: Iterable[int]) -> None:
         """Requests have ended."""

@@ -6,7 +6,7 @@ import msgspec
 
 
 class Answer(msgspec.Struct):
-    """What a worker's JSON says of itself, as far as it is needed here."""
+    """Fields of a worker's JSON that are needed here."""
 
     id: str = ""
     model: str = ""
@@ -17,7 +17,7 @@ class Answer(msgspec.Struct):
 
     @property
     def tokens(self) -> "Tokens":
-        """What it has cost, if it says."""
+        """Cost of the answer, if it says."""
         return self.usage.tokens if self.usage is not None else Tokens()
 
 
@@ -49,7 +49,7 @@ class AnswerChoice(msgspec.Struct):
 
     @property
     def says_something(self) -> bool:
-        """Whether there is anything in it that somebody could have asked for."""
+        """True if it contains anything that could have been asked for."""
         said = self.message
         more = () if said is None else (said.tool_calls, said.function_call, said.audio, said.content)
         return bool(self.texts) or any(more)
@@ -80,7 +80,7 @@ class Tokens(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What a row has cost, in tokens."""
+    """Cost of a row, in tokens."""
 
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
@@ -151,7 +151,7 @@ def _read_in_part(body: bytes) -> Answer | None:
 
 
 def is_sound(body: bytes) -> bool:
-    """Whether it is JSON."""
+    """True if it is JSON."""
     try:
         msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):

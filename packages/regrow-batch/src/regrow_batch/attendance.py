@@ -1,4 +1,4 @@
-"""Who belongs to the pool, as told from outside: by a file, by commands, by signals, by workers themselves."""
+"""Changes of the pool from outside: by a file, by commands, by signals, by workers themselves."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ LOOK_S: Seconds = 0.5
 RENEW_S: Seconds = 2.0
 """Between two announcements of a worker that announces itself."""
 LEASE_S: Seconds = 10.0
-"""So long it belongs after the last one."""
+"""Time that it belongs after the last one."""
 
 
 class Attendance:
@@ -46,9 +46,9 @@ class Attendance:
         """A worker announces itself. False: it was asked to go, and has left.
 
         Args:
-            url: which.
+            url: of the worker.
             cap: rows at once; 0: the pool's.
-            lease: so long it belongs.
+            lease: time for which it belongs.
             again: whether it has said so before: then it does not come back from being asked to go.
         """
         if again and url in self._sent_away and url not in self._pool.workers:

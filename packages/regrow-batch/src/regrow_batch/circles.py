@@ -9,12 +9,12 @@ from lz_penalty.detector import ExactLoop, exact_loop, examine
 
 SEEN_PIECES = 4096
 SEEN_CHARACTERS = 16 * SEEN_PIECES
-"""No more than so many at the end are looked at."""
+"""Pieces at the end that are looked at."""
 LOOK_EVERY = 64
 """Pieces between two looks at an answer that is under way."""
 SURE_PERIODS = 16
 SURE_PIECES = 256
-"""What ends an answer early: more than what makes one degenerate at its end, since nobody knows how it would go on."""
+"""Loop length that ends an answer early: more than makes one degenerate at its end, since it might still go on well."""
 _KEPT_PIECES = 2048
 _LONGEST_WORD = 24
 _WITHOUT_BLANKS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
@@ -40,7 +40,7 @@ def pieces(text: str) -> list[int]:
 
 
 def circles(text: str) -> Circles | None:
-    """What an answer that the length limit ended is told to be; None: it runs in no circles."""
+    """Kind of loop in an answer that the length limit ended; None: it has none."""
     verdict = examine(pieces(text[-SEEN_CHARACTERS:])[-SEEN_PIECES:], hit_length_limit=True)
     if verdict.loop is None:
         return None
@@ -50,12 +50,12 @@ def circles(text: str) -> Circles | None:
 
 
 def told_by_server() -> Circles:
-    """What is told of an answer that its server has ended since it found it to repeat."""
+    """Description of an answer that its server has ended because it repeats."""
     return {"kind": "ended by the server", "period": 0, "ended_early": 1}
 
 
 def told_of(period: int, *, ended_early: bool) -> Circles:
-    """What is told of an exact loop."""
+    """Description of an exact loop."""
     return {"kind": "exact loop", "period": period, "ended_early": int(ended_early)}
 
 

@@ -31,7 +31,7 @@ SENT_AWAY = "it was asked to go"
 
 
 class Door(msgspec.Struct):
-    """Where a running head listens. Only its user may read the file."""
+    """Address of a running head. Only its user may read the file."""
 
     port: int
     token: str
@@ -43,15 +43,15 @@ class Door(msgspec.Struct):
 
 
 class WorkerWish(msgspec.Struct):
-    """What is wanted of a worker.
+    """Request about a worker.
 
     Attributes:
         url: its base address.
         leave: whether it is to go, or to belong.
         cap: rows at once; 0: the job's own.
         grace: seconds that it may take to go; None: the job's own.
-        lease: so long it belongs, unless this is said again; 0: until it is asked to go.
-        again: it was said before.
+        lease: time for which it belongs, unless this is sent again; 0: until it is asked to go.
+        again: it was sent before.
     """
 
     url: str
@@ -75,7 +75,7 @@ class PoolView(msgspec.Struct):
 
 
 def read_door(path: Path) -> Door:
-    """Where the head of an output listens. Raises `UsageError`."""
+    """Read the address of an output's head. Raises `UsageError`."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Door)
     except (OSError, msgspec.DecodeError) as error:

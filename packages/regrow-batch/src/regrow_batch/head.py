@@ -23,12 +23,12 @@ from regrow_batch.tally import Tally
 
 _TURN_S: Seconds = 0.5
 _MOST_BYTES = 64 << 20
-"""Of rows in hand; so many are not read ahead."""
+"""Bytes of rows in hand from which no more are read ahead."""
 
 
 @dataclass(frozen=True)
 class HeadPolicy:
-    """How a head goes about it.
+    """Limits and retries of a head.
 
     Attributes:
         retries: how often and when a row is sent again.

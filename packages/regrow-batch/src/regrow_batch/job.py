@@ -45,7 +45,7 @@ DRAWN_FROM_S: Seconds = 5.0
 
 @dataclass(frozen=True)
 class BatchWords:
-    """What a batch is told.
+    """Arguments of a batch.
 
     Attributes:
         input, output: paths or URLs.
@@ -92,7 +92,7 @@ class BatchWords:
 
 @dataclass(frozen=True)
 class TableWords:
-    """How tables become rows, and results a table.
+    """Ways from tables to rows, and from results to a table.
 
     Attributes:
         making: of a row from a record.
@@ -106,7 +106,7 @@ class TableWords:
 
 
 def journal_path(output: str, state: Path, journal: str = "") -> Path:
-    """Where the journal of an output is: where it is told to be; beside it; of a URL, in the state's folder."""
+    """Journal of an output: at the given place, else beside it; of a URL, in the state's folder."""
     if journal:
         return Path(journal)
     path = local_path(output)
@@ -116,12 +116,12 @@ def journal_path(output: str, state: Path, journal: str = "") -> Path:
 
 
 def door_path(output: str, state: Path) -> Path:
-    """Where a running head says how it is reached."""
+    """File in which a running head leaves its address."""
     return journal_path(output, state).with_suffix(".control")
 
 
 def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
-    """What results depend on, by the name that the user knows it by."""
+    """Inputs on which the results depend, by the names that the user knows."""
     return {
         "the input": f"{found.size} bytes with the digest {found.digest[:16]}",
         "--model": reading.model,
@@ -193,7 +193,7 @@ def _with_journal(
 
 
 def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
-    """What is said of a batch that is done already, and the code."""
+    """Message about a batch that is done already, and the code."""
     said = f"{head.rows:,} rows are in {output} already"
     if head.unproven:
         said += f"; {head.unproven:,} error rows are not known to be their own fault: --retry-errors sends them again"

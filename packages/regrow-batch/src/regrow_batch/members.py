@@ -1,4 +1,4 @@
-"""What a list of workers says: addresses, each with a cap of its own if it has one. Pure."""
+"""Parser of a list of workers: addresses, each with a cap of its own if it has one. Pure."""
 
 from urllib.parse import urlsplit
 

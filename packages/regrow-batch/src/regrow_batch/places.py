@@ -65,7 +65,7 @@ def open_to_read(place: str) -> BinaryIO:
 
 
 def exists(place: str) -> bool:
-    """Whether something is there. Raises `UsageError`, and `BatchStopped` where it cannot be reached."""
+    """True if something is there. Raises `UsageError`, and `BatchStopped` if it cannot be reached."""
     path = local_path(place)
     if path is not None:
         return path.exists()

@@ -1,8 +1,8 @@
-"""Which worker gets a row, and which is trusted with any: who belongs, who serves, who is broken, who leaves. Pure.
+"""Pool of workers: which belong, serve, are broken or leave, and which one gets the next row. Pure.
 
 A worker joins, is probed until it answers, and serves. After failures in a row it counts as broken, is probed after a
-wait that doubles each time, and then tried with one row. Who is asked to go gets no more rows and may finish what it
-has.
+wait that doubles each time, and then tried with one row. A worker that is asked to go gets no more rows and may finish
+those it has.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -20,7 +20,7 @@ _ANY_LENGTH = 1 << 60
 
 
 class Standing(StrEnum):
-    """What a worker is to the pool."""
+    """State of a worker in the pool."""
 
     JOINING = "joining"
     SERVING = "serving"
@@ -34,11 +34,11 @@ _TAKES_ROWS = (Standing.SERVING, Standing.TRIED)
 
 @dataclass(frozen=True)
 class PoolPolicy:
-    """How a pool treats its workers.
+    """Limits and waits of a pool.
 
     Attributes:
-        cap: rows a worker has at most at once, where its own entry says nothing else.
-        failures: so many in a row, and it is broken.
+        cap: most rows that a worker has at once, if its own entry says nothing else.
+        failures: number in a row after which it is broken.
         first_wait: until a broken worker is probed; doubled each time it breaks again.
         longest_wait: the most of it.
         joining_wait: between two probes of a worker that has not answered yet.
@@ -101,12 +101,12 @@ class PoolWorker:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether it gets rows while it has room."""
+        """True if it gets rows while it has room."""
         return self.standing in _TAKES_ROWS and not self.stalled
 
     @property
     def has_room(self) -> bool:
-        """Whether it may get a row."""
+        """True if it may get a row."""
         most = 1 if self.standing is Standing.TRIED else self.limit
         return self.takes_rows and not self.alone and self.rows < most
 
@@ -152,7 +152,7 @@ class Pool:
         return True
 
     def overdue(self, now: Instant) -> list[str]:
-        """Who should have left by now, and still has rows: these are to be taken back. Each is named once."""
+        """Workers that should have left by now, and still have rows to be taken back. Each is named once."""
         late = [worker for worker in self.workers.values() if worker.leave_by <= now]
         for worker in late:
             worker.leave_by = NEVER
@@ -223,11 +223,11 @@ class Pool:
         return chosen.url
 
     def takers(self, *, never: Collection[str] = (), fits: Callable[[str], bool] = lambda _: True) -> list[str]:
-        """Who takes rows, whether it has room now or not."""
+        """Workers that take rows, with room now or without."""
         return [url for url, each in self.workers.items() if each.takes_rows and url not in never and fits(url)]
 
     def home(self, prefix: bytes) -> str:
-        """Whom rows with this prefix prefer, of those that take rows; empty: nobody takes any."""
+        """Worker that rows with this prefix prefer, of those that take rows; empty: none takes any."""
         found = self._homes.get(prefix)
         if found is None:
             takers = self.takers()
@@ -238,7 +238,7 @@ class Pool:
         return found
 
     def suits(self, prefix: bytes) -> bool:
-        """Whether a row can go where it wants to now; one without a prefix can always."""
+        """True if a row's preferred worker has room now; a row without a prefix can always go."""
         if not prefix:
             return True
         home = self.workers.get(self.home(prefix))
@@ -254,12 +254,12 @@ class Pool:
 
     @property
     def any_room(self) -> bool:
-        """Whether anybody has room."""
+        """True if any worker has room."""
         return any(worker.has_room for worker in self.workers.values())
 
     @property
     def all_asked(self) -> bool:
-        """Whether each was asked what it serves: only then is one tried that does not list a row's model."""
+        """True once each was asked what it serves: only then is one tried that does not list a row's model."""
         return all(worker.asked for worker in self.workers.values())
 
     def release(self, url: str, tokens: int) -> None:
@@ -273,12 +273,12 @@ class Pool:
 
     @property
     def room(self) -> int:
-        """How many rows all workers that take any may have at once."""
+        """Number of rows that all serving workers together may have at once."""
         return sum(worker.limit for worker in self.workers.values() if worker.takes_rows)
 
     @property
     def serving(self) -> int:
-        """How many workers take rows."""
+        """Number of workers that take rows."""
         return sum(worker.takes_rows for worker in self.workers.values())
 
     # --- who is trusted ---
@@ -320,7 +320,7 @@ class Pool:
             self._homes.clear()
 
     def end_stalls(self, now: Instant, jitter: float) -> None:
-        """Who has stalled and has no rows left is broken: it is probed, and tried with one."""
+        """Break workers that have stalled and have no rows left: each is probed, and tried with one row."""
         for worker in self.workers.values():
             if worker.stalled and not worker.rows:
                 worker.stalled = False
@@ -359,7 +359,7 @@ class Pool:
     # --- probes ---
 
     def due_probes(self, now: Instant) -> list[str]:
-        """Whom to ask now whether it is there; each is named once until `probed` is called."""
+        """Workers to probe now; each is named once until `probed` is called."""
         due = [worker for worker in self.workers.values() if worker.probe_at <= now]
         for worker in due:
             worker.probe_at = NEVER
@@ -385,11 +385,11 @@ class Pool:
             worker.probe_at = now + self._policy.joining_wait * (0.5 + 0.5 * jitter)
 
     def next_at(self) -> Instant:
-        """When something is due: a probe, or an end of grace."""
+        """Time when something is due: a probe, or an end of grace."""
         return min((min(each.probe_at, each.leave_by) for each in self.workers.values()), default=NEVER)
 
     def complaints(self) -> Iterator[str]:
-        """What is wrong with each worker that does not serve."""
+        """Complaints about each worker that does not serve."""
         for worker in self.workers.values():
             if not worker.takes_rows:
                 yield f"worker {worker.url} {worker.because}"

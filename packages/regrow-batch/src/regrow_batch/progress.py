@@ -34,7 +34,7 @@ def span(seconds: Seconds | None) -> str:
 
 
 def headline(tally: Tally, now: Instant) -> str:
-    """How far it is, in a line."""
+    """Describe the progress in a line."""
     seen = max(now - tally.began, 1e-3)
     done = tally.before + tally.done
     parts = [

@@ -39,7 +39,7 @@ def encode_head(fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0
 
 
 def decode_head(line: bytes) -> JournalHead | None:
-    """What the first line says; None: this is no journal, or one of another format."""
+    """Decode the first line; None: this is no journal, or one of another format."""
     try:
         head = msgspec.json.decode(line, type=JournalHead)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -65,7 +65,7 @@ def decode_row(line: bytes) -> tuple[int, bytes] | None:
 
 
 def changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """What is not as it was, a phrase each."""
+    """Describe each change in a phrase."""
     return [
         f"{name} was {before.get(name) or 'not given'} and is {now.get(name) or 'not given'}"
         for name in sorted({*before, *now})

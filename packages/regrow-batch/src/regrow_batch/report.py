@@ -1,4 +1,4 @@
-"""What a batch has been, at its end: sentences, a file for programs, a picture."""
+"""Report of a batch at its end: sentences, a file for programs, a picture."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ _LINE, _GREY = "#1f4e79", "#6b7280"
 
 
 class WorkerReport(msgspec.Struct):
-    """What a worker has done in the last run of the head."""
+    """Work of a worker in the last run of the head."""
 
     url: str
     rows: int
@@ -143,7 +143,7 @@ class OutputCount:
 
 
 def workers_of(workers: Sequence[PoolWorker], prices: Prices | None = None) -> list[WorkerReport]:
-    """What each has done, by name."""
+    """Work of each worker, by name."""
     found = [
         WorkerReport(
             each.url,

@@ -1,6 +1,6 @@
-"""Whose fault it is that a row has no answer: the row's, the worker's, the pool's, or nobody knows. Pure.
+"""Fault for a row without an answer: the row's, the worker's, the pool's, or unknown. Pure.
 
-One answer alone rarely tells. A refusal is only a doubt here: `evidence` says what decides it.
+One answer alone rarely tells. A refusal is only a doubt here: `evidence` decides it.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _TALKS = ("/completions",)
 
 
 class Fault(StrEnum):
-    """Whose fault it is that a row has no answer."""
+    """Cause of a row's missing answer."""
 
     ROW = "row"
     WORKER = "worker"
@@ -88,10 +88,10 @@ class Again:
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and after which time a row is sent again.
+    """Number and times of a row's attempts.
 
     Attributes:
-        attempts: so many in all; then it becomes an error row.
+        attempts: their number; then it becomes an error row.
         base: the first wait, which doubles with each attempt.
         most: the longest wait; a worker that asks for a longer one is not obeyed beyond it.
     """
@@ -101,11 +101,11 @@ class RetryPolicy:
     most: Seconds = 30.0
 
     def wait(self, attempt: int, again: Again, jitter: float) -> Seconds:
-        """How long to wait after the attempt of that number, from 1.
+        """Wait after the attempt of that number, from 1.
 
         Args:
-            attempt: which one failed.
-            again: how.
+            attempt: the one that failed.
+            again: how it failed.
             jitter: drawn from 0 to 1. Half of the wait is random, so that rows that failed together come back apart.
         """
         if again.at_once and attempt == 1:
@@ -115,7 +115,7 @@ class RetryPolicy:
 
 
 def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Accept | Doubtful | Again:
-    """What becomes of a row. `wall`: seconds since the epoch, for a Retry-After that is a date."""
+    """Judge a row's outcome. `wall`: seconds since the epoch, for a Retry-After that is a date."""
     if isinstance(outcome, Unanswered):
         return Again(outcome.why, at_once=not outcome.hung, lost=not outcome.hung)
     status = outcome.status

@@ -9,7 +9,7 @@ import msgspec
 from regrow_batch.answers import is_sound, said_wrong
 
 ANSWER_TOKENS = 256
-"""What an answer is taken to cost where the row sets no limit."""
+"""Assumed cost of an answer if the row sets no limit."""
 BYTES_A_TOKEN = 4
 _NAME = re.compile(rb'"custom_id"\s*:\s*("(?:[^"\\]|\\.)*")')
 _PLAIN = {"/v1/chat/completions", "/v1/completions"}
@@ -53,12 +53,12 @@ class RowError(msgspec.Struct, omit_defaults=True):
 
     @property
     def is_its_own(self) -> bool:
-        """Whether it is known to be the row's own fault: no worker would have answered it."""
+        """True if it is known to be the row's own fault: no worker would have answered it."""
         return self.fault == "row" or (not self.fault and self.code == "invalid_row")
 
 
 class Served(msgspec.Struct, omit_defaults=True):
-    """Who has answered a row.
+    """Worker that has answered a row.
 
     Attributes:
         worker: its address.
@@ -136,12 +136,12 @@ class BadRow:
 
 @dataclass(frozen=True)
 class RowReading:
-    """How rows are read: parameters that make results others, so they are part of the job's fingerprint.
+    """Parameters of reading rows. They change the results, so they are part of the job's fingerprint.
 
     Attributes:
         model: asked for instead of each row's own; empty: the row's own.
         url: sent to instead of each row's own; empty: the row's own.
-        ends_loops: whether answers are streamed and ended where they loop.
+        ends_loops: whether answers are streamed and ended when they loop.
         prefix_bytes: how much of a prompt decides about affinity; 0: none. No part of the fingerprint.
     """
 
@@ -224,7 +224,7 @@ def _said(error: Exception) -> str:
 
 
 def _is_plain(asked: _Asked) -> bool:
-    """Whether an answer's pieces can be put together again: one choice of text alone."""
+    """True if an answer's pieces can be put together again: one choice of text alone."""
     return asked.n in (None, 1) and not asked.tools and not asked.logprobs
 
 

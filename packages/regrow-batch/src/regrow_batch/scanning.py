@@ -22,7 +22,7 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass
 class Scan:
-    """What an input has: nine bytes a row.
+    """Contents of an input: nine bytes a row.
 
     Attributes:
         source: where it is read.
@@ -45,17 +45,17 @@ class Scan:
 
     @property
     def place(self) -> str:
-        """What the input is called."""
+        """Name of the input."""
         return self.source.place
 
     @property
     def rows(self) -> int:
-        """How many results there will be."""
+        """Number of results to expect."""
         return len(self.states) - self.malformed - self.repeated
 
     @property
     def done(self) -> int:
-        """How many there are."""
+        """Number of results that are there."""
         return self.states.count(DONE)
 
     def complain(self, line: int, what: str) -> None:
@@ -161,7 +161,7 @@ class Feed:
 
     @property
     def ended(self) -> bool:
-        """Whether no row will come where none has: a file has all of its rows."""
+        """True if no more rows will come: a file has all of its rows."""
         return True
 
     def read(self) -> list[BatchRow | BadRow]:

@@ -22,10 +22,10 @@ _HEADERS = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """What a worker says of itself.
+    """A worker's description of itself.
 
     Attributes:
-        why: what is wrong, as a sentence that follows its name; empty: nothing.
+        why: the error, as a sentence that follows its name; empty: none.
         models: that it lists; none: it does not say.
         context: the longest row that any of these takes, in tokens; 0: it does not say.
         version: of the server; empty: it does not say.
@@ -38,14 +38,14 @@ class ProbeAnswer:
 
 
 class Sender(Protocol):
-    """Who sends rows."""
+    """Sender of rows."""
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
         """One attempt of a row at a worker; raises nothing that belongs to the world."""
         ...
 
     async def probe(self, url: str) -> ProbeAnswer:
-        """Whether a worker is there, and what it serves."""
+        """Ask whether a worker is there, and what it serves."""
         ...
 
 
@@ -149,7 +149,7 @@ class _Version(msgspec.Struct):
 
 
 def _models(body: bytes) -> tuple[frozenset[str], int]:
-    """Which models a list has, and the longest row that it takes."""
+    """Models in a list, and the longest row that it takes."""
     try:
         found = msgspec.json.decode(body, type=_Models).data
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -166,7 +166,7 @@ def _version(body: bytes) -> str:
 
 
 def _words(error: Exception) -> str:
-    """What an error of a connection says, without its library's words around it."""
+    """Text of a connection's error, without its library's words around it."""
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = error.os_error
         if reason.errno is not None and reason.errno > 0:

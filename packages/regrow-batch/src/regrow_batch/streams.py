@@ -31,7 +31,7 @@ class StreamedText:
 
     @property
     def finished(self) -> bool:
-        """Whether each choice has said why it has ended."""
+        """True if each choice has said why it has ended."""
         return bool(self._choices) and all(each.get("finish_reason") for each in self._choices.values())
 
     def take(self, event: bytes) -> None:

@@ -1,4 +1,4 @@
-"""What has happened in a batch so far, in bounded memory whatever its length. Pure."""
+"""Counts of a batch until now, in bounded memory whatever its length. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -41,7 +41,7 @@ class Tally:
     buckets: list[int] = field(default_factory=list)
     """Results in each stretch of `width` seconds since the beginning."""
     workers: list[int] = field(default_factory=list)
-    """How many workers served at its end."""
+    """Number of workers that served at its end."""
 
     def result(self, now: Instant, *, tokens: Tokens | None = None, error: bool = False) -> None:
         """A row has got its result."""
@@ -57,7 +57,7 @@ class Tally:
         self.retries[why if why in self.retries or len(self.retries) < MOST_REASONS else "failed otherwise"] += 1
 
     def serving(self, now: Instant, workers: int) -> None:
-        """So many workers serve at present."""
+        """Note the number of workers that serve at present."""
         self._grow(now)
         self.workers[-1] = workers
 

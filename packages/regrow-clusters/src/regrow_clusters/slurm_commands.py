@@ -27,7 +27,7 @@ def _slurm() -> "SlurmClient":
 
 
 def _command() -> list[str]:
-    """How regrow is started on the cluster's nodes: with this Python, which they share."""
+    """Command that starts regrow on the cluster's nodes: with this Python, which they share."""
     return [sys.executable, "-m", "regrow"]
 
 

@@ -1,9 +1,9 @@
-"""What faults will cost a job before it runs: pure arithmetic over a model of failing nodes.
+"""Forecast of the cost of faults before a job runs: pure arithmetic over a model of failing nodes.
 
-Nodes fail independently of one another and of what was before, so faults of a fleet are a Poisson process. Sources:
-J. W. Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974); J. T. Daly, "A higher
-order estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), whose complete model
-gives the time that a run takes.
+Nodes fail independently of one another and of the past, so faults of a fleet are a Poisson process. Sources: J. W.
+Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974); J. T. Daly, "A higher order
+estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), whose complete model gives the time that
+a run takes.
 """
 
 import math
@@ -17,7 +17,7 @@ HOUR: Seconds = 3600.0
 MONTH: Seconds = 30 * 24 * HOUR
 YEAR: Seconds = 365 * 24 * HOUR
 _MANY = 500.0
-"""So many faults at once are as good as normally distributed."""
+"""Number of faults at once that are as good as normally distributed."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Fleet:
         return HOUR / self.faults_an_hour if self.faults_an_hour else math.inf
 
     def faults(self, within: Seconds) -> float:
-        """How many are to be expected."""
+        """Expected number of faults."""
         return self.faults_an_hour * within / HOUR
 
     def chance(self, within: Seconds) -> float:
@@ -48,7 +48,7 @@ class Fleet:
         return -math.expm1(-self.faults(within))
 
     def cost(self, lost: Seconds) -> float:
-        """What the whole fleet costs in so much time."""
+        """Cost of the whole fleet for this time."""
         return self.nodes * self.price * lost / HOUR
 
     def spares(self, repair: Seconds, sure: float) -> int:
@@ -71,7 +71,7 @@ class Fleet:
 
 
 class RecoveryModel(Protocol):
-    """What follows a fault."""
+    """Consequences of a fault."""
 
     @property
     def lost(self) -> Seconds:

@@ -1,4 +1,4 @@
-"""What Prometheus is told of a running batch. Pure. docs/inference.md has a line for each series."""
+"""Metrics of a running batch for Prometheus. Pure. docs/inference.md has a line for each series."""
 
 from regrow.core.ids import Instant
 from regrow.core.metrics_text import Series, series_of, text_of
@@ -9,7 +9,7 @@ from regrow_batch.tally import Tally
 
 
 def exposition(pool: Pool, tally: Tally, now: Instant, prices: Prices | None = None) -> str:
-    """What a scrape answers."""
+    """Answer to a scrape."""
     return text_of(series(pool, tally, now, prices))
 
 

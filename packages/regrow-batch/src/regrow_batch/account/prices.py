@@ -1,4 +1,4 @@
-"""What tokens cost. Pure."""
+"""Prices of tokens. Pure."""
 
 import math
 from dataclasses import dataclass
@@ -44,6 +44,6 @@ class Prices:
         return cls(prompt, found.get("answer", 0.0), found.get("cached", prompt))
 
     def of(self, tokens: Tokens) -> float:
-        """What these cost."""
+        """Cost of these tokens."""
         fresh = tokens.prompt - tokens.cached
         return (self.prompt * fresh + self.cached * tokens.cached + self.answer * tokens.answer) / _MILLION

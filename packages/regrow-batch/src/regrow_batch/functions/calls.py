@@ -32,7 +32,7 @@ class CallFailed(RegrowError):
 
 
 class Calls:
-    """What a function of a row asks servers with; not to be made by users.
+    """Calls of a row's function to servers; not to be made by users.
 
     Args:
         line: where calls wait to be sent.
@@ -126,7 +126,7 @@ class CallFeed(Feed):
 
     @property
     def ended(self) -> bool:
-        """Whether none will come."""
+        """True if no call will come."""
         return self._calls.ended and not self._calls.waiting
 
     def read(self) -> list[BatchRow | BadRow]:

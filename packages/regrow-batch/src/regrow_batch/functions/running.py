@@ -53,7 +53,7 @@ class FunctionRows:
     unit: ClassVar[str] = "record"
 
     def words(self) -> dict[str, str]:
-        """What results depend on beside the records."""
+        """Settings on which the results depend, beside the records."""
         return {"version": self.version} if self.version else {}
 
     def lines(self, digest: Digest) -> Iterator[bytes]:

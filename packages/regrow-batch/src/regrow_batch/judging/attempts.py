@@ -74,7 +74,7 @@ class Attempts:
 
     @property
     def company(self) -> bool:
-        """Whether a row is under way that may have others beside it."""
+        """True if a row is under way that may have others beside it."""
         return any(not hand.alone for _, hand, _ in self._under_way.values())
 
     def errand(self, work: Coroutine[Any, Any, None]) -> None:
@@ -137,7 +137,7 @@ class Attempts:
         return worker.version if worker is not None else ""
 
     async def _has_died(self, url: str, *, row_lost: bool) -> bool:
-        """Whether an engine has ended with all its rows: it answers no probe, or most of these are lost at once.
+        """True if an engine has ended with all its rows: it answers no probe, or most of these are lost at once.
 
         Args:
             url: the worker that has not answered a row.
@@ -183,7 +183,7 @@ class Attempts:
         self.doubts.answered(url, hand, began)
 
     def _is_another(self, url: str, model: str) -> bool:
-        """Whether a worker does not have a model that another one has."""
+        """True if a worker does not have a model that another one has."""
         return not self._evidence.lists(model, [url]) and self._evidence.lists(model, self._pool.workers)
 
     def _doubt(self, hand: Hand, url: str, outcome: Answered, verdict: Doubtful) -> None:

@@ -48,16 +48,16 @@ class RowsInDoubt:
 
     @property
     def none(self) -> bool:
-        """Whether no row is in doubt, and no worker is being tried."""
+        """True if no row is in doubt, and no worker is being tried."""
         return not self._rows and not self._trying
 
     @property
     def trying(self) -> bool:
-        """Whether a worker is being tried."""
+        """True while a worker is being tried."""
         return bool(self._trying)
 
     def unmet(self, hand: Hand) -> bool:
-        """Whether there is another worker to be asked about a row."""
+        """True if there is another worker to be asked about a row."""
         if len(hand.opinions) >= MOST_OPINIONS:
             return False
         kind = hand.row.kind
@@ -88,7 +88,7 @@ class RowsInDoubt:
         self._trust(url, hand.row.kind, began)
 
     def _trust(self, url: str, kind: Kind, began: Instant) -> None:
-        """What this worker has refused before `began` is the row's fault, as long as nobody else can be asked."""
+        """Take this worker's refusals before `began` as the row's fault, as long as nobody else can be asked."""
         rows, self._rows = self._rows, []
         for hand in rows:
             word = next((each for each in hand.opinions if each.worker == url and each.at <= began), None)

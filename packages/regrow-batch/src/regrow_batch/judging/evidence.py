@@ -1,7 +1,7 @@
-"""What workers have shown: which kinds of rows each answers, which it refuses, which row is at fault. Pure.
+"""Evidence on workers: the kinds of rows that each answers or refuses, and the row at fault. Pure.
 
-A refusal is the row's fault where a sound worker says so: one that has answered another row of that kind since. Whoever
-refuses what others take is at fault itself, and gets no more rows of that kind but one now and then.
+A refusal is the row's fault if a sound worker gives it: one that has answered another row of that kind since. A worker
+that refuses rows which others take is at fault itself, and gets no more rows of that kind but one now and then.
 """
 
 from collections.abc import Collection, Iterator
@@ -16,9 +16,9 @@ Kind = tuple[str, str]
 """The page and the model that rows ask for."""
 
 MOST_OPINIONS = 4
-"""So many workers are asked about a row that is refused; those that can take the longest rows first."""
+"""Most workers that are asked about a row that is refused; those that can take the longest rows first."""
 MOST_DEATHS = 2
-"""A row that has met so many ends of engines goes on alone, when all others are done."""
+"""Ends of engines after which their row goes on alone, when all others are done."""
 _UNPROVEN_REFUSALS, _PROVEN_REFUSALS = 3, 8
 """In a row, of one kind: then a worker is in doubt itself."""
 _FIRST_WAIT: Seconds = 0.5
@@ -79,7 +79,7 @@ class Hand:
 
     @property
     def suspected(self) -> bool:
-        """Whether the row itself may be what ends engines."""
+        """True if the row itself may be the cause of engines' ends."""
         return self.deaths >= MOST_DEATHS
 
     @property
@@ -106,7 +106,7 @@ class _Record:
 
 
 class WorkerEvidence:
-    """What all workers of a job have shown."""
+    """Evidence on all workers of a job."""
 
     def __init__(self) -> None:
         self._records: dict[tuple[str, Kind], _Record] = {}
@@ -127,7 +127,7 @@ class WorkerEvidence:
             del self._records[each]
 
     def lists(self, model: str, urls: Collection[str]) -> bool:
-        """Whether one of these workers says that it has this model."""
+        """True if one of these workers says that it has this model."""
         return any(model in self._models.get(url, ()) for url in urls)
 
     def answered(self, url: str, row: BatchRow) -> None:
@@ -160,7 +160,7 @@ class WorkerEvidence:
         self.convicted(url, kind, now)
 
     def is_doubted(self, url: str, kind: Kind) -> bool:
-        """Whether a worker that has answered such rows has refused so many in a row since that it is to be tried."""
+        """True if a worker that has answered such rows has since refused enough in a row that it is to be tried."""
         return self._record(url, kind).refused >= _PROVEN_REFUSALS
 
     def control(self, kind: Kind) -> BatchRow | None:
@@ -174,11 +174,11 @@ class WorkerEvidence:
         return record.refused >= (_PROVEN_REFUSALS if record.answered else _UNPROVEN_REFUSALS)
 
     def fits(self, url: str, kind: Kind) -> bool:
-        """Whether a worker is given rows of that kind as they come."""
+        """True if a worker is given rows of that kind as they come."""
         return not self._is_unfit(self._record(url, kind))
 
     def may_try(self, url: str, kind: Kind, now: Instant) -> bool:
-        """Whether a worker that does not fit may be tried with one row now; True is said once for each wait."""
+        """True if a worker that does not fit may be tried with one row now; True is said once for each wait."""
         record = self._record(url, kind)
         if now < record.try_at:
             return False
@@ -192,7 +192,7 @@ class WorkerEvidence:
         return min(waits, default=float("inf"))
 
     def complaints(self, urls: Collection[str]) -> Iterator[str]:
-        """Which workers get no rows of some kind, and why."""
+        """Workers that get no rows of some kind, and the reasons."""
         for (url, (page, model)), record in self._records.items():
             if url in urls and self._is_unfit(record):
                 why = record.why or f"does not list the model {model!r} ({', '.join(sorted(self._models[url])[:4])})"

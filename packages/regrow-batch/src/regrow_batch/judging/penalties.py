@@ -12,7 +12,7 @@ _REFUSES = (400, 422)
 
 
 class Penalties:
-    """What is known of workers.
+    """Knowledge of workers' penalties.
 
     Args:
         sender: speaks with them.
@@ -23,7 +23,7 @@ class Penalties:
         self._known: dict[tuple[str, tuple[str, str]], asyncio.Task[str]] = {}
 
     async def at(self, url: str, row: BatchRow) -> str:
-        """Whether a worker heeds the penalty that a row asks for; asked once for each kind of rows."""
+        """Ask, once for each kind of rows, if a worker heeds the penalty that a row asks for."""
         key = (url, row.kind)
         task = self._known.get(key)
         if task is None:

@@ -37,7 +37,7 @@ class Queue:
 
     @property
     def only_last(self) -> bool:
-        """Whether none waits but those that come last."""
+        """True if only rows that come last wait."""
         return not self.ready and not self._later
 
     @property

@@ -67,7 +67,7 @@ class Results:
         self._commit(row.number, failed(row, code, message, fault), error=True)
 
     def _circles(self, answer: Answer, ended_early: int) -> Circles | None:
-        """What is told of an answer that runs in circles; an answer that ended by itself does not."""
+        """Loop in an answer, if it has one; an answer that ended by itself has none."""
         if ended_early:
             self.tally.ended += 1
             found: Circles | None = told_of(ended_early, ended_early=True)

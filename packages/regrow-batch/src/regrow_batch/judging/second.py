@@ -1,4 +1,4 @@
-"""Which rows under way are tried elsewhere too: the first answer counts. Pure."""
+"""Choice of the rows under way that are tried elsewhere too: the first answer counts. Pure."""
 
 from collections.abc import Collection, Iterator
 

@@ -34,15 +34,15 @@ _BELONGS, _UNAUTHORIZED, _NOT_HERE, _GONE = 200, 401, 404, 410
 
 @dataclass(frozen=True)
 class WorkerWords:
-    """What a worker is told.
+    """Arguments of a worker.
 
     Attributes:
         head: the head's address; empty: it is on this machine, and `door` says where.
         door: the file that says so.
         token: of a head with an address.
-        command: starts the server; `{port}` and `{host}` stand for where it listens.
-        port: which; 0: any that is free.
-        advertise: under which name the head reaches this machine; empty: it is worked out.
+        command: starts the server; `{port}` and `{host}` stand for its address.
+        port: its port; 0: any that is free.
+        advertise: the name under which the head reaches this machine; empty: it is worked out.
         cap: rows at once; 0: the head's own.
         grace: from being asked to go to the server's end.
         patience: how long the head may not answer.
@@ -60,7 +60,7 @@ class WorkerWords:
 
 
 class Heard(NamedTuple):
-    """What the head says. `status`: 0: it did not answer. `refused`: nobody listens there. `text`: what is wrong."""
+    """Answer of the head. `status`: 0: it did not answer. `refused`: nobody listens there. `text`: the error."""
 
     status: int
     text: str = ""

@@ -18,7 +18,7 @@ from regrow.core.ids import Seconds
 from regrow_batch.servers import guard
 
 PORT, HOST = "{port}", "{host}"
-"""What stands in a command where its server is to listen."""
+"""Placeholders in a command for its server's address."""
 _GUARD = str(Path(guard.__file__))
 
 

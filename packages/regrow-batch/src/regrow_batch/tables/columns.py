@@ -101,7 +101,7 @@ TOLD: Mapping[str, tuple[str, Callable[[RowResult], Any]]] = {
     "response": (TEXT, lambda row: _as_json(row.line.get("response"))),
     "line": (TEXT, lambda row: _as_json(row.line)),
 }
-"""What can be told of a row: the kind of its values, and how it is found."""
+"""Facts about a row: the kind of each value, and a function that finds it."""
 
 USUAL = ("answer", "finish_reason", "error", "prompt_tokens", "completion_tokens")
 USUAL_OF_EMBEDDINGS = ("embedding", "error", "prompt_tokens")
@@ -127,7 +127,7 @@ class Column:
     given: str = ""
 
     def value(self, row: RowResult, record: Record) -> Any:
-        """What it has of a row."""
+        """Value of a row in this column."""
         return TOLD[self.told][1](row) if self.told else record.get(self.given)
 
 

@@ -31,7 +31,7 @@ _LARGEST_FIELD = 1 << 30
 
 
 def suffix_of(place: str) -> str:
-    """What a place's name says it is, without the end of a compressed one."""
+    """Suffix of a place's name, without the end of a compressed one."""
     return Path(unpacked_name(place)).suffix.lower()
 
 
@@ -49,7 +49,7 @@ def open_unpacked(place: str) -> BinaryIO:
 
 
 def is_table(place: str) -> bool:
-    """Whether a place has records and not lines of JSON."""
+    """True if a place has records and not lines of JSON."""
     path = local_path(place)
     if path is not None and path.is_dir():
         return True
@@ -59,7 +59,7 @@ def is_table(place: str) -> bool:
 
 
 def is_data_set(place: str) -> bool:
-    """Whether a place is a data set of the hub, and not a file there."""
+    """True if a place is a data set of the hub, and not a file there."""
     return place.startswith(_HUB) and not place.startswith(_HUB_FILES)
 
 

@@ -25,7 +25,7 @@ class RowLines:
     unit: ClassVar[str] = "line"
 
     def words(self) -> dict[str, str]:
-        """What results depend on beside the bytes."""
+        """Settings on which the results depend, beside the bytes."""
         return {}
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
@@ -62,7 +62,7 @@ class RowRecords:
     unit: ClassVar[str] = "record"
 
     def words(self) -> dict[str, str]:
-        """What results depend on beside the lines, by the name that the user knows it by."""
+        """Settings on which the results depend, beside the lines, by the names that the user knows."""
         return self.making.words()
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
@@ -74,20 +74,20 @@ class RowRecords:
 
 
 class RowSource(Protocol):
-    """What a batch reads: lines that each are a row, the same each time."""
+    """Source of a batch: lines that each are a row, the same each time."""
 
     @property
     def place(self) -> str:
-        """What it is called."""
+        """Name of the source."""
         ...
 
     @property
     def unit(self) -> str:
-        """What a line of it is called."""
+        """Name for one of its lines."""
         ...
 
     def words(self) -> dict[str, str]:
-        """What results depend on beside the lines, by the name that the user knows it by."""
+        """Settings on which the results depend, beside the lines, by the names that the user knows."""
         ...
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
@@ -96,7 +96,7 @@ class RowSource(Protocol):
 
 
 def source_of(place: str, making: RowMaking, *, split: str = "train") -> RowSource:
-    """What a place is. Raises `UsageError` where it is not there, or does not say what is asked."""
+    """Source of the rows at a place. Raises `UsageError` if it is not there, or does not say what is asked."""
     if not is_table(place) and not making.asks:
         return RowLines(place)
     table = Table(place, split)

@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowMaking:
-    """How a record becomes a row. One of the first three says what is asked.
+    """Making of a row from a record. One of the first three says what is asked.
 
     Attributes:
         prompt: the column of a text.
@@ -44,11 +44,11 @@ class RowMaking:
 
     @property
     def asks(self) -> bool:
-        """Whether it says what is asked; if not, the input has rows, or columns of the usual names."""
+        """True if it says what is asked; if not, the input has rows, or columns of the usual names."""
         return bool(self.prompt or self.messages or self.template is not None)
 
     def words(self) -> dict[str, str]:
-        """What results depend on, by the name that the user knows it by; nothing where no rows are made."""
+        """Settings on which the results depend, by the names that the user knows; none if no rows are made."""
         template = "" if self.template is None else json.dumps(self.template, sort_keys=True)
         found = {"--prompt-column": self.prompt, "--messages-column": self.messages, "--template": template}
         return {name: value for name, value in (found | {"--id-column": self.name}).items() if value}
@@ -113,7 +113,7 @@ def unmade(line: bytes) -> str:
 
 
 def body_of(record: Record, making: RowMaking) -> Any:
-    """What is sent. Raises `ValueError` where the record has not what it is made of."""
+    """Body to send. Raises `ValueError` if the record lacks a part of it."""
     if making.template is not None:
         return filled(making.template, record)
     if making.messages:
@@ -177,7 +177,7 @@ def _as_text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can have of a table's value: times and the like as texts, numbers of other kinds as numbers."""
+    """Form of a table's value that JSON can have: times and the like as texts, numbers of other kinds as numbers."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):

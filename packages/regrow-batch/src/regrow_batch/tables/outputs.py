@@ -18,12 +18,12 @@ Numbered = Iterable[tuple[int, bytes]]
 
 
 def is_parquet(place: str) -> bool:
-    """Whether an output becomes Parquet."""
+    """True if an output becomes Parquet."""
     return suffix_of(place) in PARQUET
 
 
 class Output:
-    """What an output will be. Making one raises `UsageError` where that cannot be, before anything is sent.
+    """Output to be. Making one raises `UsageError` if it is not possible, before anything is sent.
 
     Args:
         place: a path or a URL; its name says what it becomes: `.parquet`, lines of JSON, gzipped where it ends so.
@@ -46,7 +46,7 @@ class Output:
 
     @property
     def has_lines(self) -> bool:
-        """Whether it has the results as they are, from which a batch can go on."""
+        """True if it has the results as they are, from which a batch can go on."""
         return not is_parquet(self.place) and not self._columns
 
     def _look(self, source: RowRecords) -> list[str]:

@@ -1,5 +1,5 @@
-"""How a job gets and gives back its machines, wherever they come from: one planner for all. Pure.
+"""Machines of a job, taken and given back wherever they come from: one planner for all. Pure.
 
-An adapter observes its cluster (`observed.py`), asks `planner.plan` what is to be done (`actions.py`), does it, and
-observes again. The planner keeps nothing between two calls: what it must know of the past is in what is observed.
+An adapter observes its cluster (`observed.py`), asks `planner.plan` for the actions (`actions.py`), does them, and
+observes again. The planner keeps nothing between two calls: the past that it needs is in the observations.
 """

@@ -1,4 +1,4 @@
-"""What the planner asks of an adapter."""
+"""Actions that the planner asks of an adapter."""
 
 import msgspec
 

@@ -1,6 +1,6 @@
-"""What a cluster knows of a node, as verdicts of ours, by a table that is configuration. Pure, but for `read_table`.
+"""Verdicts on a node from the cluster's facts, by a table that is configuration. Pure, but for `read_table`.
 
-The table that is used where nobody gives another is `node_health.toml`, beside this file.
+The default table is `node_health.toml`, beside this file.
 """
 
 import fnmatch
@@ -31,7 +31,7 @@ class NodeFact(msgspec.Struct, frozen=True):
 
 
 class HealthRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What facts of one kind mean: patterns, and the verdict."""
+    """Meaning of facts of one kind: patterns, and the verdict."""
 
     what: str
     severity: Severity
@@ -40,7 +40,7 @@ class HealthRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Action = Action.NONE
 
     def fits(self, fact: NodeFact) -> bool:
-        """Whether it speaks of this fact."""
+        """True if it speaks of this fact."""
         return self.what == fact.what and _like(fact.key, self.key) and _like(fact.value, self.value)
 
 
@@ -50,7 +50,7 @@ class HealthTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: list[HealthRule] = []
 
     def verdicts(self, node: str, facts: Iterable[NodeFact]) -> list[HealthVerdict]:
-        """What the facts mean, the worst first; none for what is `ok` or in no rule."""
+        """Verdicts on a node's facts, the worst first; none for facts that are `ok` or in no rule."""
         found = []
         for fact in facts:
             rule = next((each for each in self.rule if each.fits(fact)), None)
@@ -92,12 +92,12 @@ def parse_table(text: str, where: str) -> HealthTable:
 
 
 def slurm_facts(state: str, reason: str) -> list[NodeFact]:
-    """What Slurm says of a node; the reason first, for it says more."""
+    """Slurm's facts about a node; the reason first, for it says more."""
     return [*([NodeFact("reason", "slurm", reason)] if reason else []), NodeFact("state", "slurm", state)]
 
 
 def may_mark(out: int, every: int) -> bool:
-    """Whether one node more may be taken out of use by regrow: a tenth at most, whoever took them out; one always may.
+    """True if regrow may take one more node out of use: a tenth at most, whoever took them out; one always may.
 
     Args:
         out: nodes that are out of use already.

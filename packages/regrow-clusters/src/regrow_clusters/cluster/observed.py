@@ -1,4 +1,4 @@
-"""What an adapter has observed of one job in its cluster: facts with times, without any cluster's words."""
+"""Observations of one job in its cluster: facts with times, without any cluster's words."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from regrow.core.ids import Instant
 
 
 class ReplicaStage(StrEnum):
-    """How far a replica is."""
+    """Stage of a replica."""
 
     QUEUED = "queued"
     """It waits for capacity; nothing of it runs."""
@@ -24,7 +24,7 @@ class ReplicaStage(StrEnum):
 
 
 class JobStage(StrEnum):
-    """How far the job is."""
+    """Stage of the job."""
 
     NEW = "new"
     """Its gang is to be started, or is starting."""
@@ -51,7 +51,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     place: int
     stage: ReplicaStage
     since: Instant
-    """When it came to this stage, or was first seen there."""
+    """Time when it came to this stage, or was first seen there."""
     nodes: tuple[str, ...] = ()
     leave_by: Instant | None = None
     """Of one that leaves: until when it may take."""
@@ -64,12 +64,12 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the job's present or coming replicas."""
+        """True if it is one of the job's present or coming replicas."""
         return self.stage in _COUNTS
 
     @property
     def waits(self) -> bool:
-        """Whether it is still to run."""
+        """True if it is still to run."""
         return self.stage in (ReplicaStage.QUEUED, ReplicaStage.STARTING)
 
 
@@ -80,7 +80,7 @@ class BadNode(msgspec.Struct, frozen=True):
     until: Instant
     reason: str = ""
     leave: bool = False
-    """Who runs there should be elsewhere, where there is room."""
+    """Move replicas off this node when capacity allows."""
 
 
 class JobSeen(msgspec.Struct, frozen=True):
@@ -91,7 +91,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     granted: int = 0
     """The size it has had or asked for: what is missing of it is replaced at once, what is beyond it is growth."""
     changed_at: Instant | None = None
-    """When its replicas last changed."""
+    """Time of the last change of its replicas."""
     retry_at: Instant = 0.0
     """After failures: nothing is started before."""
     bad_nodes: tuple[BadNode, ...] = ()

@@ -1,8 +1,8 @@
-"""What is to be done for a job: `plan(spec, observed, now)`. Pure, and the same for every kind of cluster.
+"""Planner of a job's replicas: `plan(spec, observed, now)`. Pure, and the same for every kind of cluster.
 
 Laws (`tests/unit/test_cluster_planner.py`): from any observed state it comes to the wanted size and then does nothing;
-never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and nobody
-who runs is sent away while no more than the wanted number run, however many wait.
+never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and no
+running replica is sent away while no more than the wanted number run, however many wait.
 """
 
 from regrow.core.ids import Instant
@@ -37,7 +37,7 @@ def plan(spec: ElasticSpec, observed: JobSeen, now: Instant) -> list[PlannedActi
 
 
 def granted_after(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAction]) -> int:
-    """What `JobSeen.granted` is to be when these actions are done."""
+    """Value of `JobSeen.granted` after these actions."""
     if observed.stage in (JobStage.NEW, JobStage.BROKEN):
         return spec.replica_count
     present = len({each.place for each in observed.replicas if each.counts})
@@ -47,7 +47,7 @@ def granted_after(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAct
 
 
 def next_look(spec: ElasticSpec, observed: JobSeen, now: Instant) -> Instant | None:
-    """When time alone may change what is to be done; None: only news can."""
+    """Time at which the plan may change by itself; None: only news can change it."""
     times = [observed.retry_at]
     if observed.changed_at is not None:
         times.append(observed.changed_at + spec.scale_up_snooze_time_in_seconds)
@@ -72,17 +72,17 @@ class _Work:
             if each.to_blame:
                 self._blamed.extend(each.nodes)
         self._leaving: set[str] = set()
-        """Who does not count any more."""
+        """Replicas that do not count any more."""
         self._anew: list[ReplicaSeen] = []
-        """Who leaves only to be asked for again, and counts as if it stayed."""
+        """Replicas that leave only to be asked for again, and count as if they stayed."""
         self._freed: set[str] = set()
-        """Whose places can be filled at once: certainly nothing of them runs."""
+        """Replicas whose places can be filled at once: certainly nothing of them runs."""
         self.actions: list[PlannedAction] = []
 
     # --- what leaves -------------------------------------------------------------------------------------------
 
     def release_gone(self) -> None:
-        """What has ended, or is lost and fenced, is given back; what was to leave and has not is, once it is fenced."""
+        """Give back replicas that have ended, or are lost and fenced; late leavers too, once they are fenced."""
         for each in self._seen.replicas:
             if each.safe_at is None or each.safe_at > self._now:
                 continue
@@ -106,7 +106,7 @@ class _Work:
                 self._drain(each, f"{first.name} has its place")
 
     def drain_surplus(self) -> None:
-        """What is beyond the wanted size leaves: those that wait first, then the highest places."""
+        """Drain replicas beyond the wanted size: those that wait first, then the highest places."""
         counted = self._present()
         wanted = wanted_size(self._spec)
         surplus = len(counted) - wanted
@@ -123,16 +123,16 @@ class _Work:
             self._drain(each, "fewer replicas are wanted")
 
     def give_up_stuck(self) -> None:
-        """Who has its machines and does not come to run gives them back; another is started elsewhere."""
+        """Give back the machines of a replica that does not come to run; another is started elsewhere."""
         limit = self._spec.scaling_timeout_in_seconds
         for each in self._present():
             if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
                 self._drain(each, f"it did not run within {limit:g} s", blame=each.nodes)
 
     def move_from_bad(self) -> None:
-        """Who runs on a bad machine goes elsewhere: one at a time, beyond the gang's size, and never the coordinator's.
+        """Move replicas from bad machines: one at a time, beyond the gang's size, and never the coordinator's.
 
-        Where another is on its way nobody moves: a wrong word about all machines costs one replica, and no more.
+        None moves while another is on its way: a wrong word about all machines costs one replica, and no more.
         """
         bad = {each.node: each for each in self._seen.bad_nodes if each.leave and each.until > self._now}
         here = [each for each in self._seen.replicas if each.stage is ReplicaStage.RUNNING]
@@ -146,7 +146,7 @@ class _Work:
                 return
 
     def ask_anew(self) -> None:
-        """Who still waits, kept away from a machine that is not bad any more, is asked for again without that.
+        """Ask again for a waiting replica that is kept away from a machine that is not bad any more.
 
         It leaves the queue first, and its place is filled when it has: it may just have been given machines.
         """
@@ -184,14 +184,14 @@ class _Work:
     # --- what comes --------------------------------------------------------------------------------------------
 
     def start_gang(self) -> None:
-        """What is missing of the gang, unless a part of it is on its way out."""
+        """Start the missing part of the gang, unless a part of it is on its way out."""
         leaving = any(isinstance(each, DrainReplica) for each in self.actions)
         missing = tuple(place for place in self._free() if place < self._spec.replica_count)
         if missing and not leaving and self._seen.retry_at <= self._now:
             self.actions.append(StartGang(missing, self._avoid()))
 
     def start(self) -> None:
-        """What is missing of the gang and of the granted size, and then one increment more."""
+        """Start the missing part of the gang and of the granted size, and then one more increment."""
         if self._seen.retry_at > self._now:
             return
         present, wanted = [*self._present(), *self._anew], wanted_size(self._spec)
@@ -216,14 +216,14 @@ class _Work:
         return max(self._spec.max_pending_replicas, next_size(self._spec, there) - there)
 
     def _increment(self, there: int) -> int:
-        """Where this growth ends: at the last size for which no more wait than may, at least the next one."""
+        """End of this growth: the last size for which no more replicas wait than may, at least the next one."""
         end = next_size(self._spec, there)
         while (more := next_size(self._spec, end)) > end and more - there <= self._spec.max_pending_replicas:
             end = more
         return end
 
     def _snoozes(self) -> bool:
-        """Whether the replicas have just changed."""
+        """True if the replicas have just changed."""
         changed = self._seen.changed_at
         # As `next_look` reckons: the difference would be rounded otherwise, and nobody would look again.
         return changed is not None and self._now < changed + self._spec.scale_up_snooze_time_in_seconds

@@ -1,4 +1,4 @@
-"""How many replicas a job may have, and what a specification must say: HyperPod's vocabulary where it has a word."""
+"""Allowed numbers of replicas of a job, and checks of its specification, in HyperPod's vocabulary if it has a word."""
 
 import msgspec
 
@@ -8,28 +8,28 @@ MOST_REPLICAS = 4096
 
 
 class ElasticSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """What is wanted of a job's size. A replica is one whole copy of the model: the unit that comes and goes."""
+    """Specification of a job's size. A replica is one whole copy of the model: the unit that comes and goes."""
 
     replica_count: int
-    """The gang: the job starts with so many at once, and never has fewer by its own choice."""
+    """The gang: number of replicas at the start, below which the job never goes by its own choice."""
     max_replica_count: int
     replicas: int | None = None
-    """How many are wanted now; None: as many as there may be."""
+    """Number wanted now; None: as many as there may be."""
     replica_increment_step: int = 1
     """Sizes are `replica_count` and whole steps above it."""
     replica_discrete_values: tuple[int, ...] = ()
     """Instead of steps: the only sizes there may be."""
     max_pending_replicas: int = 1
-    """How many wait for capacity at most, beyond the gang: a waiting replica is the wish to grow."""
+    """Most replicas that wait for capacity, beyond the gang: a waiting replica is the request to grow."""
     graceful_shutdown_timeout_in_seconds: Seconds = 60.0
     scaling_timeout_in_seconds: Seconds = 300.0
     """A replica that has its machines and does not run by then is given up; its machines are avoided."""
     scale_up_snooze_time_in_seconds: Seconds = 30.0
-    """How long no growth begins after any change."""
+    """Time without growth after any change."""
 
 
 class SizeProblem(msgspec.Struct, frozen=True):
-    """What cannot be in a specification: the field, and what is wrong with it and how it is mended."""
+    """Problem in a specification: the field, the error, and its cure."""
 
     field: str
     message: str

@@ -60,7 +60,7 @@ class JobAsker:
         return False
 
     async def ask(self, job: TrainingJob, host: str) -> JobFigures | None:
-        """How far the job is, by its coordinator at this address; None: it does not say, or not in time."""
+        """Progress of the job, by its coordinator at this address; None: no answer, or not in time."""
         told = await self._answer(job, host, "GET", "/figures")
         try:
             return None if told is None else msgspec.json.decode(told, type=JobFigures)

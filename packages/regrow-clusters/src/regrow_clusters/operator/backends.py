@@ -1,4 +1,4 @@
-"""What makes a gang start whole: one interface, for the scheduler alone and for Kueue. Pure."""
+"""Admission of a gang as a whole: one interface, for the scheduler alone and for Kueue. Pure."""
 
 from typing import Any, Final, Protocol
 
@@ -20,7 +20,7 @@ GIVEN_BACK_CODE: Final = "REGROW_GIVEN_BACK_CODE"
 
 
 class GangBackend(Protocol):
-    """What is added to pods for those who admit them."""
+    """Additions to pods for those who admit them."""
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
         """Add to pods of one group of `total`, which are admitted together or not at all."""

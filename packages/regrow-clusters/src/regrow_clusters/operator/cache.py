@@ -1,4 +1,4 @@
-"""What is known of the cluster: the jobs, and the little that counts of their pods."""
+"""Cache of the cluster: the jobs, and the little that counts of their pods."""
 
 from regrow_clusters.operator.api import ApiKind, Manifest
 from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod

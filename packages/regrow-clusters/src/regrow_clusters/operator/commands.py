@@ -69,7 +69,7 @@ def _check_fields(given: Any, schema: Manifest, where: str, path: str = "spec") 
 
 
 def status_lines(name: str, namespace: str) -> list[str]:
-    """How a job is, for people."""
+    """Describe a job's state for people."""
     found = _asked(lambda api: api.get(ApiKind.JOBS, namespace or api.namespace, name))
     status = read_status(found)
     lines = [

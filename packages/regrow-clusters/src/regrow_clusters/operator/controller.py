@@ -59,9 +59,9 @@ class Controller:
         api: the cluster.
         key: from which the jobs' secrets are made; the same for all operators of a cluster.
         wall: seconds since the epoch, as the API server's times.
-        resync_every: all jobs are looked at so often, whatever was heard.
-        ask_every: so often jobs are asked how far they are, and nodes are looked at.
-        nodes: what is known of the cluster's nodes; None: nothing.
+        resync_every: interval of looks at all jobs, whatever was heard.
+        ask_every: interval of requests to jobs for their progress, and of looks at nodes.
+        nodes: the watch on the cluster's nodes; None: there is none.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Controller:
             await asyncio.sleep(self._resync_every)
 
     async def _ask_jobs(self) -> None:
-        """How far the jobs are is for people alone: it is asked beside the work, and may fail."""
+        """Ask the jobs for their progress. It is for people alone, so it is asked beside the work, and may fail."""
         async with self._asker as asker:
             while True:
                 await asyncio.sleep(self._ask_every)
@@ -178,7 +178,7 @@ class Controller:
         return figures if (uid, attempt) == (job.uid, job.status.attempt) else None
 
     async def _watch_nodes(self) -> None:
-        """What is known of nodes is for where the next replica goes: nothing waits for it."""
+        """Watch the nodes, to choose one for the next replica: nothing waits for it."""
         while self._nodes is not None:
             now = self._wall()
             try:
@@ -287,7 +287,7 @@ class Controller:
         self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
 
     async def _tell(self, job: TrainingJob, news: Sequence[JobNews], now: Instant) -> None:
-        """What has just become known, as events; one that cannot be made changes nothing else."""
+        """Create events for news; one that cannot be created changes nothing else."""
         for each in news:
             try:
                 await self._api.create(ApiKind.EVENTS, event(job, each, now))
@@ -304,7 +304,7 @@ class Controller:
 
 
 def _pod_findings(seen: list[PodSeen], actions: list[PlannedAction]) -> list[JobFinding]:
-    """Whether pods are made and start. A refusal stays until nothing is left to be made."""
+    """Findings on whether pods are made and start. A refusal stays until nothing is left to be made."""
     trouble = start_trouble(seen)
     found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
     if seen and not any(isinstance(each, StartGang | StartReplica) for each in actions):

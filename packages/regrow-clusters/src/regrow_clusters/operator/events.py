@@ -44,7 +44,7 @@ def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNew
 
 
 def news_of_job(job: TrainingJob, new: TrainingJobStatus, actions: Sequence[PlannedAction]) -> list[JobNews]:
-    """What becomes of the gang and of its replicas. `new`: the status, once the actions are done."""
+    """News of the gang and of its replicas. `new`: the status, once the actions are done."""
     old, told = job.status, [_news_of(each) for each in actions]
     if new.attempt > old.attempt:
         where = f"the newest checkpoint in {job.spec.checkpoint_dir}" if job.spec.checkpoint_dir else "the beginning"

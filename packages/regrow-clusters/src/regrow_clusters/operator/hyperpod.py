@@ -323,7 +323,7 @@ class _Conversion:
         return shown
 
     def _queued(self, name: str, text: str, kueue: dict[str, str]) -> bool:
-        """Whether a label or annotation is said otherwise here, or not at all."""
+        """True if a label or annotation has a counterpart here, or none at all."""
         if name in (_QUEUE, _CLASS):
             kueue["queueName" if name == _QUEUE else "priorityClass"] = text
         elif name in _TOPOLOGY:

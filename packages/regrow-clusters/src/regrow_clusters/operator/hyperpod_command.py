@@ -47,14 +47,14 @@ _SHORT: Final = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
 @dataclass
 class LaunchedScript:
-    """What a launcher was to start.
+    """Program that a launcher was to start.
 
     Attributes:
         script: it and its arguments.
         flags: of `regrow run`.
         ranks: of a pod, as the flag says; empty: not said.
         notes: sentences for people.
-        unknown: flags that nobody here knows.
+        unknown: flags that are not known here.
     """
 
     script: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Which of several operators works: the one that holds the Lease, as Kubernetes' own controllers do it."""
+"""Choice of the operator that works: the one that holds the Lease, as with Kubernetes' own controllers."""
 
 import asyncio
 import time

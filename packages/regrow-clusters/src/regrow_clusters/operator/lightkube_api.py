@@ -26,7 +26,7 @@ _FIELD_MANAGER: Final = "regrow"
 """Of people's commands; the operator is another one, so that `managedFields` tells who has written what."""
 _SERVER_TIMEOUT: Final[Seconds] = 240
 _SILENT_FOR: Final[Seconds] = 90.0
-"""A watch that says nothing for so long is begun anew by a list: its connection may be cut without a word."""
+"""Silence after which a watch is begun anew by a list: its connection may be cut without a word."""
 _PAGE: Final = 500
 _NEARLY: Final = 0.85
 """A slip of a letter, and not another word."""
@@ -61,7 +61,7 @@ class LightkubeApi:
     Args:
         config: where the server is; None: as kubectl finds it.
         manager: the name under which it writes.
-        silent_for: a watch that says nothing for so long has ended.
+        silent_for: silence after which a watch has ended.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What is applied to a cluster to install the operator: the resource, least rights, and one Deployment. Pure."""
+"""Manifests that install the operator in a cluster: the resource, least rights, and one Deployment. Pure."""
 
 import json
 from typing import Any, Final

@@ -27,7 +27,7 @@ class BadMark(msgspec.Struct, frozen=True):
 
 
 def node_facts(node: Manifest) -> list[NodeFact]:
-    """What the cluster says of a node."""
+    """The cluster's facts about a node."""
     spec, status, labels = node.get("spec") or {}, node.get("status") or {}, node["metadata"].get("labels") or {}
     found = [NodeFact("cordon", "unschedulable", "true")] if spec.get("unschedulable") else []
     for taint in spec.get("taints") or []:
@@ -89,7 +89,7 @@ def with_condition(node: Manifest, mark: BadMark | None, now: Instant) -> Manife
 
 
 def _is_out(node: Manifest) -> bool:
-    """Whether it takes no pods, by whomsoever."""
+    """True if it takes no pods, for whatever reason."""
     ready = [
         each.get("status") for each in (node.get("status") or {}).get("conditions") or [] if each["type"] == "Ready"
     ]

@@ -26,7 +26,7 @@ TOPOLOGY: Final = f"{GROUP}/topology"
 NODE_RANK: Final = f"{GROUP}/node-rank"
 """Annotation: which node of the job a pod of the gang is; empty: the gang's pods do not all have their nodes yet."""
 PLACED_FOLDER: Final = "/etc/regrow/placed"
-"""Where a pod reads both, as files."""
+"""Folder in which a pod reads both, as files."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 _OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK)
@@ -34,11 +34,11 @@ _UNREACHABLE_SECONDS: Final = 30
 _DOMAIN: Final = "REGROW_DOMAIN"
 _VOLUME: Final = "regrow-placed"
 _PLACED_MARGIN: Final = 60
-"""How much longer than a gang may wait for all its nodes, its pods wait to be told where they are."""
+"""Time that a gang's pods wait for their places beyond the gang's own wait for its nodes."""
 _WAIT_FOR_JOB: Final = 60
 """A replica may have its machine before pod 0's coordinator listens, or before who had its place has left."""
 _GRACE_MARGIN: Final = 15
-"""What a pod gets beyond the grace of its replica, for the process itself to end."""
+"""Time that a pod gets beyond the grace of its replica, for the process itself to end."""
 
 
 class ReplicaPlace(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ def token_of(key: bytes, uid: str) -> str:
 
 
 def address(job: TrainingJob) -> str:
-    """How pods find the coordinator, whatever pod 0's address is."""
+    """Address at which pods find the coordinator, whatever pod 0's address is."""
     return f"{service_name(job)}.{job.namespace}.svc:{job.spec.port}"
 
 
@@ -83,7 +83,7 @@ def group_name(job: TrainingJob, serial: int) -> str:
 
 
 def secret(job: TrainingJob, key: bytes) -> dict[str, Any]:
-    """What all pods of the job must know to speak to each other."""
+    """Secret that all pods of the job must know to speak to each other."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -108,9 +108,9 @@ def service(job: TrainingJob) -> dict[str, Any]:
 
 
 def budget(job: TrainingJob) -> dict[str, Any]:
-    """How many of the job's pods evictions leave: the gang's less one, so a gang of one pod does not hold up a drain.
+    """Number of the job's pods that evictions leave: the gang's less one, so a gang of one does not hold up a drain.
 
-    Pods that are not ready may always be evicted: nobody trains in them.
+    Pods that are not ready may always be evicted: they do not train.
     """
     return {
         "apiVersion": "policy/v1",
@@ -131,7 +131,7 @@ def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> lis
 
 
 def is_leader(pod: dict[str, Any]) -> bool:
-    """Whether the coordinator is in it."""
+    """True if the coordinator is in it."""
     return (pod["metadata"].get("labels") or {}).get(LEADER_LABEL) == "true"
 
 
@@ -214,7 +214,7 @@ def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
 
 
 def _is_placed(job: TrainingJob, replica: ReplicaPlace) -> bool:
-    """Whether its pods must be told where they are before they can begin."""
+    """True if its pods must be told where they are before they can begin."""
     return bool(job.spec.topology_labels) and (replica.begins or not job.spec.domain_label)
 
 

@@ -1,4 +1,4 @@
-"""What is to be done for a job's pods: the planner's answers, and of which pods they speak. Pure."""
+"""Plan for a job's pods: the planner's answers, and the pods they speak of. Pure."""
 
 from collections.abc import Sequence
 
@@ -23,12 +23,12 @@ class PodsStart(msgspec.Struct, frozen=True):
 
     @property
     def begins(self) -> bool:
-        """Whether they begin the job."""
+        """True if they begin the job."""
         return any(each.begins for each in self.replicas)
 
 
 class PodPlan(msgspec.Struct, frozen=True):
-    """What the planner says. `first`: of the pods of replica 0, each by itself."""
+    """Plan of the planner. `first`: of the pods of replica 0, each by itself."""
 
     job: tuple[PlannedAction, ...] = ()
     first: tuple[PlannedAction, ...] = ()
@@ -52,7 +52,7 @@ def job_plan(job: TrainingJob, reading: JobReading, now: Instant) -> PodPlan:
 
 
 def next_turn(job: TrainingJob, reading: JobReading, now: Instant) -> Instant | None:
-    """When time alone may change what is to be done; None: only news can."""
+    """Time at which the plan may change by itself; None: only news can change it."""
     times = [next_look(_sizes(job, reading), reading.seen, now)]
     if reading.first is not None:
         times.append(next_look(_pods_alone(job, 1), reading.first, now))

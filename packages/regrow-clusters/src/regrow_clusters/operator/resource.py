@@ -26,7 +26,7 @@ Time = Annotated[float, Meta(ge=0)]
 
 
 class KueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """How Kueue admits the job: the gang as one workload, each further replica as its own of a lower class."""
+    """Admission by Kueue: the gang as one workload, each further replica as its own of a lower class."""
 
     queue_name: Annotated[str, Meta(min_length=1, description="The LocalQueue in the job's namespace.")]
     priority_class: Annotated[str, Meta(description="WorkloadPriorityClass of the gang.")] = ""
@@ -38,7 +38,7 @@ class KueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
 
 
 class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What is wanted of a job."""
+    """Specification of a job."""
 
     replica_count: Annotated[
         Count,
@@ -171,7 +171,7 @@ class JobCondition(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """What is seen of a job, and the little that the controller must remember of it."""
+    """Status of a job, and the little that the controller must remember of it."""
 
     phase: str = ""
     replicas: int = 0
@@ -195,7 +195,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     seats: list[int] = []
     """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
     serial: int = 0
-    """How many replicas were started; each has a number of its own, and no name comes twice."""
+    """Number of replicas that were started; each has a number of its own, and no name comes twice."""
     terms: dict[str, Any] = {}
     """The part of the specification that the gang was started with; empty: it has not been started."""
     over: str = ""
@@ -264,7 +264,7 @@ def read_job(found: dict[str, Any]) -> TrainingJob:
 
 
 def read_status(found: dict[str, Any]) -> TrainingJobStatus:
-    """What the controller had written; a status that others have spoiled counts as none."""
+    """Status that the controller had written; one that others have spoiled counts as none."""
     try:
         return msgspec.convert(found.get("status") or {}, TrainingJobStatus, strict=False)
     except msgspec.ValidationError:
@@ -272,7 +272,7 @@ def read_status(found: dict[str, Any]) -> TrainingJobStatus:
 
 
 def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:
-    """What the schema cannot say: sizes that contradict each other, long names, backends without their part."""
+    """Problems that the schema cannot find: contradicting sizes, long names, backends without their part."""
     found = problems(spec.elastic())
     if len(name) > MOST_NAME:
         text = f"has {len(name)} characters: give the job a name of at most {MOST_NAME}, for pods are named after it"

@@ -1,4 +1,4 @@
-"""What the controller writes into a job's status: for people, and the little that it must remember. Pure."""
+"""Status of a job as the controller writes it: for people, and the little that it must remember. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -106,7 +106,7 @@ def _avoided(
 
 
 class JobFinding(msgspec.Struct, frozen=True):
-    """What is said of one condition: whether it holds, in a word and in a sentence."""
+    """Finding on one condition: whether it holds, in a word and in a sentence."""
 
     type: str
     holds: bool
@@ -144,7 +144,7 @@ def _still(reading: JobReading) -> str:
 
 
 def _below_gang(job: TrainingJob) -> str:
-    """What is said to who scales a job below its gang, by kubectl for example; empty: nobody has."""
+    """Advice for a user who scales a job below its gang, by kubectl for example; empty: none has."""
     asked, least = job.spec.replicas, job.spec.replica_count
     if asked >= least:
         return ""
@@ -154,7 +154,7 @@ def _below_gang(job: TrainingJob) -> str:
 
 
 def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
-    """Whether anything is known against the nodes that the job has now. `bad`: nodes, and what."""
+    """Finding on the nodes that the job has now. `bad`: nodes, and the evidence."""
     if not bad:
         return JobFinding("NodesHealthy", True, "NothingKnown", "nothing is known against the job's nodes")
     told = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])

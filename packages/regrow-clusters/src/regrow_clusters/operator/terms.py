@@ -28,7 +28,7 @@ _TOLD: Final = (
 
 
 def terms_of(spec: TrainingJobSpec) -> dict[str, Any]:
-    """What a gang that is started by it is told; what has its default is left out."""
+    """Terms of a gang that is started by this specification; defaults are left out."""
     given = msgspec.to_builtins(spec)
     return {name: given[name] for name in (*_SIZES, *_TOLD) if name in given}
 

@@ -1,4 +1,4 @@
-"""Which jobs are to be looked at: each at most once at a time, now or at a time."""
+"""Queue of the jobs to be looked at: each at most once at a time, now or at a set time."""
 
 import asyncio
 

@@ -77,11 +77,11 @@ class SlurmClient:
         return number
 
     def check(self, script: str) -> None:
-        """Whether Slurm would take a batch script; nothing is submitted. Raises `SlurmFailure`."""
+        """Check that Slurm would take a batch script; nothing is submitted. Raises `SlurmFailure`."""
         self._run(["sbatch", "--test-only"], stdin=script)
 
     def batch_script(self, job_id: int) -> str:
-        """What was submitted. Raises `SlurmFailure`."""
+        """Batch script that was submitted. Raises `SlurmFailure`."""
         return self._run(["scontrol", "write", "batch_script", str(job_id), "-"])
 
     def queue(self, name: str) -> list[SlurmJob]:
@@ -90,12 +90,12 @@ class SlurmClient:
         return read_queue(self._run(["squeue", "-h", "-t", "all", *who, "-o", QUEUE_FORMAT]), name)
 
     def names(self) -> list[str]:
-        """What this user's Slurm jobs in the queue are called, those of replicas left out. Raises `SlurmFailure`."""
+        """Names of this user's Slurm jobs in the queue, those of replicas left out. Raises `SlurmFailure`."""
         who = ["-u", self._user] if self._user else ["--me"]
         return sorted({name for name in self._run(["squeue", "-h", *who, "-o", "%j"]).split() if "+" not in name})
 
     def nodes(self, hosts: Sequence[str]) -> list[NodeState]:
-        """How these nodes are. Raises `SlurmFailure`."""
+        """States of these nodes. Raises `SlurmFailure`."""
         return read_nodes(self._run(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", NODES_FORMAT]))
 
     def node_count(self) -> tuple[int, int]:
@@ -103,7 +103,7 @@ class SlurmClient:
         return read_node_count(self._run(["sinfo", "-h", "-N", "-o", NODES_FORMAT]))
 
     def address(self, host: str) -> str:
-        """How Slurm reaches a node. Raises `SlurmFailure`."""
+        """Address at which Slurm reaches a node. Raises `SlurmFailure`."""
         return node_address(self._run(["scontrol", "-o", "show", "node", host])) or host
 
     def topology(self) -> dict[str, list[str]]:
@@ -123,12 +123,12 @@ class SlurmClient:
         self._run(["scontrol", "update", f"nodename={host}", "state=drain", f"reason={reason}"])
 
     def on_host(self, job_id: int, host: str, words: Sequence[str], *, within: Seconds = 30.0) -> str:
-        """What a command says that is run on a node of a job, beside what runs there. Raises `SlurmFailure`."""
+        """Output of a command on a node of a job, run beside its tasks. Raises `SlurmFailure`."""
         step = ["srun", f"--jobid={job_id}", "--overlap", "-N1", "-n1", "-w", host, "--quiet"]
         return self._run([*step, *words], within=within)
 
     def note(self, spec_dir: str, name: str, job: SlurmJob | None) -> JobNote:
-        """What is written down for a job: in its gang's comment, or in a file of the shared folder."""
+        """Note of a job: in its gang's comment, or in a file of the shared folder."""
         if spec_dir:
             try:
                 return read_note((Path(spec_dir) / f"{name}.regrow").read_text(encoding="utf-8"))

@@ -71,7 +71,7 @@ def _check(slurm: SlurmClient, part: JobPart, command: list[str], place: str) ->
 
 
 def status_lines(name: str, slurm: SlurmClient, command: list[str]) -> list[str]:
-    """How a job is, for people: its Slurm jobs, what is asked of it, and what it says itself."""
+    """Describe a job for people: its Slurm jobs, the requests to it, and its own account."""
     jobs = [job for job in slurm.queue(name) if not job.done]
     gang = _gang(jobs)
     if gang is None and not jobs:
@@ -216,7 +216,7 @@ def _wishes(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str
 
 
 def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], words: list[str]) -> str:
-    """What a command of regrow says on the gang's first node. Raises `UsageError` or `SlurmFailure`."""
+    """Output of a regrow command on the gang's first node. Raises `UsageError` or `SlurmFailure`."""
     ours = _ours(gang, part, slurm, command)
     return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *words])
 
@@ -226,7 +226,7 @@ def _coordinators_host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, comman
 
 
 def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> list[str]:
-    """How regrow is started on the gang's nodes, with the home of the job's records there."""
+    """Command that starts regrow on the gang's nodes, with the home of the job's records there."""
     note = slurm.note(part.spec.rendezvous_dir, part.spec.name, gang)
     if not note.home:
         hint = "it is just starting; or the site does not keep comments: set rendezvousDir"
@@ -235,7 +235,7 @@ def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str])
 
 
 def _host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, ours: list[str]) -> str:
-    """Where the coordinator is: on the gang's first node, or on the one that was elected."""
+    """Host of the coordinator: the gang's first node, or the one that was elected."""
     if not part.spec.elect:
         return gang.nodes[0]
     for host in gang.nodes:
@@ -251,7 +251,7 @@ def _view(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str])
 
 
 def _nodes_on(job: SlurmJob, part: JobPart, view: JobView, slurm: SlurmClient, host: str) -> list[NodeId]:
-    """What regrow calls the nodes that leave with a host: of a replica all; of the gang it alone, by its address.
+    """Regrow's names of the nodes that leave with a host: all of a replica; of the gang it alone, by its address.
 
     Slurm's list of the gang's hosts is shorter when nodes were lost.
     """

@@ -1,4 +1,4 @@
-"""How a gang's Slurm job ends: by its first node, or by who is left when that is lost. Nothing stays allocated."""
+"""End of a gang's Slurm job: by its first node, or by those left when that is lost. Nothing stays allocated."""
 
 import contextlib
 import shlex
@@ -110,7 +110,7 @@ class GangEnd:
             self._slurm.cancel(self._seat.job_id)
 
     def _listens(self, at: str, queue: list[SlurmJob]) -> bool:
-        """Whether somebody does at an address of one of the job's nodes, as is found there."""
+        """True if a coordinator listens at an address of one of the job's nodes, as is found there."""
         host, port = endpoint_of("the coordinator's address", at)
         for job in queue:
             for node in job.nodes if job.state == "RUNNING" else ():
@@ -128,7 +128,7 @@ class GangEnd:
                 self._slurm.cancel(job.job_id, pending=True)
 
     def _is_over(self, queue: list[SlurmJob]) -> bool:
-        """Whether somebody wanted the end. A job that Slurm is ending is not RUNNING any more."""
+        """True if the end was wanted. A job that Slurm is ending is not RUNNING any more."""
         mine = next((job for job in queue if job.job_id == self._seat.job_id), None)
         return self._wishes().over or mine is None or mine.state != "RUNNING"
 

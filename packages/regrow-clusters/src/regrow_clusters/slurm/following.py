@@ -37,7 +37,7 @@ class FollowedCoordinator:
 
     @property
     def moved(self) -> bool:
-        """Whether another was elected in the place of the first."""
+        """True if another was elected in the place of the first."""
         self._look()
         return not _same(self.at, self._first)
 
@@ -49,7 +49,7 @@ class FollowedCoordinator:
         return entry.code if entry is not None and entry.ended is not None and self.moved else None
 
     def answers(self) -> bool:
-        """Whether it does now."""
+        """True if the coordinator answers now."""
         try:
             self.spec()
         except RegrowError:
@@ -57,12 +57,12 @@ class FollowedCoordinator:
         return True
 
     def spec(self) -> JobSpec:
-        """What the job was started with."""
+        """Specification with which the job was started."""
         self._look()
         return self._client.spec()
 
     def status(self) -> JobView:
-        """What the job looks like now."""
+        """The job's present state."""
         self._look()
         return self._client.status()
 

@@ -43,7 +43,7 @@ Time = Annotated[float, Meta(ge=0)]
 
 
 class PartSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """How one kind of Slurm job is submitted: the gang, or a replica beyond it.
+    """Submission of one kind of Slurm job: the gang, or a replica beyond it.
 
     `options`: of sbatch, a word each (`--account=ml`). `script`: a batch script of the user's own for replicas beyond
     the gang, made from the one that `regrow slurm script` prints.
@@ -55,7 +55,7 @@ class PartSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
 
 class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """What is wanted of a job. The words about sizes are those of Kubernetes' `TrainingJob`."""
+    """Specification of a job. The words about sizes are those of Kubernetes' `TrainingJob`."""
 
     name: str
     script: Annotated[list[str], Meta(min_length=1)]
@@ -64,7 +64,7 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     """The gang: it starts whole, and the job never chooses to have fewer."""
     max_replica_count: Count | None = None
     replicas: Count | None = None
-    """How many are wanted at first; `regrow slurm scale` asks for others."""
+    """Replicas wanted at first; `regrow slurm scale` asks for others."""
     replica_increment_step: Count = 1
     replica_discrete_values: list[Count] = []
     max_pending_replicas: Count = 1
@@ -73,44 +73,44 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     spares: Annotated[int, Meta(ge=0, le=1024)] = 0
     """Further nodes in the gang's allocation, which take a lost node's ranks at once."""
     graceful_shutdown_timeout_in_seconds: Time = 30.0
-    """What a node gets to leave; Slurm's own GraceTime must not be shorter."""
+    """Time for a node to leave; Slurm's own GraceTime must not be shorter."""
     scaling_timeout_in_seconds: Time = 300.0
     scale_up_snooze_time_in_seconds: Time = 30.0
     bad_node_time_in_seconds: Time = 3600.0
-    """How long a node that lost a replica is excluded."""
+    """Time for which a node that lost a replica is excluded."""
     lease_in_seconds: Annotated[float, Meta(ge=1)] = 60.0
-    """A node that does not reach the coordinator for so long ends what it runs."""
+    """Time without the coordinator after which a node ends its processes."""
     poll_in_seconds: Annotated[float, Meta(ge=0.2)] = 10.0
-    """How often Slurm is asked; what happens inside the job is known at once."""
+    """Interval of requests to Slurm; events inside the job are known at once."""
     signal_before_end_in_seconds: Annotated[int, Meta(ge=0, le=65535)] = 60
-    """So long before its time limit a Slurm job is told to leave."""
+    """Time before its limit at which a Slurm job is told to leave."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """How often a gang is submitted anew when its first node was lost or its time was up."""
+    """Most new submissions of a gang whose first node was lost or whose time was up."""
     checkpoint_dir: str = ""
     run_flags: list[str] = []
     """Further flags of `regrow run`, for example `--buddy-every=20`."""
     command: list[str] = []
-    """How regrow is started on a node; empty: with the Python that submitted the job."""
+    """Command that starts regrow on a node; empty: with the Python that submitted the job."""
     setup: str = ""
     """Lines of the batch scripts before anything is started: modules, `ulimit`, variables."""
     output: str = ""
     """As sbatch's `--output`; `%j` is the Slurm job."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Where the coordinator listens; 0: a port from the Slurm job's number."""
+    """Port of the coordinator; 0: a port from the Slurm job's number."""
     rendezvous_dir: str = ""
     """A folder that all nodes share, for the coordinator's address; empty: it is in the Slurm job's comment."""
     elect: bool = False
-    """Whether another node takes over when the first is lost; all nodes must share the folder of records."""
+    """True if another node takes over when the first is lost; all nodes must share the folder of records."""
     leave_states: tuple[str, ...] = ("draining", "drained", "failing", "fail")
     """States of a node, as `sinfo` says them, at which the job leaves it. Empty: Slurm is not asked."""
     drain_bad_nodes: bool = False
-    """Whether lost nodes are drained in Slurm, which needs an operator's rights; at most a tenth of the cluster's."""
+    """True if lost nodes are drained in Slurm, which needs an operator's rights; at most a tenth of the cluster's."""
     gang: PartSpec = PartSpec()
     elastic: PartSpec = PartSpec()
 
     @property
     def most(self) -> int:
-        """How many replicas there may be."""
+        """Largest number of replicas."""
         return self.replica_count if self.max_replica_count is None else self.max_replica_count
 
     @property
@@ -120,7 +120,7 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
 
     @property
     def grace(self) -> Seconds:
-        """What a node gets to leave."""
+        """Time that a node gets to leave."""
         return self.graceful_shutdown_timeout_in_seconds
 
     def elastic_spec(self, *, replicas: int | None = None) -> ElasticSpec:
@@ -160,7 +160,7 @@ def read_job_file(text: str, *, place: str) -> SlurmJobSpec:
 
 
 def spec_problems(spec: SlurmJobSpec) -> list[SizeProblem]:
-    """What contradicts itself, and what Slurm would refuse or take otherwise than meant."""
+    """Contradictions in a job, and settings that Slurm would refuse or take otherwise than meant."""
     found = problems(spec.elastic_spec())
     if spec.replicas is not None and not spec.replica_count <= spec.replicas <= spec.most:
         text = f"is {spec.replicas}: give a number from replicaCount ({spec.replica_count}) to {spec.most}"

@@ -41,11 +41,11 @@ from regrow_clusters.slurm.wishes import read_wishes, wishes_file
 _LOOK_S: Final[Seconds] = 0.25
 _LOOK_FOR_JOB_S: Final[Seconds] = 2.0
 _ELECTED_S: Final[Seconds] = 60.0
-"""So long another coordinator is waited for where this node's has ended without a word: twice an election's time."""
+"""Wait for another coordinator if this node's has ended without a word: twice an election's time."""
 _GONE_S: Final[Seconds] = 10.0
-"""A coordinator that has answered nothing for so long is gone, if nobody else is in its place by then."""
+"""Silence after which a coordinator is gone, if no other is in its place by then."""
 _END_S: Final[Seconds] = 15.0
-"""What regrow gets to end after SIGTERM when its lease is over."""
+"""Time for regrow to end after SIGTERM when its lease is over."""
 
 
 class NodeTask:
@@ -130,7 +130,7 @@ class NodeTask:
         return RUN_AGAIN if client.over is None else exit_code(client.over, told_to_leave=self._told)
 
     def _wishes(self) -> JobWishes:
-        """What users have asked of the job, where this node can know it."""
+        """Requests of users to the job, if this node can know them."""
         return read_wishes(wishes_file(self._home, run_name(self._part, self._seat.job_id)))
 
     def _end_first(self, end: GangEnd, code: int) -> None:
@@ -248,7 +248,7 @@ class NodeTask:
 
 
 class Lease:
-    """Whether the coordinator was reached lately. It begins when it was reached for the first time."""
+    """Lease of the coordinator: whether it was reached lately. It begins when it is first reached."""
 
     def __init__(self, coordinator: FollowedCoordinator, seconds: Seconds) -> None:
         self._coordinator = coordinator

@@ -1,4 +1,4 @@
-"""What each node of a Slurm job runs: `regrow run` in the gang, `regrow agent` beyond it. Pure."""
+"""Command of each node of a Slurm job: `regrow run` in the gang, `regrow agent` beyond it. Pure."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ _PORTS: Final = 12000
 
 
 class NodeSeat(msgspec.Struct, frozen=True):
-    """What Slurm tells a task. `hosts`: of its Slurm job, in short form; `result`: the batch script's folder."""
+    """Slurm's settings of a task. `hosts`: of its Slurm job, in short form; `result`: the batch script's folder."""
 
     job_id: int
     index: int
@@ -30,7 +30,7 @@ class NodeSeat(msgspec.Struct, frozen=True):
 
     @property
     def first_host(self) -> str:
-        """Where the batch script runs."""
+        """Host on which the batch script runs."""
         return host_list(self.hosts)[0]
 
     def in_order(self, hosts: str) -> "NodeSeat":
@@ -42,12 +42,12 @@ class NodeSeat(msgspec.Struct, frozen=True):
 
 
 def port_of(part: JobPart, job_id: int) -> int:
-    """Where a gang's coordinator listens: another port for each Slurm job that may share the host."""
+    """Port of a gang's coordinator: another one for each Slurm job that may share the host."""
     return part.spec.port or _FIRST_PORT + job_id % _PORTS
 
 
 def run_name(part: JobPart, job_id: int) -> str:
-    """What regrow calls the run of a gang."""
+    """Regrow's name for the run of a gang."""
     return f"{part.spec.name}-{job_id}"
 
 

@@ -1,7 +1,7 @@
-"""What a gang's node makes of Slurm's notice where another coordinator was elected: the whole job ends, state first.
+"""Reaction of a gang's node to Slurm's notice after another coordinator was elected: the job ends, state first.
 
 Slurm gives it to all nodes of a gang. The first node's launcher ends the job by itself; any other would only give its
-own node back, and the one that was elected would take the coordinator along before the state is saved.
+own node back, and the elected one would take the coordinator along before the state is saved.
 """
 
 import time
@@ -12,7 +12,7 @@ from regrow.core.errors import RegrowError
 from regrow.core.ids import Instant, Seconds
 
 _ASK_S: Final[Seconds] = 5.0
-"""So long a coordinator is asked that does not answer."""
+"""Time limit of a request to a silent coordinator."""
 _MARGIN_S: Final[Seconds] = 5.0
 """After the grace, what the job's processes get to end."""
 
@@ -22,7 +22,7 @@ class Stoppable(Protocol):
 
     @property
     def moved(self) -> bool:
-        """Whether another was elected in the place of the first."""
+        """True if another was elected in the place of the first."""
         ...
 
     def stop(self, reason: str, *, patience: Seconds) -> None:

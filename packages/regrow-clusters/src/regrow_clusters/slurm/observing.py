@@ -1,7 +1,7 @@
-"""What Slurm's queue and the job's coordinator say of a job, in the planner's words. Pure.
+"""Reading of a job from Slurm's queue and its coordinator, in the planner's words. Pure.
 
-Whether a node trains, leaves or is lost the coordinator knows at once; Slurm knows who waits, and where who runs.
-A node that the coordinator has given up is fenced: its lease is over, and it commits nothing any more.
+The coordinator knows at once whether a node trains, leaves or is lost; Slurm knows which jobs wait, and where each one
+runs. A node that the coordinator has given up is fenced: its lease is over, and it commits nothing any more.
 """
 
 from typing import Final
@@ -44,26 +44,26 @@ def planned_sizes(spec: SlurmJobSpec, wishes: JobWishes) -> ElasticSpec:
 
 
 def node_of_gang(index: int) -> NodeId:
-    """What regrow calls a node of the gang."""
+    """Regrow's name of a node of the gang."""
     return NodeId(f"node{index}")
 
 
 def heirs(nodes: int) -> list[int]:
-    """Which of a gang's nodes look after it when the first is lost: some of many, spread, lest all ask Slurm."""
+    """Nodes of a gang that look after it when the first is lost: some of many, spread, lest all ask Slurm."""
     if nodes - 1 <= _MOST_HEIRS:
         return list(range(1, nodes))
     return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})
 
 
 def looks_after(view: JobView, index: int, nodes: int) -> bool:
-    """Whether this one of a gang's nodes looks after the job: the first, or of its heirs the first that is there."""
+    """True if this node of the gang looks after the job: the first, or the first of its heirs that is there."""
     line = [0, *heirs(nodes)]
     before = {node_of_gang(other) for other in line if other < index}
     return index in line and not any(each.node in before and not each.away for each in view.nodes)
 
 
 def nodes_of_replica(spec: SlurmJobSpec, place: int, job_id: int) -> list[NodeId]:
-    """What regrow calls the nodes of a replica beyond the gang, or of one in a gang's place.
+    """Regrow's names of the nodes of a replica beyond the gang, or of one in a gang's place.
 
     In a job of one size alone a node has to come back under the name of the one that was lost.
     """
@@ -94,7 +94,7 @@ class Overview:
         self._kept_from: dict[str, Instant] = {}
         """Nodes that those who wait exclude, for a reason that is not known here, and until when they may."""
         self._first: dict[tuple[int, str], Instant] = {}
-        """When a Slurm job was first seen in a state."""
+        """Time when a Slurm job was first seen in a state."""
         self._joined: set[int] = set()
         self._counted: set[int] = set()
         self._asked: dict[int, Instant] = {}
@@ -105,7 +105,7 @@ class Overview:
         self._failed_at: Instant = 0.0
 
     def look(self, view: JobView, queue: list[SlurmJob], wishes: JobWishes, now: Instant) -> list[PlannedAction]:
-        """What the planner says, for the job as it is now. Times in `wishes` are those of the clock that says `now`."""
+        """Plan for the job as it is now. Times in `wishes` are on the clock of `now`."""
         spec = planned_sizes(self._spec, wishes)
         self._blame_asked(wishes, now)
         nodes = {each.node: each for each in view.nodes}
@@ -162,10 +162,10 @@ class Overview:
         return self._failed_at + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
 
     def _avoids(self, job: SlurmJob, now: Instant) -> tuple[str, ...]:
-        """What one that waits need not be kept away from for ever.
+        """Nodes that a waiting job need not be kept away from any longer.
 
-        What it excludes and nobody here has blamed was bad for who looked after the job before, or a user's own script
-        excludes it whatever is asked: that is not tried more often than a bad node is.
+        An excluded node that is not blamed here was bad for the job's former keeper, or a user's own script excludes it
+        in any case: that is not tried more often than a bad node is.
         """
         for node in job.excluded:
             if node not in self._bad:
@@ -183,7 +183,7 @@ class Overview:
             self._bad[node] = BadNode(node, now + self._spec.bad_node_time_in_seconds, reason)
 
     def _blame_asked(self, wishes: JobWishes, now: Instant) -> None:
-        """What users want left alone, as long as they do and no longer."""
+        """Avoid the nodes that users want left alone, as long as they do and no longer."""
         for node, bad in list(self._bad.items()):
             if bad.reason == _ASKED and node not in wishes.avoid:
                 del self._bad[node]
@@ -203,7 +203,7 @@ class Overview:
                 self._blame(hosts[name], each.quarantined, now)
 
     def _gang(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> list[ReplicaSeen]:
-        """The gang's replicas that are whole; of lost nodes so many are missing as spares do not make up for."""
+        """The gang's whole replicas; spares make up for lost nodes first."""
         count = self._spec.nodes_per_replica
         away = []
         for index, host in enumerate(self._hosts):
@@ -262,7 +262,7 @@ class Overview:
         return seen(ReplicaStage.STARTING)
 
     def _count_end(self, job: SlurmJob, now: Instant) -> None:
-        """Who ended without having joined counts as a failure, once; a node that failed is avoided."""
+        """Count a job that ended without having joined as a failure, once; a node that failed is avoided."""
         if job.job_id in self._counted:
             return
         self._counted.add(job.job_id)

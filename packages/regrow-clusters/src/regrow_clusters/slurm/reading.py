@@ -1,4 +1,4 @@
-"""What Slurm's commands answer, read. Pure; the formats are asked for, and the same from 22.05 on."""
+"""Parsers for the answers of Slurm's commands. Pure; the formats are set, and the same from 22.05 on."""
 
 import re
 from typing import Final
@@ -24,7 +24,7 @@ _DONE: Final = frozenset(
     }
 )
 _RUNS: Final = frozenset({"SIGNALING", "RESIZING"})
-"""What Slurm calls, for a moment, a job that runs and was sent a signal, or has lost a node."""
+"""Slurm's states, for a moment, of a job that runs and was sent a signal, or has lost a node."""
 _RANGES: Final = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 
@@ -56,16 +56,16 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 class JobNote(msgspec.Struct, frozen=True):
-    """What a gang writes down for all who look for it: its coordinator, `host:port`, and where its records are."""
+    """Note of a gang for all who look for it: its coordinator, `host:port`, and the folder of its records."""
 
     at: str = ""
     home: str = ""
 
 
 class JobWishes(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What users ask of a job that runs; a file of the gang's first node.
+    """Requests of users to a running job; a file of the gang's first node.
 
-    `replicas`: how many are wanted; None: as the job says. `avoid`: nodes to keep away from, and until when, in seconds
+    `replicas`: their wanted number; None: as the job says. `avoid`: nodes to keep away from, and until when, in seconds
     since the epoch. `over`: it is to end, and nothing is to be started again.
     """
 
@@ -147,7 +147,7 @@ def read_node_count(text: str) -> tuple[int, int]:
 
 
 def node_address(text: str) -> str:
-    """How Slurm itself reaches a node, of what `scontrol -o show node` says; empty: it does not say."""
+    """Slurm's own address of a node, from `scontrol -o show node`; empty: it has none."""
     match = re.search(r"\bNodeAddr=(\S+)", text)
     return match.group(1) if match else ""
 
@@ -172,7 +172,7 @@ def note_text(note: JobNote) -> str:
 
 
 def read_topology(text: str) -> dict[str, list[str]]:
-    """What is above each host, from the root down, of what `scontrol show topology` says: switches, or blocks."""
+    """Switches, or blocks, above each host, from the root down, from `scontrol show topology`."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
     for line in text.splitlines():
         said = dict(word.partition("=")[::2] for word in line.split())
@@ -188,7 +188,7 @@ def read_topology(text: str) -> dict[str, list[str]]:
 
 
 def failure_domain(address: str, pattern: str) -> str:
-    """What a node fails together with, of `SLURM_TOPOLOGY_ADDR` and its pattern: the switch that it is on."""
+    """Failure domain of a node, from `SLURM_TOPOLOGY_ADDR` and its pattern: the switch that it is on."""
     path, kinds = address.split("."), pattern.split(".")
     if len(path) < 2 or len(path) != len(kinds) or kinds[-1] != "node":
         return ""

@@ -1,4 +1,4 @@
-"""Whether a job has room without some of its nodes, as its coordinator sees it. Pure."""
+"""Check that a job has room without some of its nodes, as its coordinator sees it. Pure."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from regrow.membership.view import JobView
 
 
 class TooFew(msgspec.Struct, frozen=True):
-    """What is left of a job that may not have so few replicas."""
+    """Room that a job would have, below its least number of replicas."""
 
     room: int
     least: int
@@ -20,7 +20,7 @@ class TooFew(msgspec.Struct, frozen=True):
 
 
 def too_few_without(view: JobView, leaving: Collection[NodeId]) -> TooFew | None:
-    """What would be left where that is too little; None: the job trains on, or trains on none of these nodes."""
+    """Room that would be left, if it is too little; None: the job trains on, or trains on none of these nodes."""
     if not any(worker.node in leaving for worker in view.ranks):
         return None
     stay = [each for each in view.nodes if not (each.away or each.draining or each.node in leaving)]

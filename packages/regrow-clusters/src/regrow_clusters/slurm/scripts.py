@@ -17,11 +17,11 @@ RESULT_VARIABLE: Final = "REGROW_SLURM_RESULT"
 HOSTS_VARIABLE: Final = "REGROW_SLURM_HOSTS"
 """The gang's hosts in the order of their ranks; empty: in Slurm's."""
 _STRAGGLERS_S: Final = 30
-"""How long the other nodes get to end after the first."""
+"""Time for the other nodes to end after the first."""
 
 
 class JobPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one Slurm job is of a job. `place`: of a replica beyond the gang; None: it is the gang.
+    """Part of a job that one Slurm job is. `place`: of a replica beyond the gang; None: it is the gang.
 
     `attempt`: the gang's start, from 1. `avoid`: nodes that it is kept away from. `gang` and `at`: of a replica, the
     Slurm job of the gang that asks for it, and its coordinator's address.
@@ -36,12 +36,12 @@ class JobPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def job_name(self) -> str:
-        """What Slurm calls it."""
+        """Slurm's name for it."""
         return self.spec.name if self.place is None else f"{self.spec.name}+{self.place}"
 
     @property
     def nodes(self) -> int:
-        """How many nodes it has."""
+        """Number of its nodes."""
         return self.spec.gang_nodes if self.place is None else self.spec.nodes_per_replica
 
 
@@ -121,7 +121,7 @@ def _options(part: JobPart, given: PartSpec) -> list[str]:
 
 
 def _trial(ours: str) -> str:
-    """Whether regrow can be started here: where no node of it has said how it ended, that may be why."""
+    """Shell text that tries to start regrow here: if no node has reported its end, a failure may be the reason."""
     text = "regrow: %s cannot be started on %s: install regrow there, or set command or setup in job.toml\\n"
     told = f'printf {shlex.quote(text)} {shlex.quote(ours)} "$(hostname)" >&2'
     return f"{ours} --version >/dev/null || {{ {told}; code=93; }}"

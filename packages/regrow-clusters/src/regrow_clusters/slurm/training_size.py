@@ -11,6 +11,6 @@ from regrow_clusters.slurm.reading import JobWishes
 
 
 def fewer_to_train(spec: SlurmJobSpec, wishes: JobWishes, view: JobView) -> int | None:
-    """How many replicas the coordinator is to be asked for; None: it wants no more than it should."""
+    """Number of replicas to request from the coordinator; None: it wants no more than it should."""
     wanted = wanted_size(spec.elastic_spec(replicas=wishes.replicas))
     return wanted if spec.spares and view.wanted > wanted else None

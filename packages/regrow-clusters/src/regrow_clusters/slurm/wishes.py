@@ -11,12 +11,12 @@ from regrow_clusters.slurm.reading import JobWishes
 
 
 def wishes_file(home: Path, run: str) -> Path:
-    """Where they are, for a run of that name, in a home of records."""
+    """File of the requests to a run of that name, in a home of records."""
     return home / "slurm" / f"{run}.json"
 
 
 def read_wishes(file: Path) -> JobWishes:
-    """What is asked; nothing where nobody has asked."""
+    """Read the requests; empty if there are none."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=JobWishes)
     except (OSError, msgspec.MsgspecError):

@@ -11,13 +11,13 @@ _HOUR: Seconds = 3600.0
 
 @dataclass(frozen=True)
 class JobOutcome:
-    """What one job came to.
+    """Result of one job.
 
     Attributes:
         finished: all of its work is done.
         wall: until then, or until the simulation was given up.
         work: done, in seconds of the whole world undisturbed.
-        spent: rank-seconds by what they went into, spares included; adds up to `rank_seconds`.
+        spent: rank-seconds by their use, spares included; adds up to `rank_seconds`.
         rank_seconds: of all places, spares included.
         goodput: the productive part of the world's places, spares not included.
         money: for the nodes that there were.
@@ -98,7 +98,7 @@ class FleetAccount:
         self.since_work = self.since_productive = 0.0
 
     def give_up(self, seconds: Seconds, members: int) -> None:
-        """The newest work does not count: so much of the undisturbed training, as far as there is that."""
+        """The newest work does not count: `seconds` of the undisturbed training, as far as there are as many."""
         lost = min(
             seconds * members / self.scenario.nodes, self.running * members / self.scenario.nodes, self.since_work
         )
@@ -124,7 +124,7 @@ class FleetAccount:
         self.incidents[kind] = self.incidents.get(kind, 0) + 1
 
     def outcome(self, *, finished: bool) -> JobOutcome:
-        """What it has come to."""
+        """Result of the job until now."""
         places = self.scenario.nodes * self.scenario.job.ranks_per_node * self.wall
         total = places + self.policy.spares * self.scenario.job.ranks_per_node * self.wall
         return JobOutcome(

@@ -1,4 +1,4 @@
-"""What happens to a fleet, and when: faults and capacity, drawn from a seed. Pure.
+"""Faults and capacity of a fleet over time, drawn from a seed. Pure.
 
 Each kind of fault is drawn from a source of its own, so all policies of a seed meet the same faults, and a further kind
 leaves those of the others as they were.
@@ -17,7 +17,7 @@ from regrow_lab.fleet.scenario import CapacityTable, FaultTable, FleetScenario
 
 _HOUR: Seconds = 3600.0
 _WAVE_LEVELS = 24
-"""Into so many levels a wave is cut."""
+"""Levels into which a wave is cut."""
 
 
 class FleetFault(NamedTuple):
@@ -27,21 +27,21 @@ class FleetFault(NamedTuple):
     trouble: Trouble
     kind: str
     place: int
-    """Which node, from 0; spares come after the job's."""
+    """Number of the node, from 0; spares come after the job's."""
     nodes: int
     repair: Seconds
     within: float
-    """Where in a step it strikes, from 0 to 1."""
+    """Moment in a step at which it strikes, from 0 to 1."""
 
 
 class CapacityChange(NamedTuple):
-    """From now on there are so many nodes."""
+    """A new number of nodes, from now on."""
 
     at: Instant
     most: int | None
     """None: as many as are wanted."""
     away: int = 0
-    """So many of them are reclaimed."""
+    """Number of them that are reclaimed."""
 
 
 def faults(scenario: FleetScenario, seed: int, *, spares: int = 0) -> Iterator[FleetFault]:
@@ -71,12 +71,12 @@ def _stream(fault: FaultTable, places: Sequence[int], draw: random.Random) -> It
 
 
 def capacity(table: CapacityTable, wanted: int, seed: int) -> Iterator[CapacityChange]:
-    """How many nodes there are, in order of time; the first at 0.
+    """Number of nodes, in order of time; the first at 0.
 
     Args:
-        table: by what rule.
+        table: the rule.
         wanted: by the job and its spares.
-        seed: of what is drawn.
+        seed: of the draws.
     """
     match table.kind:
         case "wave":

@@ -16,7 +16,7 @@ _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """What one run says.
+    """Measurements of one run.
 
     Attributes:
         ranks: of its world.
@@ -38,7 +38,7 @@ class MeasuredRun:
 
 
 def measured(records: Sequence[Record], name: str) -> MeasuredRun:
-    """What a run says. Raises `UsageError` where it says nothing."""
+    """Measure a run. Raises `UsageError` if it has too few steps."""
     ledger, spent = Ledger(records), account(records)
     step = ledger.step_median
     if step is None or not ledger.world:
@@ -52,7 +52,7 @@ def measured(records: Sequence[Record], name: str) -> MeasuredRun:
 
 
 def _resized(ledger: Ledger) -> bool:
-    """Whether places were empty for other reasons than the start."""
+    """True if places were empty for other reasons than the start."""
     return any(each.before != each.after for each in ledger.incidents)
 
 
@@ -61,7 +61,7 @@ def _stages(each: IncidentClosed, step: Seconds) -> StageTimes:
 
 
 def _overhead(found: Account) -> float:
-    """What of the undisturbed time was between the steps."""
+    """Part of the undisturbed time that was between the steps."""
     between = found.spent[Spent.IDLE] + found.spent[Spent.DATA_WAIT] + found.spent[Spent.CHECKPOINT]
     undisturbed = between + found.spent[Spent.PRODUCTIVE]
     return between / undisturbed if undisturbed else 0.0

@@ -1,4 +1,4 @@
-"""What it takes to mend an incident, by the way in which it is done and the size of the world. Pure."""
+"""Cost of recovery from an incident, by the rung and the size of the world. Pure."""
 
 import math
 from bisect import bisect_right
@@ -46,7 +46,7 @@ class CostTable:
             self._points.setdefault(row.rung, []).append((math.log2(row.ranks), _stages(row)))
 
     def of(self, rung: str, ranks: int) -> StageTimes:
-        """What mending by `rung` takes in a world of `ranks`. Raises `UsageError` where nothing says so."""
+        """Cost of `rung` in a world of `ranks`. Raises `UsageError` if the table has none."""
         points = self._points.get(rung) or self._points.get("")
         if points is None or (rung == START and START not in self._points):
             if rung == START:

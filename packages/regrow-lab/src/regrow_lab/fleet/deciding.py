@@ -1,4 +1,4 @@
-"""What is done about an incident: the situation that a policy is in, and what follows from it. Pure."""
+"""Decision about an incident: the situation of a policy, and the remedy it chooses. Pure."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -8,7 +8,7 @@ from regrow_lab.fleet.scenario import PolicyTable, Recovers
 
 
 class Trouble(StrEnum):
-    """What happens to a job."""
+    """Trouble that can strike a job."""
 
     WORKER = "worker"
     HANG = "hang"
@@ -35,7 +35,7 @@ class Situation(NamedTuple):
 
 
 class Remedy(NamedTuple):
-    """What is done."""
+    """Remedy for a trouble."""
 
     rung: str
     waits: bool = False
@@ -57,7 +57,7 @@ RUNGS: dict[Recovers, str] = {
 
 
 def plainly(policy: PolicyTable) -> Decide:
-    """What every policy but regrow does: the same about everything."""
+    """Decision of every policy but regrow: the same for every trouble."""
     rung = RUNGS[policy.recovers]
 
     def decide(situation: Situation) -> Remedy:

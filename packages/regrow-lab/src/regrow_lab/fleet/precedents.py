@@ -1,6 +1,6 @@
-"""What the coordinator does in a situation, found by putting it there.
+"""The coordinator's remedy for a situation, found by putting it there.
 
-Its machine is the one of production, on a virtual clock, in a world of a few nodes: which rung it takes depends on what
+Its machine is the one of production, on a virtual clock, in a world of a few nodes: the rung it takes depends on what
 is lost and on what is there, and not on how many ranks look on. So each situation is decided once, by the code itself.
 """
 
@@ -21,12 +21,12 @@ _STRUCK = Rank(3)
 _AT_STEP = 20
 _STEPS = StepNo(200)
 _AWAY: Seconds = 50.0
-"""How long a lost node is away. Less than the job takes, more than any stage."""
+"""Absence of a lost node. Less than the job takes, more than any stage."""
 _MOST_EVENTS = 5_000_000
 
 
 def precedent(situation: Situation) -> Remedy:
-    """What the coordinator does. Raises `RegrowError` where it ends the job."""
+    """The coordinator's remedy. Raises `RegrowError` if it ends the job."""
     trouble = situation.trouble
     survives = situation.survives and trouble is not Trouble.JOB
     gone = trouble in (Trouble.NODE, Trouble.DRAIN)

@@ -1,4 +1,4 @@
-"""What is simulated: a job, its hardware, what goes wrong, and the policies that are compared. Pure."""
+"""Scenario of a simulation: a job, its hardware, its faults, and the policies that are compared. Pure."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -24,7 +24,7 @@ class JobTable(msgspec.Struct, frozen=True):
     """`[job]`: what is trained. `nodes` follows from the hardware."""
 
     work: Span
-    """How long it would take if nothing ever went wrong and nothing stood still."""
+    """Time of the job if nothing ever went wrong and nothing stood still."""
     step: Span
     """One step of the whole world."""
     ranks_per_node: Positive = 8
@@ -33,11 +33,11 @@ class JobTable(msgspec.Struct, frozen=True):
     overhead: Part = 0.0
     """Part of the time of an undisturbed training that is in no step."""
     limit: Span = Span(0.0)
-    """When the simulation is given up; 0: after ten times the work."""
+    """Time at which the simulation is given up; 0: after ten times the work."""
 
     @property
     def until(self) -> Seconds:
-        """When the simulation is given up."""
+        """Time at which the simulation is given up."""
         return self.limit or 10.0 * self.work
 
 
@@ -46,11 +46,11 @@ class FaultTable(msgspec.Struct, frozen=True):
 
     kind: str
     per_node_hour: Rate
-    """How often, for each node, in an hour. Times between faults are exponentially distributed."""
+    """Rate for each node, in an hour. Times between faults are exponentially distributed."""
     takes: Literal["worker", "hang", "node", "job"] = "worker"
     """A process dies; one stands still; nodes are lost; all of the job's processes die at once."""
     nodes: Positive = 1
-    """How many neighbouring nodes are lost at once."""
+    """Number of neighbouring nodes lost at once."""
     repair: Span = Span(4 * 3600.0)
     """Mean time until a lost node is back, or another in its place."""
 
@@ -80,7 +80,7 @@ class CapacityTable(msgspec.Struct, frozen=True):
     away: Span = Span(3600.0)
     """Mean time until a reclaimed spot node, or another, is there."""
     notice: Span = Span(120.0)
-    """How long before it goes a node is announced to go."""
+    """Notice that a node gives before it goes."""
     points: list[tuple[Span, Count]] = []
     """Of a trace: from when on there are how many nodes."""
 
@@ -115,18 +115,18 @@ class PolicyTable(msgspec.Struct, frozen=True):
     costs: str = ""
     """A set of costs; empty: the one that is called as `recovers`."""
     state: Literal["", "checkpoint", "peers"] = ""
-    """Where lost state comes from; empty: peers under regrow, else the last checkpoint."""
+    """Source of lost state; empty: peers under regrow, else the last checkpoint."""
     spares: Count = 0
     standbys: Count = 0
     """Of regrow: warm workers a node, which take the rank of a worker that dies."""
     elastic: bool = False
-    """Whether the job goes on with fewer replicas where nodes are missing."""
+    """True if the job goes on with fewer replicas when nodes are missing."""
     least_nodes: Positive = 1
     """With fewer an elastic job waits."""
     checkpoint_every: Span = Span(0.0)
     """Training between two durable checkpoints; 0: none are written, and what needs one begins anew."""
     checkpoint_stall: Span = Span(0.0)
-    """How long training stands still for one."""
+    """Standstill of the training for one."""
     hang: Span = Span(600.0)
     """After how long a worker that stands still is known to."""
     buddy_every: Count = 0
@@ -139,7 +139,7 @@ class PolicyTable(msgspec.Struct, frozen=True):
 
     @property
     def from_peers(self) -> bool:
-        """Whether state comes from living peers while there are any."""
+        """True if state comes from living peers while there are any."""
         return self.state == "peers" or (not self.state and self.recovers == "regrow")
 
 
@@ -153,7 +153,7 @@ class FleetScenario(msgspec.Struct, frozen=True):
     capacity: CapacityTable = CapacityTable()
     title: str = ""
     assumptions: list[str] = []
-    """What the figures stand on, shown with them."""
+    """Assumptions behind the figures, shown with them."""
     costs_from: list[str] = []
     """Further files with `[[costs]]`, as `regrow sim calibrate` writes them; beside this one."""
     seeds: Positive = 20
@@ -184,7 +184,7 @@ class FleetScenario(msgspec.Struct, frozen=True):
 
 
 def contradictions(scenario: FleetScenario) -> Iterator[str]:
-    """What does not go together, a sentence each, with its cure."""
+    """Contradictions in a scenario, a sentence each, with its cure."""
     job = scenario.job
     for name, value in (("work", job.work), ("step", job.step)):
         if value <= 0:

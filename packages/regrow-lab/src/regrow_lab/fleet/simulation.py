@@ -18,7 +18,7 @@ _NEVER: Instant = math.inf
 
 
 class JobPhase(StrEnum):
-    """What the job is in."""
+    """Phase of the job."""
 
     WAITING = "waiting"
     """For nodes."""
@@ -66,14 +66,14 @@ class SimulatedJob:
         self._size = self._nodes
         """Nodes of the world, or of that which is to be."""
         self._pieces: deque[tuple[Spent | None, Seconds]] = deque()
-        """What is left of mending; without a name: the gate that opens when there are enough nodes."""
+        """Rest of a recovery; without a name: the gate that opens when there are enough nodes."""
         self._gone: set[int] = set()
         """Nodes whose memory the present incident has taken."""
         self._stages, self._shrinks = StageTimes(), False
         self._cycle: Seconds = 0.0
         """Training since the last checkpoint was written."""
         self._stalling: Seconds = 0.0
-        """What is left of writing one."""
+        """Rest of the writing of one."""
 
     def run(self) -> JobOutcome:
         """Until all work is done, or until it is given up."""
@@ -180,7 +180,7 @@ class SimulatedJob:
         self._mend(fault.trouble, fault.within)
 
     def _survives(self) -> bool:
-        """Whether all of the state is still in somebody's memory."""
+        """True if all of the state is still in some node's memory."""
         unit = self._job.replica_nodes
         replicas = self._size // unit
         if replicas > 1:
@@ -315,5 +315,5 @@ class SimulatedJob:
 
 
 def runs(scenario: FleetScenario, policy: PolicyTable, seeds: int) -> list[JobOutcome]:
-    """One job for each of so many seeds."""
+    """One job for each of `seeds` seeds."""
     return [simulate(scenario, policy, seed) for seed in range(seeds)]

@@ -1,4 +1,4 @@
-"""What many simulated jobs come to: means over seeds, with intervals. Pure."""
+"""Summary of many simulated jobs: means over seeds, with intervals. Pure."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What simulated agents do with the tables of generations: the code of production, over a network that is not."""
+"""Tables of generations in simulated agents: the code of production, over a simulated network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ _AGAIN_S: Seconds = 2.0
 
 @dataclass(frozen=True)
 class AgentHost:
-    """What agents need of the world they live in.
+    """View of the world that agents need.
 
     Attributes:
         network: between them.
-        after: has something done later.
-        say: tells the coordinator.
-        carry_out: does what a node was ordered, when it can be done.
+        after: schedules an action.
+        say: sends to the coordinator.
+        carry_out: carries out a node's order, when that can be done.
     """
 
     network: Network

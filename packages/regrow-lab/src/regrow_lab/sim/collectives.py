@@ -1,4 +1,4 @@
-"""What happens between the workers of one generation: groups that form, all-reduces that need everyone."""
+"""Collectives between the workers of one generation: groups that form, all-reduces that need everyone."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from regrow.core.messages.vocabulary import Member
 
 
 class Peer(Protocol):
-    """What a group asks of a member."""
+    """A worker as its group sees it."""
 
     worker: WorkerId
 
@@ -51,7 +51,7 @@ class Group:
         self.members = members
         self.broken = False
         self.stuck = False
-        """Whether what a device runs of these groups never ends: no sum is completed, and nobody notices."""
+        """True if the device's work of these groups never ends: no sum is completed, and nobody notices."""
         self._rng = rng
         self._inside: dict[WorkerId, Peer] = {}
         self._arrived: dict[tuple[str, StepNo], set[WorkerId]] = {}
@@ -79,7 +79,7 @@ class Group:
                 inside.later(self._rng.uniform(0.0, 0.05), what, step)
 
     def completes(self) -> bool:
-        """Whether a sum that was on its way still reaches one member."""
+        """True if a sum that was on its way still reaches one worker."""
         return not self.broken or self._rng.random() < 0.5
 
     def leave(self, peer: Peer, *, reset: bool) -> None:
@@ -101,5 +101,5 @@ class Group:
 
 
 def newest_size(groups: Mapping[Generation, Group]) -> int:
-    """How many ranks the newest of some generations has."""
+    """Number of ranks in the newest of some generations."""
     return len(groups[max(groups)].members)

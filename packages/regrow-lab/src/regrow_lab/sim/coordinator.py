@@ -84,7 +84,7 @@ class SimCoordinator:
 
     @property
     def there(self) -> bool:
-        """Whether there is one."""
+        """True if there is a coordinator."""
         return self._handover is None
 
     def lose(self) -> None:

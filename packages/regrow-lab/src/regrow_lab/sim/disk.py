@@ -20,9 +20,9 @@ from regrow_lab.sim.script import Doing
 from regrow_lab.sim.workers import SimWorker
 
 _WRITE_S: Seconds = 0.5
-"""How long a part takes, about, and what connects them."""
+"""Approximate time of a part, and of the manifest that joins them."""
 _STAND_IN = 4
-"""A durable job whose checkpoints regrow does not write has one of its own after so many steps each."""
+"""Steps between checkpoints of a durable job whose checkpoints regrow does not write."""
 
 DiskOrder = WriteCheckpoint | FinishCheckpoint | AbandonCheckpoint
 DiskKey = tuple[type[DiskOrder], NodeId, int]
@@ -30,15 +30,15 @@ DiskKey = tuple[type[DiskOrder], NodeId, int]
 
 @dataclass(frozen=True)
 class DiskHost:
-    """What the disk needs of the world.
+    """View of the world that the disk needs.
 
     Attributes:
         now: the time.
-        after: has something done later, if the agent of the node is still the same by then.
-        jitter: a time that is about so long.
-        say: tells the coordinator something for a node's agent.
+        after: schedules an action, dropped if the node's agent is another one by then.
+        jitter: a time that is about as long.
+        say: sends a node's fact to the coordinator.
         heard: whether a worker's agent is there.
-        ranks: how many there are in the newest generation.
+        ranks: their number in the newest generation.
         require: raises unless a law holds.
     """
 
@@ -52,11 +52,11 @@ class DiskHost:
 
 
 class SimDisk:
-    """What is written, and what is about to be.
+    """Checkpoints that are written, or are being written.
 
     Args:
         spec: whether there are checkpoints, and who writes them.
-        parts: into how many the state is divided, at least 1, and at most one a rank.
+        parts: number of parts of the state, at least 1, and at most one a rank.
         host: the world.
     """
 
@@ -74,7 +74,7 @@ class SimDisk:
         self._written: defaultdict[tuple[int, StepNo], dict[Rank, tuple[StepNo, str]]] = defaultdict(dict)
 
     def sticks(self, lasts: Seconds) -> None:
-        """Nothing that is written comes to its end for so long."""
+        """Keep all writes from coming to their end for this time."""
         self._stuck_until = self._host.now() + lasts
 
     def committed(self, step: StepNo, *, by_all: bool) -> None:

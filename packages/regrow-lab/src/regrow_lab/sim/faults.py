@@ -1,4 +1,4 @@
-"""What goes wrong in a simulated job, and what is asked of it."""
+"""Faults of a simulated job, and requests to it."""
 
 from collections.abc import Callable, Mapping
 from typing import Protocol
@@ -38,7 +38,7 @@ class SimFault(msgspec.Struct, frozen=True):
     lasts: Seconds = 200.0
     """For how long a `slow` one computes, or the disk is stuck."""
     back: Seconds | None = 2.0
-    """When a lost node is there again, from the moment at which it is known to be lost; None: never."""
+    """Return of a lost node, from the moment at which it is known to be lost; None: never."""
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -51,21 +51,21 @@ class Wish(msgspec.Struct, frozen=True):
     """
     after: Seconds
     replicas: int = 1
-    """What `scale` asks for."""
+    """Size that `scale` asks for."""
     node: int = 0
-    """Which node drains."""
+    """Node that drains."""
     grace: Seconds = 60.0
     """After which a draining node is gone, whoever is on it, or a job that is to stop has ended."""
     slots: int = 1
     """Of a node that comes."""
     back: Seconds | None = 20.0
-    """How long after its end a drained node comes again; None: never."""
+    """Time after its end at which a drained node comes again; None: never."""
     stay: Seconds | None = None
     """For how long the capacity is announced."""
 
 
 class FaultedWorld(Protocol):
-    """What a strike does to the world."""
+    """The world as a strike changes it."""
 
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
@@ -84,12 +84,12 @@ class FaultedWorld(Protocol):
         ...
 
     def heard(self, worker: SimWorker) -> bool:
-        """Whether what a worker says reaches the coordinator."""
+        """True if a worker's messages reach the coordinator."""
         ...
 
 
 def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
-    """What happens when a strike falls on a worker; without one on whoever has its rank then."""
+    """Action of a strike on a worker; without one on the worker that has its rank then."""
 
     def strike_now() -> None:
         target = worker or _target(world.workers, strike.rank)
@@ -140,7 +140,7 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
 
 
 def _nobody_else(world: FaultedWorld, target: SimWorker) -> bool:
-    """Whether a hang would go unseen for ever: how long a whole job builds, or tidies up, nobody can know.
+    """True if a hang would never be seen: no bound is known for a whole job that builds, or tidies up.
 
     Workers that live on without their agent, which is lost, are not of the job any more.
     """

@@ -1,4 +1,4 @@
-"""What must hold at every moment of a job, whatever goes wrong. Checked against what simulated workers really do."""
+"""Invariants of a job at every moment, whatever goes wrong, checked against the real acts of simulated workers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -127,11 +127,11 @@ class Invariants:
 
     @property
     def all_on_disk(self) -> bool:
-        """Whether no step was committed that is not in a durable checkpoint."""
+        """True if every committed step is in a durable checkpoint."""
         return self._durable() >= self._newest
 
     def all_at(self, step: StepNo) -> bool:
-        """Whether all ranks act, and have the state of this step or a newer one."""
+        """True if all ranks act, and have the state of this step or a newer one."""
         living = [worker for worker in self._workers.values() if worker.active]
         return len(living) == self.world and all(worker.state >= step for worker in living)
 

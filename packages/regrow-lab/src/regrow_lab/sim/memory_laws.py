@@ -1,4 +1,4 @@
-"""What must hold where all workers start again with the state in memory, and where a job was asked to stop."""
+"""Laws for a start of all workers from the state in memory, and for a job that was asked to stop."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -33,16 +33,16 @@ class MemoryLaws:
         self._kept: dict[NodeId, dict[str, StepNo]] = {}
         """The step at which each node has each part of the state."""
         self._times = 0
-        """How often all were started with what is in memory since a generation stood."""
+        """Number of starts of all workers from memory since a generation was formed."""
         self.refuted = False
         """No newcomer is to be used any more."""
         self.doubtful = False
         """A newcomer had trained before newcomers were refuted."""
         self._trained = False
         self.stop_by: Instant | None = None
-        """When a job that was asked to stop has ended."""
+        """Time when a job that was asked to stop has ended."""
         self.stop_at = StepNo(0)
-        """What it was known to have done when it was asked to: agents tell that once a second."""
+        """Step that it was known to have done when it was asked to: agents report it once a second."""
 
     def told(self, fact: StateKept | ReplacementRefuted | facts.StopRequested, step: StepNo, now: Instant) -> None:
         """The machine is about to be told, which knows of this step."""

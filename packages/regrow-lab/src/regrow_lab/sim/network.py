@@ -11,24 +11,24 @@ from regrow.core.ids import Instant, Seconds
 
 
 class NetworkConditions(msgspec.Struct, frozen=True):
-    """How messages travel. In order on one channel; between channels in any order. Probabilities from 0 to 1."""
+    """Behaviour of messages. In order on one channel; between channels in any order. Probabilities from 0 to 1."""
 
     delay: Seconds = 0.002
     """Mean of an exponential distribution."""
     slow: float = 0.0
-    """How often one takes up to `slow_by` longer."""
+    """Probability that one takes up to `slow_by` longer."""
     slow_by: Seconds = 5.0
     repeated: float = 0.0
-    """How often one arrives a second time, later and out of order."""
+    """Probability that one arrives a second time, later and out of order."""
     lost: float = 0.0
     late_exit: Seconds = 0.0
-    """How much later than a worker's own words its end may become known."""
+    """Longest delay of a worker's end after its own last message."""
     overtaking_exit: float = 0.0
-    """How often a worker's end is known before what it said last."""
+    """Probability that a worker's end is known before its last message."""
 
 
 class Timeline:
-    """What is to happen, by its time.
+    """Actions to come, by their time.
 
     Args:
         start: the first instant. Not 0, since no production clock starts there either.
@@ -44,7 +44,7 @@ class Timeline:
         heapq.heappush(self._queue, (max(instant, self.now), next(self._numbers), action))
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it so much later."""
+        """Do it after a delay."""
         self.at(self.now + delay, action)
 
     def step(self) -> bool:
@@ -91,12 +91,12 @@ class Downlink:
         self._heard = 0
 
     def place(self, *, question: bool) -> int:
-        """Where what is said now stands: behind so many questions, itself among them."""
+        """Position of the next message: the number of questions before it, itself included."""
         self._asked += question
         return self._asked
 
     def arrives(self, place: int, *, question: bool) -> bool:
-        """Whether what stands there is heard as it comes: not if a later question was, nor a question twice."""
+        """True if a message at that place is heard as it comes: not after a later question, nor a question twice."""
         if place < self._heard + question:
             return False
         self._heard = place if question else self._heard

@@ -22,18 +22,18 @@ from regrow_lab.sim.script import SimScript
 from regrow_lab.sim.world import World
 
 BROKEN = "BROKEN: "
-"""How the last line of a run begins in which something is not as it must be."""
+"""Prefix of the last line of a run in which something is not as it must be."""
 _PREFIX = "schedule:"
 _TIME_TO_SAVE_S = 5.0
 """With a shorter notice not all that a job has done may come to the disk."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
-"""What the script does after its last step is not run again; nor is it where all of a node's time was used up."""
+"""Excuses: the code after the last step is not run again, nor any if all of a node's time was used up."""
 _MENDED_THERE = {"kill after"}
 """But for those, where the script goes on behind its loop."""
 
 
 class Promised(StrEnum):
-    """What must come of it."""
+    """Promise that a schedule must keep."""
 
     AN_END = "an end"
     """It ends once, with a code that says how."""
@@ -100,7 +100,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         return end
 
     def _broken(self, world: World, end: EndJob) -> str:
-        """How it has not come as it had to; empty: it has."""
+        """Describe a broken promise; empty: all are kept."""
         if end.code not in (0, 1, 75, UNPROVEN) or (end.code == UNPROVEN and "refuted" not in world.bad_moments):
             return f"it ended with the code {end.code}"
         if end.code == 0 and world.laws.memory.doubtful:
@@ -119,14 +119,14 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         return ""
 
     def _stopped(self, world: World) -> str:
-        """Whether all that was done is on disk, if there was a place for it and time, and nothing else happened."""
+        """Describe work missing on disk after a stop, if it could be saved in time and nothing else happened."""
         grace = min(wish.grace for wish in self.wishes if wish.what in ("stop", "signals"))
         calm = not self.strikes and not self.script.fails and grace >= _TIME_TO_SAVE_S
         lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
         return "it was asked to stop, and what it has done is not on disk" if lost else ""
 
     def _leaves_in_order(self, world: World, end: EndJob) -> bool:
-        """Whether it ends because its nodes are given back, and all that it has done is on disk, if there was time."""
+        """True if it ends because its nodes are given back, with all its work on disk, if there was time."""
         drains = [wish for wish in self.wishes if wish.what == "drain"]
         hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
         on_disk = world.laws.all_on_disk or hurried
@@ -135,7 +135,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def replay_lines(schedule: SimSchedule) -> Iterator[str]:
-    """What happens in a run, a line an event, and how it ends. An `InvariantBroken` is its last line."""
+    """Yield the events of a run, a line each, and its end. An `InvariantBroken` is its last line."""
     yield f"the job: {_words(schedule.spec)}"
     yield f"its script: {_words(schedule.script)}"
     yield f"its network: {_words(schedule.weather)}"
@@ -157,7 +157,7 @@ def _words(item: msgspec.Struct) -> str:
 
 
 def _finished(world: World, script: SimScript) -> bool:
-    """Whether the members of the last generation have done the last step."""
+    """True if the workers of the last generation have done the last step."""
     alone = script.leaves is not None and world.laws.world == 1
     last = script.leaves[1] if alone and script.leaves is not None else script.until
     ranks = {worker.rank for worker in world.workers.values() if worker.state == last}

@@ -1,4 +1,4 @@
-"""What simulated workers run, and what they can be in the middle of."""
+"""Script of simulated workers, and the activities in it."""
 
 from enum import StrEnum
 
@@ -9,7 +9,7 @@ from regrow.core.phase import Phase
 
 
 class Doing(StrEnum):
-    """What a simulated worker is in the middle of; faults can strike in any."""
+    """Activity of a simulated worker; faults can strike in any."""
 
     BUILDING = "building"
     IDLE = "idle"
@@ -40,13 +40,13 @@ PHASES = {
     Doing.UPDATING: Phase.UPDATING,
     Doing.AFTER: Phase.OUTSIDE,
 }
-"""What its board shows; in a step where none is given."""
+"""Phase that its board shows; in a step if none is given."""
 
 IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.VOTING, Doing.UPDATING})
 
 
 class SimScript(msgspec.Struct, frozen=True):
-    """What the workers run. Times in seconds."""
+    """Script of the workers. Times in seconds."""
 
     until: StepNo = StepNo(8)
     with_session: bool = True
@@ -56,14 +56,14 @@ class SimScript(msgspec.Struct, frozen=True):
     hydrate: Seconds = 0.2
     after: Seconds = 1.0
     patience: Seconds = 1000.0
-    """How long a worker waits for an order before it gives up."""
+    """Time that a worker waits for an order before it gives up."""
     bug: tuple[Rank, StepNo] | None = None
     """The rank whose body raises the same error whenever it runs this step."""
     parts: int = 0
     """Into how many parts the state is divided: rank r has part r % parts, and steps are voted for. 0: not divided."""
     goes_on: bool = False
-    """Whether what it does after its loop is mended too."""
+    """True if the code after its loop is recovered too."""
     fails: int = 0
-    """So many workers that are not the first ones of their rank fail as they build; -1: all of them."""
+    """Number of workers, not the first ones of their rank, that fail as they build; -1: all of them."""
     leaves: tuple[Rank, StepNo] | None = None
     """The rank that leaves its loop at this step, whatever the others do."""

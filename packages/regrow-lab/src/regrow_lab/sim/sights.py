@@ -1,4 +1,4 @@
-"""What simulated agents see of workers that stand still; they tell it as long as there is one."""
+"""Sights that simulated agents have of workers that stand still, sent as long as there is one."""
 
 from collections.abc import Callable, Mapping
 
@@ -18,12 +18,12 @@ _WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
 
 def watched(worker: SimWorker) -> bool:
-    """Whether its standing still may mean something."""
+    """True if its standing still may mean something."""
     return worker.hung or worker.stalled or worker.doing in _WATCHED
 
 
 def sight(worker: SimWorker, now: Instant) -> WorkerSight:
-    """What its agent sees of it."""
+    """Sight that its agent has of it."""
     stuck = worker.hung or worker.stalled
     return WorkerSight(
         worker=worker.worker,

@@ -15,17 +15,17 @@ _AGAIN_S: Seconds = 0.5
 
 
 class StoppedWorld(Protocol):
-    """What a stop does to the world."""
+    """The world as a stop changes it."""
 
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it so much later."""
+        """Do it after a delay."""
         ...
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about so long."""
+        """A time that is about as long as this one."""
         ...
 
 
@@ -53,7 +53,7 @@ class FailingNewcomers:
         self._failed = 0
 
     def fails(self, worker: SimWorker) -> bool:
-        """Whether this one's script raises before its loop."""
+        """True if this worker's script raises before its loop."""
         fails = worker.spawn.role is not Role.RANK and (self._most < 0 or self._failed < self._most)
         self._failed += fails
         return fails

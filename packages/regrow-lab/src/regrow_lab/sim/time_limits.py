@@ -20,16 +20,16 @@ from regrow_lab.sim.script import IN_STEP, Doing
 from regrow_lab.sim.workers import SimWorker
 
 _MESSAGES = 12
-"""So many messages one after the other, at most, are on the way of a rung: the order to halt, its answer, and so on."""
+"""Most messages one after the other on the way of a rung: the order to halt, its answer, and so on."""
 _TAIL = 30
-"""Of so many times its mean no message's time is longer."""
+"""Largest time of a message, in times of its mean."""
 _WORK_S: Seconds = 1.0
-"""What simulated workers take for what has no deadline: an update, a step, and progress that is told once a second."""
+"""Time of simulated work without a deadline: an update, a step, and progress that is reported once a second."""
 _PARALYSED = (Doing.FORMING, Doing.HYDRATING, *sorted(IN_STEP))
 _BEGIN_ANEW = facts.WorkerExited | facts.NodeJoined | facts.NodeLost | facts.NodeStopped
 """With these what is waited for begins anew."""
 _AT_ONCE: Seconds = 10.0
-"""What takes no longer is not looked at: all limits are longer than that."""
+"""Shortest time that is looked at: all limits are longer."""
 
 
 class Entered(Protocol):
@@ -39,7 +39,7 @@ class Entered(Protocol):
 
     @property
     def entering(self) -> bool:
-        """Whether agents are being asked."""
+        """True while agents are being asked."""
         ...
 
 
@@ -65,11 +65,11 @@ class TimeLimits:
         self._lossy = weather.lost > 0
         """A fact that is lost, as none is on a connection, leaves ranks that all stand still and nobody to blame."""
         self._since: Instant | None = None
-        """When the newest thing went wrong of what is being mended."""
+        """Time of the newest fault of the open incident."""
         self._rungs: set[str] = set()
         """Those taken since then, and the highest of the incident."""
         self._known: tuple[bool, Membership | None, int] = (False, None, 0)
-        """Whether agents are being asked; what decides; the faults of the incident."""
+        """True while agents are being asked; the deciding machine; the faults of the incident."""
         self._elects = False
         """The coordinator was lost, and no other has entered the job yet."""
         self._patience = 1.0

@@ -1,4 +1,4 @@
-"""What simulated agents tell the coordinator that there is, and the next one where that is lost."""
+"""Link of simulated agents to the coordinator, and to the next one when that is lost."""
 
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
@@ -11,17 +11,17 @@ from regrow_lab.sim.coordinator import SimCoordinator
 from regrow_lab.sim.network import Network, Timeline
 
 _ELECTED_S: Seconds = 2.0
-"""How long there is none, about."""
+"""Approximate time without a coordinator."""
 _TURN_S: Seconds = 1.0
-"""How long agents take to find the next one, about."""
+"""Approximate time for agents to find the next one."""
 
 
 class Uplinks:
-    """What is on its way when a coordinator is lost is lost, in both directions. What is said later waits for the next.
+    """Messages to the coordinator. Those on their way when it is lost are lost both ways; later ones wait.
 
     Args:
         network: in between.
-        tell: the coordinator.
+        tell: hands a fact to the coordinator.
     """
 
     def __init__(self, network: Network, tell: Callable[[Fact], None]) -> None:
@@ -65,13 +65,13 @@ class Uplinks:
 
 
 class Offices:
-    """Which agents have registered with the coordinator; when it is lost with its node, another is elected.
+    """Agents registered with the coordinator; when it is lost with its node, another is elected.
 
     Args:
-        coordinator: the one that there is.
+        coordinator: the present one.
         uplinks: to it.
-        timeline: in what time.
-        jitter: a time that is about so long.
+        timeline: of the simulation.
+        jitter: a time that is about as long.
         there: nodes whose agents act.
     """
 

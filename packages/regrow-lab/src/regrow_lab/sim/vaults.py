@@ -23,12 +23,12 @@ MemoryOrder = ReportCopies | ForgetCopies
 
 @dataclass(frozen=True)
 class VaultHost:
-    """What agents' memory needs of the world.
+    """View of the world that agents' memory needs.
 
     Attributes:
-        after: has something done later, if the agent of the node is still the same by then.
-        jitter: a time that is about so long.
-        say: tells the coordinator something for a node's agent.
+        after: schedules an action, dropped if the node's agent is another one by then.
+        jitter: a time that is about as long.
+        say: sends a node's fact to the coordinator.
         heard: whether a worker's agent is there.
     """
 
@@ -39,7 +39,7 @@ class VaultHost:
 
 
 class SimVaults:
-    """What the agents have.
+    """Copies in the memory of the agents.
 
     Args:
         host: the world.
@@ -88,6 +88,6 @@ class SimVaults:
             self._host.say(order.node, CopiesHeld(order.node, order.generation, list(held.values())))
 
     def read(self, source: CopySource) -> bool:
-        """Whether a worker can read this copy now."""
+        """True if a worker can read this copy now."""
         held = self._held.get(source.endpoint, {}).get(source.rank)
         return held is not None and held.step == source.step

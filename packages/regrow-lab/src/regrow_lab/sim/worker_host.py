@@ -1,4 +1,4 @@
-"""What a simulated worker asks of the world it lives in."""
+"""The world as a simulated worker sees it."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar
@@ -19,18 +19,18 @@ W = TypeVar("W", contravariant=True)
 FOR_THE_AGENT = (
     StacksTaken | facts.WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 )
-"""What a worker says to its agent alone."""
+"""Facts from a worker to its agent alone."""
 
 
 class Disk(Protocol):
-    """What all nodes can read."""
+    """Disk that all nodes can read."""
 
     durable: StepNo
     """The step of the newest durable checkpoint."""
 
 
 class WorkerHost(Protocol[W]):
-    """What a worker asks of the world it lives in."""
+    """The world as a worker sees it."""
 
     script: SimScript
 
@@ -44,11 +44,11 @@ class WorkerHost(Protocol[W]):
         ...
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it so much later."""
+        """Do it after a delay."""
         ...
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about so long."""
+        """A time that is about as long as this one."""
         ...
 
     def say(self, worker: W, fact: WorkerFact) -> None:
@@ -64,11 +64,11 @@ class WorkerHost(Protocol[W]):
         ...
 
     def fails(self, worker: W) -> bool:
-        """Whether the script of a newcomer raises before its loop."""
+        """True if the script of a newcomer raises before its loop."""
         ...
 
     def readable(self, source: CopySource) -> bool:
-        """Whether an agent has this copy, and gives it."""
+        """True if an agent has this copy, and gives it."""
         ...
 
     def group(self, generation: Generation, members: list[Member]) -> Group:

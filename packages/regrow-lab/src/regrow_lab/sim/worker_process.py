@@ -49,7 +49,7 @@ class SimProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether the process exists."""
+        """True if the process exists."""
         return self.doing is not Doing.DEAD
 
     @property
@@ -59,7 +59,7 @@ class SimProcess:
 
     @property
     def active(self) -> bool:
-        """Whether it acts in its generation, as far as it knows."""
+        """True if it acts in its generation, as far as it knows."""
         return self.alive and self.group is not None and self.doing is not Doing.HALTED
 
     def end(self, code: int) -> None:
@@ -84,7 +84,7 @@ class SimProcess:
             self._around.hung(self)
 
     def slow_down(self, lasts: Seconds) -> None:
-        """It computes for so much longer, whatever it is told."""
+        """It computes longer by this time, whatever its orders."""
         if self.alive:
             self.slow_until = self._around.now() + lasts
 

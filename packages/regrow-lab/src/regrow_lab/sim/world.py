@@ -68,7 +68,7 @@ class World:
         limits = TimeLimits(promised or spec, weather or NetworkConditions(), self.workers, require)
         self.laws = Invariants(spec, self.workers, limits, lambda: self.disk.durable)
         self.bad_moments: set[str] = set()
-        """What has gone wrong so far, for tests that ask whether a failure was deserved."""
+        """Faults until now, for tests that ask whether a failure was deserved."""
         self._spec = spec
         self._weather = weather or NetworkConditions()
         self._rng = random.Random(seed)
@@ -96,7 +96,7 @@ class World:
             say=self.say_of_agent,
         )
         self._lives: dict[NodeId, int] = {}
-        """How many agents each node has lost; whoever belongs to one of those is heard no more."""
+        """Number of agents that each node has lost; workers of lost ones are not heard any more."""
         self._downlinks: defaultdict[NodeId, Downlink] = defaultdict(Downlink)
         self._connected: set[NodeId] = set()
         self._losing: set[NodeId] = set()
@@ -105,7 +105,7 @@ class World:
         self._slots: dict[NodeId, int] = {}
         self._stays: dict[NodeId, Seconds | None] = {}
         self._backs: dict[NodeId, Seconds | None] = {}
-        """When drained nodes come again."""
+        """Times when drained nodes come again."""
         for _ in range(spec.nodes):
             self._new_node(max(slots or 0, spec.nproc), None)
         for wish in wishes:
@@ -284,7 +284,7 @@ class World:
             self.after(strike.back, lambda: self._join(node))
 
     def heard(self, worker: SimWorker) -> bool:
-        """Whether what a worker says reaches the coordinator: not if its agent is gone."""
+        """True if a worker's messages reach the coordinator: not if its agent is gone."""
         return self._born[worker.worker] == self._lives[worker.spawn.node]
 
     # --- agents ------------------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class World:
         return self._timeline.now
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it so much later."""
+        """Do it after a delay."""
         self._timeline.after(delay, action)
 
     def _after_on(self, node: NodeId, delay: Seconds, action: Callable[[], None]) -> None:
@@ -344,7 +344,7 @@ class World:
         self.after(delay, lambda: action() if self._lives[node] == life else None)
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about so long."""
+        """A time that is about as long as this one."""
         return around * self._rng.uniform(0.7, 1.3)
 
     def say(self, worker: SimWorker, fact: WorkerFact) -> None:

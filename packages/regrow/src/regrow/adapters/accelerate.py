@@ -43,7 +43,7 @@ __all__ = ["Accelerator"]
 
 
 class _Behind:
-    """What the mixin is put before, as far as types go."""
+    """Base class that the mixin expects, for the types alone."""
 
     if TYPE_CHECKING:
 
@@ -101,7 +101,7 @@ class _Recoverable(_Behind):
         return made
 
     def protect(self, *objects: Any) -> None:
-        """What must survive besides what was prepared: an average of weights, counters. To be called before `steps`."""
+        """Protect objects besides the prepared ones: an average of weights, counters. To be called before `steps`."""
         self._protected += objects
 
     def steps(self, loader: Any, *, until: int | None = None, epochs: int | None = None) -> Iterator["Step"]:
@@ -149,12 +149,12 @@ class _Recoverable(_Behind):
         self._tell_place()
 
     def ends_epoch(self, step: "Step") -> bool:
-        """Whether a step has happened, and its update is the last one of a pass over the data."""
+        """True if a step is committed, and its update is the last one of a pass over the data."""
         return step.committed and self._schedule.ends_epoch(step.number)
 
     @property
     def epoch(self) -> int:
-        """Which pass over the data the present step belongs to, from 0. Ask, do not remember."""
+        """Number of the present step's pass over the data, from 0. Ask, do not remember."""
         number = 0 if self._step is None else self._step.number
         return number // (self._schedule.per_epoch or number + 1)
 
@@ -203,7 +203,7 @@ class _Recoverable(_Behind):
         self._micro.backward(loss if self.scaler is None else self.scaler.scale(loss), weight=weight)
 
     def _share_of(self, weight: int) -> float:
-        """How much more than an equal share of the global batch this rank's batch is."""
+        """Ratio of this rank's batch to an equal share of the global batch."""
         total = torch.tensor(float(weight), dtype=torch.float64, device=self.device)
         if self.session.world_size > 1:
             torch.distributed.all_reduce(total)
@@ -225,7 +225,7 @@ class _Recoverable(_Behind):
 
     @property
     def is_main_process(self) -> bool:
-        """Whether this is rank 0 now."""
+        """True if this is rank 0 now."""
         return self.session.is_main
 
 

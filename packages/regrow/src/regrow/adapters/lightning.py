@@ -34,7 +34,7 @@ _REFUSED_CALLBACKS = {
 
 
 class _Behind:
-    """What the mixin is put before, as far as types go."""
+    """Base class that the mixin expects, for the types alone."""
 
     if TYPE_CHECKING:
 

@@ -53,7 +53,7 @@ class Shards:
 
     @property
     def part(self) -> str:
-        """What tells this rank's pieces from those of others, for `session.protect(part=...)`."""
+        """Name that tells this rank's pieces from those of others, for `session.protect(part=...)`."""
         return f"rank{torch.distributed.get_rank() if torch.distributed.is_initialized() else 0}"
 
     @contextmanager

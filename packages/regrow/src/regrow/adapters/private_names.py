@@ -101,7 +101,7 @@ def dealt_now(accelerator: Any, loader: Any) -> Any:
 
 
 def reduce_gradients(accelerator: Any, on: bool) -> None:
-    """Whether accelerate shall take the next backward for the last one of a step."""
+    """Tell accelerate if the next backward is the last one of a step."""
     accelerator.gradient_state._set_sync_gradients(on)
 
 
@@ -119,7 +119,7 @@ def unprepared(accelerator: Any) -> Iterator[None]:
 
 
 def gathered_numbers(trainer: Any) -> dict[str, Any]:
-    """What TRL's trainers add up between two log lines, the same on all ranks; empty for others."""
+    """Numbers that TRL's trainers add up between two log lines, the same on all ranks; empty for others."""
     if not hasattr(trainer, "_metrics"):
         return {}
     metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
@@ -162,7 +162,7 @@ def fit_loop(trainer: Any, mixin: type) -> None:
 
 
 def train_loader(loop: Any) -> Any:
-    """What the script, its module or its data module gives to train on."""
+    """Training data that the script, its module or its data module gives."""
     return loop._data_source.dataloader()
 
 
@@ -203,7 +203,7 @@ def on_device(trainer: Any, batch: Any) -> Any:
 
 
 def step_arguments(trainer: Any, batch: Any, index: int) -> list[Any]:
-    """What `training_step` is given."""
+    """Arguments of `training_step`."""
     return list(trainer.fit_loop.epoch_loop._build_kwargs({}, batch, index).values())
 
 
@@ -226,7 +226,7 @@ def after_closure(plugin: Any, model: Any, optimizer: Any) -> None:
 
 
 def batch_begins(trainer: Any, batch: Any) -> None:
-    """What is logged now belongs to a batch."""
+    """Attach the next logged values to a batch."""
     trainer._logger_connector.on_batch_start(batch)
 
 
@@ -250,7 +250,7 @@ def put_logged(trainer: Any, key: str, *, last: float, total: float, weight: flo
 
 
 def follow_batch(trainer: Any) -> None:
-    """What is told of metrics from here on is of a step, until the epoch ends."""
+    """Attach the next reported metrics to a step, until the epoch ends."""
     trainer._logger_connector._first_loop_iter = False
 
 
@@ -308,7 +308,7 @@ def validation_samplers(trainer: Any) -> list[Any]:
 
 
 def fit_numbers(trainer: Any) -> dict[str, Any]:
-    """How far the loops are, and what the last metrics are, the same on all ranks."""
+    """Progress of the loops, and the last metrics, the same on all ranks."""
     connector, epochs = trainer._logger_connector, trainer.fit_loop.epoch_loop
     return {
         "progress": {name: each.state_dict() for name, each in _progress(trainer).items()},
@@ -347,5 +347,5 @@ def write_over(trainer: Any) -> None:
 
 
 def saved_at(callback: Any) -> dict[str, Any]:
-    """What a `ModelCheckpoint` remembers of its savings besides its state; empty for others."""
+    """Memory of a `ModelCheckpoint` about its savings, besides its state; empty for others."""
     return {name: getattr(callback, name) for name in _SAVED_AT if hasattr(callback, name)}

@@ -29,7 +29,7 @@ _IGNORED = -100
 
 
 class _Behind:
-    """What the mixin is put before, as far as types go."""
+    """Base class that the mixin expects, for the types alone."""
 
     if TYPE_CHECKING:
 
@@ -144,7 +144,7 @@ class Titan(_Behind):
     # --- between two steps --------------------------------------------------------------------------------------
 
     def follow_up(self) -> None:
-        """What stands after an update: the log, checkpoints, validation. Runs again."""
+        """Do the work after an update: the log, checkpoints, validation. Runs again."""
         if self.metrics_processor.should_log(self.step):
             self.metrics_processor.log(
                 self.step,

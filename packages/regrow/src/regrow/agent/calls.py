@@ -1,4 +1,4 @@
-"""What no job can do without, tried before one starts: system calls, which a filter may refuse, a temporary folder."""
+"""Checks before a job starts: system calls that a filter may refuse, and a temporary folder."""
 
 import errno
 import mmap

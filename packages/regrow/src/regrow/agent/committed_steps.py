@@ -21,10 +21,10 @@ from regrow.core.records import OrderStated, Record, StepCommitted
 from regrow.core.rotation import RecordLimits, remove_part, rotate
 
 _FORMS_KEPT = 64
-"""A worker's end is known at the latest so many generations after the one that replaced its own."""
+"""Generations after the replacement's own within which a worker's end is known at the latest."""
 _BLOCK = 1 << 16
 KEPT_BYTES = 8 << 20
-"""So much waits in memory while nothing can be written; of more than that the oldest is dropped."""
+"""Bytes kept in memory while nothing can be written; beyond that the oldest are dropped."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -47,7 +47,7 @@ class StepsFile:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is something to flush."""
+        """True if there are lines to flush."""
         return bool(self._lines)
 
     def add(self, record: Record) -> None:
@@ -127,7 +127,7 @@ def _spelled_out(record: StepCommitted) -> dict[str, object]:
 
 
 def _end_of_lines(descriptor: int, size: int) -> int:
-    """Where the last whole line of a file of `size` bytes ends."""
+    """Offset behind the last complete line of a file of `size` bytes."""
     while size > 0:
         start = max(0, size - _BLOCK)
         newline = os.pread(descriptor, size - start, start).rfind(b"\n")
@@ -138,10 +138,10 @@ def _end_of_lines(descriptor: int, size: int) -> int:
 
 
 class LastSeen(NamedTuple):
-    """What an agent knows of a worker that has ended.
+    """Last knowledge of a worker that has ended.
 
-    `rank_in`: its rank in a generation. `staged`: what it showed of its newest steps, the last one last. `batch`: what
-    it had read last. `committed`: the last step that it said it had committed, and the generation it was in.
+    `rank_in`: its rank in a generation. `staged`: the metrics of its newest steps, the last one last. `batch`: its last
+    read. `committed`: the last step that it reported as committed, and the generation it was in.
     """
 
     worker: WorkerId

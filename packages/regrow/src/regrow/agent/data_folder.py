@@ -107,7 +107,7 @@ def _open(path: Path) -> int:
 
 
 def _left_over(path: Path) -> bool:
-    """Whether it is a folder of this user's that nobody holds."""
+    """True if it is a folder of this user's that no process holds."""
     try:
         folder = _open(path)
     except OSError:

@@ -32,7 +32,7 @@ _AFTER_S: Seconds = 1.0
 _APART_S: Seconds = 10.0
 """At least between two of them: faults that follow one another closely are one occasion."""
 _LOOK_BACK_S: Seconds = 600.0
-"""How far back the kernel log counts when the node joins; later, to the examination before."""
+"""Age up to which the kernel log counts when the node joins; later, to the examination before."""
 _CHECK_S: Seconds = 30.0
 _MOST_S: Seconds = 300.0
 _END_S: Seconds = 1.0

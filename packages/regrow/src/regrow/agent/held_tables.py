@@ -17,7 +17,7 @@ from regrow.core.messages.tables import (
 from regrow.core.messages.unions import AgentOrder, NodeTask, WorkerOrder
 
 Feasible: TypeAlias = NodeTask | WorkerOrder | GenerationTable
-"""What can be carried out now: an order that needs no table, or that was completed from one; news of a table."""
+"""Orders that can be carried out now: without a table, or completed from one; news of a table."""
 
 
 class HeldTables:
@@ -36,11 +36,11 @@ class HeldTables:
         return self._tables.get(number)
 
     def is_over(self, number: int) -> bool:
-        """Whether a later table is here, so that this one is of no use any more."""
+        """True if a later table is here, so that this one is of no use any more."""
         return number < self._newest
 
     def take(self, order: AgentOrder) -> list[Feasible]:
-        """What can be done now that this order has come. Raises `ProtocolError`."""
+        """Orders that can be carried out now that this one has come. Raises `ProtocolError`."""
         match order:
             case KeepTable():
                 return self.keep(order.table)

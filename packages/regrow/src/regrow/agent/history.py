@@ -1,4 +1,4 @@
-"""What an agent remembers of its workers, for a coordinator that takes the job over. Pure."""
+"""History of an agent's workers, for a coordinator that takes the job over. Pure."""
 
 import re
 from dataclasses import dataclass

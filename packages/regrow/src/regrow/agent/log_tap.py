@@ -40,7 +40,7 @@ class LogTap:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._partial: dict[WorkerId, dict[int, bytes]] = {}
-        """What each stream of a worker has begun to print, cut off."""
+        """Beginning of each stream's next line."""
         self._said = b""
         self._noted: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None

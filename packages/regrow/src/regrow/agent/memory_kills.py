@@ -1,4 +1,4 @@
-"""How often the kernel has ended a process here because memory ran out."""
+"""Count of processes that the kernel has ended here because memory ran out."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ class MemoryKills:
         self._known = memory_kills()
 
     def explains(self, code: int) -> bool:
-        """Whether an end by this code was one of those not yet told of."""
+        """True if this end was a kill for lack of memory that has not been reported yet."""
         if code != -9:
             return False
         known, self._known = self._known, max(self._known, memory_kills())

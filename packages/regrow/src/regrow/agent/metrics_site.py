@@ -34,7 +34,7 @@ class NodeMetricsSite:
 
     def __init__(self, config: AgentConfig, sight: NodeSight, copies: Callable[[], int]) -> None:
         self.port = 0
-        """Where it listens; 0: nowhere."""
+        """Port on which it listens; 0: none."""
         self._config = config
         self._sight = sight
         self._copies = copies

@@ -42,7 +42,7 @@ from regrow.core.process.tasks import Tasks
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _NOT_ACCEPTED = "socket.accept() out of system resource"
-"""What asyncio says where there is no descriptor for a connection; it tries again by itself."""
+"""asyncio's message if there is no descriptor for a connection; it tries again by itself."""
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
 

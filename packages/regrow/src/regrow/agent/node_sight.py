@@ -1,4 +1,4 @@
-"""What a node can say of its own workers, from what it is ordered and what it tells. Pure."""
+"""A node's sight of its own workers, from its orders and their reports. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -93,7 +93,7 @@ class NodeSight:
         return sorted(commit.seconds for commit in self._commits())
 
     def last_commit(self) -> Instant | None:
-        """When a living worker committed last; None: none has."""
+        """Time of the last commit of a living worker; None: none has committed."""
         return max((commit.at for commit in self._commits()), default=None)
 
     def _commits(self) -> Iterable[facts.WorkerCommitted]:
@@ -109,14 +109,14 @@ def node_series(
     offset: Seconds,
     refused: Mapping[str, int] = MappingProxyType({}),
 ) -> list[Series]:
-    """What the agent of a node serves; all of it has the label `node`.
+    """Metrics that the agent of a node serves; all have the label `node`.
 
     Args:
         sight: of its workers.
-        job, node: whose.
-        memory: bytes by what they are used for.
+        job, node: of the agent.
+        memory: bytes by their use.
         offset: of the wall clock from the clock of the agent.
-        refused: connections, by the door at which they came.
+        refused: connections, by the endpoint at which they came.
     """
     here = {"node": str(node)}
     steps, last = sight.step_seconds(), sight.last_commit()

@@ -25,7 +25,7 @@ from regrow.core.messages.vocabulary import ErrorReport, Role
 
 _END_S: Seconds = 5.0
 _TIDY_S: Seconds = 1.0
-"""So long the resource tracker of a dead worker gets to remove what that has left."""
+"""Time for the resource tracker of a dead worker to remove its leftovers."""
 _BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
 _log = logging.getLogger("regrow.agent")
 

@@ -1,7 +1,7 @@
-"""What workers print: kept as it is in a file for each rank, and shown line by line with the rank in front.
+"""Output of workers: kept as it is in a file for each rank, and shown line by line with the rank in front.
 
-A thread of its own does it, and another one writes to the disk. When the terminal stops taking text, what comes is kept
-in memory for a while, then only in the files: no worker ever waits in a print because nobody reads.
+One thread reads it, and another writes to the disk. When the terminal stops taking text, output is kept in memory for a
+while, then only in the files: no worker ever waits in a print because nobody reads.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from regrow.core.shown import Shown
 _READ_BYTES = 64 << 10
 _LINE_LIMIT = 16 << 20
 _JOINED_BYTES = 1 << 20
-"""So much of what a standby has written comes into the log of the rank that it takes: the newest."""
+"""Bytes of a standby's output that come into the log of the rank that it takes: the newest."""
 _UNRANKED_KEPT = 8
 """Logs of standbys that ended without a rank; older ones are removed."""
 _log = logging.getLogger("regrow.agent")
@@ -57,7 +57,7 @@ class _Voice:
 
     @property
     def prefix(self) -> bytes | None:
-        """What stands in front of each line shown; None when nothing is to be shown."""
+        """Prefix of each line shown; None when nothing is to be shown."""
         return None if self.rank is None or self.hushed else f"[rank {self.rank}] ".encode()
 
     # --- from here on, in the thread that writes to the disk -----------------------------------------------------

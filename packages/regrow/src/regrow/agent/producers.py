@@ -26,13 +26,13 @@ from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
 DEATHS = 3
-"""So many in a row that made no entry, and there is no other."""
+"""Deaths in a row without an entry after which there is no other."""
 MOST = 8
-"""So many loaders get one; each is a process."""
+"""Most loaders that get one; each is a process."""
 _FIRST_PAUSE_S: Seconds = 0.1
 _LONGEST_PAUSE_S: Seconds = 10.0
 _LONG_LIFE_S: Seconds = 30.0
-"""Who lived so long is replaced at once; who did not, after a pause that grows."""
+"""Lifetime after which it is replaced at once; after a shorter one there is a pause that grows."""
 _LOG_S: Seconds = 0.3
 """After which its last words are in its log."""
 _TAIL_BYTES = 4096
@@ -54,7 +54,7 @@ class _Producer:
     started: Instant = 0.0
     pause: Seconds = _FIRST_PAUSE_S
     error: str = ""
-    """What its script ended with."""
+    """Error with which its script ended."""
     over: bool = False
 
 

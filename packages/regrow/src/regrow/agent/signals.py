@@ -12,7 +12,7 @@ from regrow.core.messages import facts
 
 _SIGNAL_GRACE_S: Seconds = 1.0
 _LAUNCHER_S: Seconds = 5.0
-"""How much longer than `drain_grace` the launcher's word is waited for: it saves the state first."""
+"""Time beyond `drain_grace` to wait for the launcher's word: it saves the state first."""
 _NOTICES = (signal.SIGUSR1, signal.SIGTERM)
 _ALL = (*_NOTICES, signal.SIGINT, signal.SIGHUP)
 

@@ -17,7 +17,7 @@ _LONGEST_S: Seconds = 120.0
 _NEED_AFTER_S: Seconds = 3.0
 _LOOK_S: Seconds = 0.5
 _ANSWERED = facts.WorkerExited | facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerHalted
-"""What a coordinator answers with orders."""
+"""Facts that a coordinator answers with orders."""
 
 
 class NextCoordinator:
@@ -42,7 +42,7 @@ class NextCoordinator:
         self._unanswered = None
 
     async def find(self, session: aiohttp.ClientSession) -> Office | None:
-        """Who has taken the place of the one that is lost; None: nobody, or that one is there and has given us up."""
+        """Find the successor of a lost coordinator; None: there is none, or the old one lives and has given us up."""
         if not self._launcher:
             return None
         office = await self._ask(session, "lost", _LONGEST_S)

@@ -1,4 +1,4 @@
-"""What the workers of this node say: who needs to know it, here and at the coordinator."""
+"""Relay of the facts from this node's workers, to those who need them here and to the coordinator."""
 
 import time
 from collections.abc import Callable

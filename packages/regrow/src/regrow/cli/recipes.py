@@ -70,7 +70,7 @@ def train(
 
 @click.group()
 def recipes() -> None:
-    """What recipes there are, what they may say, and what one would do."""
+    """List the recipes, show their keys, and check what one would do."""
 
 
 @recipes.command("list")
@@ -121,7 +121,7 @@ def check(
     ranks: int,
     memory: str,
 ) -> None:
-    """What RECIPE would do in a world of N ranks: no GPU is needed, and no weights are read."""
+    """Show what RECIPE would do in a world of N ranks: no GPU is needed, and no weights are read."""
     from regrow.recipes.resolving import account, first_record, resolve
 
     asked = read(recipe, _settings(settings, model_path, data_files, out))

@@ -86,7 +86,7 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
 
 
 def surroundings(token_file: str) -> "HostEnvironment":
-    """What this machine and its environment say."""
+    """Facts about this machine and its environment."""
     from regrow.launch.job import HostEnvironment
 
     return HostEnvironment(

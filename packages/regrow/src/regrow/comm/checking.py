@@ -1,7 +1,7 @@
-"""Whether a call of a collective can be right, before anything of it is sent: on the thread that calls.
+"""Checks of a collective's call before anything of it is sent, on the calling thread.
 
-What is seen here ends no connection, and the caller's traceback shows its own line. What only the peers' calls tell is
-seen by `regrow.comm.headers`.
+An error found here ends no connection, and the caller's traceback shows its own line. Errors that only the peers' calls
+show are found by `regrow.comm.headers`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ SUM = ReduceOp.SUM
 
 
 def check(name: str, args: tuple[Any, ...], options: dict[str, Any], size: int) -> None:
-    """Whether `ProcessGroup.name(*args)` can be right in a group of `size` ranks. Raises `CollectiveMisuse`."""
+    """Check that `ProcessGroup.name(*args)` can be right in a group of `size` ranks. Raises `CollectiveMisuse`."""
     judge, tensors = _JUDGES.get(name, (None, 0))
     if name not in ("allreduce", "allreduce_coalesced"):
         for tensor in _tensors((*args, *options.values())):

@@ -32,7 +32,7 @@ PIECE_BYTES = 16 << 20
 SMALL_BYTES = 16 << 10
 """Up to this, tensors are reduced whole in rounds along the bits of the rank."""
 WHOLE_BYTES = 512 << 10
-"""What a rank sends at most where everybody sends everything to everybody: one round instead of two."""
+"""Most bytes that a rank sends when everybody sends everything to everybody: one round instead of two."""
 
 Tensors = dict[int, torch.Tensor]
 """By peer."""
@@ -50,13 +50,13 @@ class Collectives:
     Args:
         mesh: the connections.
         deadline: how long one collective may take, in seconds.
-        most_direct: in groups of up to so many ranks each speaks to each.
+        most_direct: in groups of up to this many ranks each speaks to each.
     """
 
     def __init__(self, mesh: SocketMesh, deadline: Seconds, most_direct: int = DIRECT) -> None:
         self._mesh = mesh
         self.deadline = deadline
-        """How long one collective may take, in seconds."""
+        """Time limit of one collective, in seconds."""
         self._rank, self._size = mesh.rank, mesh.size
         self._others = [peer for peer in range(mesh.size) if peer != mesh.rank]
         self._rounds = Rounds(mesh.rank, mesh.size, most_direct, mesh.one_machine)
@@ -333,7 +333,7 @@ class Collectives:
     def _call(
         self, operation: Operation, tensor: torch.Tensor, *, op: Any = None, detail: int = 0, whole: int | None = None
     ) -> Call:
-        """What is called now, as the others are told before the first bytes of it."""
+        """Description of the present call, which the others get before its first bytes."""
         number, self._number = self._number, self._number + 1
         return Call(operation, number, tensor.dtype, 0 if op is None else reductions.number(op), detail, whole)
 

@@ -1,4 +1,4 @@
-"""Which function of torch asks a group: for the calls whose local answer depends on it.
+"""Local answers for calls in which it matters which function of torch asks.
 
 Most collectives can be answered with the caller's own tensors. Two cannot: Python objects, whose sizes and bytes come
 in separate calls and are read at once; and the vote of a pipeline's stages on whether all know their shapes.
@@ -17,7 +17,7 @@ from regrow.comm.callers import callers
 from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
-"""How far up a caller is looked for: torch wraps its functions a few times."""
+"""Frames in which a caller is looked for: torch wraps its functions a few times."""
 
 
 def _code(function: Any) -> CodeType:

@@ -1,4 +1,4 @@
-"""Which collectives of this process are under way, for who watches it from outside: one that waits is not to blame."""
+"""Collectives of this process that are under way, for a watcher outside: a rank that waits in one is not to blame."""
 
 import itertools
 import threading
@@ -29,7 +29,7 @@ class Flights:
 
     @property
     def blind(self) -> bool:
-        """Whether some collectives run where their end is not seen."""
+        """True if some collectives run where their end is not seen."""
         return self._blind
 
     def idle(self) -> Seconds:
@@ -39,7 +39,7 @@ class Flights:
             return self._idle + (0.0 if since is None else time.monotonic() - since)
 
     def name(self, name: str) -> None:
-        """What the calling thread begins next is called so."""
+        """Name the collective that the calling thread begins next."""
         self._name.text = name
 
     def begin(self) -> int:

@@ -1,8 +1,8 @@
-"""Which ranks a group has after the world has changed its size. Pure.
+"""Ranks of a group after the world has changed its size. Pure.
 
 Ranks are numbered replica by replica: `rank // unit` is the replica, `rank % unit` the place in it. A group of the same
 places of all replicas follows the world; one inside a single replica stays with it. While there is only one replica
-the ranks do not tell which of these a group is: then somebody must know.
+the ranks do not tell which of these a group is: then the caller must know.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankInWorld:
-    """A rank in a world of so many ranks."""
+    """A rank in a world of `world` ranks."""
 
     rank: int
     world: int
 
 
 def spans(ranks: Sequence[int], seated: RankInWorld, unit: int) -> bool:
-    """Whether a group is seen to have the same places of all replicas, of which there are several."""
+    """True if a group clearly has the same places of all replicas, of which there are several."""
     return seated.world > unit and list(ranks) == _across(ranks, unit, seated.world)
 
 

@@ -33,7 +33,7 @@ from regrow.devices import accelerators
 
 @dataclass(frozen=True)
 class Formation:
-    """What a worker needs to form its groups of one generation."""
+    """Facts that a worker needs to form its groups of one generation."""
 
     generation: Generation
     rank: int
@@ -49,11 +49,11 @@ class Groups:
         self.generation = Generation(0)
         self.halted = False
         self.refused = False
-        """Whether a collective was refused since the generation was formed."""
+        """True if a collective was refused since the generation was formed."""
         self.refused_call = ""
         """The last one that was refused."""
         self.in_flight = False
-        """Whether a collective may still be under way on a device: one was enqueued since that was last waited for."""
+        """True if a collective may still be under way on a device: one was enqueued since that was last waited for."""
         self.draining = False
         """While set, collectives of a halted generation are run on what had arrived before the halt."""
         self.on_call: Callable[[str, int], None] | None = None
@@ -246,7 +246,7 @@ class Groups:
 
     @property
     def count(self) -> int:
-        """How many groups this worker is in."""
+        """Number of groups that this worker is in."""
         return len(self._groups)
 
     def vote(self) -> None:
@@ -268,7 +268,7 @@ class Groups:
         return heard
 
     def serves(self, generation: Generation) -> bool:
-        """Whether the groups stand in this generation already: those of the first workers form while they build."""
+        """True if the groups already serve this generation: those of the first workers form while they build."""
         return self._formation is not None and self.generation == generation and not self.halted
 
     def halt(self) -> None:
@@ -300,7 +300,7 @@ class Groups:
             store.close()
 
     def broke(self) -> bool:
-        """Whether a collective has failed in this generation."""
+        """True if a collective has failed in this generation."""
         return any(group.transport.broke() for group in self._groups if group.transport is not None)
 
     def misuse(self) -> CollectiveMisuse | None:

@@ -1,4 +1,4 @@
-"""What a rank calls, as it stands before what it sends: ranks that call different things learn it from each other.
+"""Headers of a rank's calls, sent before the data: ranks that call different things learn it from each other.
 
 A header has 20 bytes. Without it, bytes of one call would be taken for those of another, and summed up.
 """
@@ -21,7 +21,7 @@ BYTES = _FORMAT.size
 
 
 class Operation(enum.IntEnum):
-    """What is called; the names are torch's."""
+    """Operation that is called; the names are torch's."""
 
     all_reduce = 1
     reduce = 2
@@ -93,17 +93,17 @@ class Call(NamedTuple):
         )
 
     def check(self, header: bytes, count: int, mine: int, peer: int, ranks: Sequence[int]) -> None:
-        """Whether a peer calls the same, where `count` bytes are awaited from it.
+        """Check that a peer calls the same, when `count` bytes are awaited from it.
 
-        The dtype counts where numbers are added up. Elsewhere bytes are copied, and another view of them is no mistake.
+        The dtype counts if numbers are added up. Otherwise bytes are copied, and another view of them is no mistake.
 
         Args:
             mine: this rank's number in the group.
-            peer: who sent the header.
+            peer: sender of the header.
             ranks: of the group, in the world; empty: they are not known.
 
         Raises:
-            CollectiveMisuse: it does not; both calls are named.
+            CollectiveMisuse: it calls something else; both calls are named.
         """
         expected = self.pack(count)
         if header == expected:
@@ -142,7 +142,7 @@ class Told:
         self._same = None if call.whole is None else call.pack(0)
 
     def before(self, peer: int) -> bytes:
-        """What a peer is told before its bytes."""
+        """Header that a peer gets before its bytes."""
         return self._same or self._call.pack(self._out[peer].nbytes)
 
     def check(self, peer: int, header: Header) -> None:

@@ -24,7 +24,7 @@ from regrow.core.net import Listener, connect, hang_up, listen, same_secret
 from regrow.core.strangers import refused
 
 COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
-"""What a connection is for; the last two are the two ends of one."""
+"""Use of a connection; the last two are the two ends of one."""
 _HELLO = struct.Struct("!32sII")
 _HELLO_S: Seconds = 10.0
 _BUFFER_BYTES = 4 << 20
@@ -37,9 +37,9 @@ class PeerLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Site:
-    """Where a worker may listen, and the secret that its peers know.
+    """Addresses at which a worker may listen, and the secret that its peers know.
 
-    `socket_dir`: private folder for unix sockets, used where all peers are on this node; else TCP on `host`.
+    `socket_dir`: private folder for unix sockets, used if all peers are on this node; else TCP on `host`.
     """
 
     socket_dir: str | None
@@ -69,7 +69,7 @@ class Links:
     made: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
     """By peer and purpose."""
     _passing: set[socket.socket] = field(default_factory=set)
-    """What `halt` shuts besides: the bell, and connections that have not said whose they are."""
+    """Sockets that `halt` shuts besides: the bell, and connections that have not said whose they are."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -203,7 +203,7 @@ class Links:
             self._keep(sock, peer, lane)
 
     def _hello(self, sock: socket.socket, until: float) -> bytes:
-        """What the caller says first; too short where it ends, or keeps the others waiting."""
+        """First bytes of a caller; too short if it ends the connection, or keeps the others waiting."""
         latest = min(until, time.monotonic() + _HELLO_S)
         hello = b""
         while len(hello) < _HELLO.size:

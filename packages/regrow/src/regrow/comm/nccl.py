@@ -30,14 +30,14 @@ _OURS = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a process whose abort takes long is ended
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store each second, also of a generation that is over
 }
-"""What would end this process where regrow aborts and re-forms; also where the environment said otherwise."""
+"""Settings that keep NCCL from ending the process while regrow aborts and re-forms; they win over the environment."""
 
 LEAVE_S: Seconds = 10.0
-"""How long the end of a process waits for what it has enqueued."""
+"""Wait at the end of a process for the work that it has enqueued."""
 ASK_S: Seconds = 1.0
-"""How often groups are asked for errors that they have seen by themselves."""
+"""Interval of checks for errors that groups have seen by themselves."""
 ABORT_S: Seconds = 60.0
-"""How long an abort may take until the device has given up what it ran."""
+"""Time for an abort until the device has given up its work."""
 _MEETING = 0x6E63636C
 """The tag of the messages by which two ranks meet."""
 _ALL = -1
@@ -45,7 +45,7 @@ _living: list[Communicator] = []
 
 
 def available() -> bool:
-    """Whether this torch has NCCL and sees a GPU, or another accelerator with groups of its own."""
+    """True if this torch has NCCL and sees a GPU, or another accelerator with groups of its own."""
     return nvidia.nccl_available() or bool(brought_for(accelerators.kind()))
 
 
@@ -101,11 +101,11 @@ at_exit(_leave)
 
 
 class Asked(Protocol):
-    """What runs the collectives of one group on a device."""
+    """Runner of the collectives of one group on a device."""
 
     @property
     def aborting(self) -> bool:
-        """Whether it was given up."""
+        """True if it was given up."""
         ...
 
     def error(self) -> str:
@@ -276,14 +276,14 @@ class NcclTransport:
             ) from error
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """How long a collective may take that begins from now on."""
+        """Set the time limit of collectives that begin from now on."""
         self._run_s = seconds
         self._mesh.set_timeout(seconds)
         if self._inner is not None:
             self._inner.set_timeout(seconds)
 
     def broke(self) -> bool:
-        """Whether a collective has failed so far."""
+        """True if a collective has failed."""
         return self._mesh.broke() or (self._inner is not None and self._inner.error() != "")
 
     def misuse(self) -> CollectiveMisuse | None:
@@ -311,7 +311,7 @@ class NcclTransport:
 
 
 def serves(device: torch.device) -> bool:
-    """Whether collectives on tensors of this device are NCCL's, or as NCCL's."""
+    """True if collectives on tensors of this device are NCCL's, or of its like."""
     return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
 
 
@@ -330,7 +330,7 @@ def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
 
 
 def on_device(args: tuple[Any, ...]) -> bool:
-    """Whether the first tensor of a call is on a device that NCCL serves, or what is as NCCL."""
+    """True if the first tensor of a call is on a device that NCCL, or its like, serves."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             return serves(arg.device)

@@ -21,7 +21,7 @@ from regrow.comm.work import finished_work
 from regrow.core.errors import ProtocolError
 
 MOST_BYTES = 16 << 20
-"""So much is kept of the answers since the last step."""
+"""Bytes kept of the answers since the last step."""
 _OF_STATE = ("gather", "scatter", "all_to_all", "alltoall")
 """In the name of collectives by which wrappers put a state together that no rank has alone."""
 
@@ -43,7 +43,7 @@ class PastPart(msgspec.Struct, array_like=True):
 
     @property
     def place(self) -> tuple[int, bool]:
-        """Where it lies among the parts."""
+        """Position among the parts."""
         return self.number, self.behind
 
 
@@ -64,7 +64,7 @@ class PastCalls:
         self._at: tuple[int, bool] = (0, True)
         self._bytes = 0
         self.notes = False
-        """Whether what is called now follows a step, and is noted."""
+        """True if the present calls follow a step, and are noted."""
         self._left: Iterator[PastCall] | None = None
         self._lock = threading.Lock()
 
@@ -142,7 +142,7 @@ class PastCalls:
     # --- telling -----------------------------------------------------------------------------------------------
 
     def told(self) -> bytes:
-        """What a newcomer needs; empty: nothing."""
+        """Past calls that a newcomer needs; empty: none."""
         with self._lock:
             parts = [self._parts[place] for place in sorted(self._parts)]
         return msgspec.msgpack.encode(parts) if parts else b""

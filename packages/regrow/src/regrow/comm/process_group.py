@@ -96,7 +96,7 @@ class Tape(Protocol):
 
 
 class Owner(Protocol):
-    """What a group asks of all groups together: `regrow.comm.groups.Groups`."""
+    """View of all groups together that one group needs: `regrow.comm.groups.Groups`."""
 
     generation: Generation
     halted: bool
@@ -142,11 +142,11 @@ class RegrowGroup(ProcessGroup):
         self._name = name
         self.ranks = ranks
         self.run_s = run_s
-        """How long one collective may take."""
+        """Time limit of one collective."""
         self.key = name
-        """What it is called in the store: the same on all of its ranks, and never used twice in a generation."""
+        """Name in the store: the same on all of its ranks, and never used twice in a generation."""
         self.number = 0
-        """Which of this worker's groups it is, in the order in which the script made them."""
+        """Number among this worker's groups, in the order in which the script made them."""
         self.sign = 0
         """The same name as a number."""
         self.calls = 0
@@ -178,7 +178,7 @@ class RegrowGroup(ProcessGroup):
         return self._place
 
     def size(self) -> int:
-        """How many ranks the group has."""
+        """Number of ranks in the group."""
         if self._groups.on_asked is not None:
             self._groups.on_asked(PlaceInWorld.WORLD, "get_world_size()")
         return self._count
@@ -188,7 +188,7 @@ class RegrowGroup(ProcessGroup):
         return self.rank()
 
     def getSize(self) -> int:
-        """How many ranks the group has."""
+        """Number of ranks in the group."""
         return self.size()
 
     def name(self) -> str:
@@ -212,18 +212,18 @@ class RegrowGroup(ProcessGroup):
         return [torch.device(kind) for kind in accelerators.kinds() if kind != nvidia.KIND or nccl.available()]
 
     def _get_backend(self, device: torch.device) -> Any:
-        """What serves a device: this group itself."""
+        """Backend of a device: this group itself."""
         return self
 
     def forget_coalescing(self) -> None:
-        """What was being put together is given up: its generation is over, or one of the calls has failed."""
+        """Drop the calls that are being coalesced: their generation is over, or one of them has failed."""
         transport, self._coalescing, self._coalesced_by = self._coalesced_by, None, None
         if transport is not None:
             transport.give_up_coalescing()
 
     @property
     def groups_sends(self) -> bool:
-        """Whether sends and receives of one batch must be put together, since they would wait for each other else."""
+        """True if sends and receives of one batch must be put together, lest they wait for each other."""
         return self.echo is None and isinstance(self.transport, nccl.NcclTransport)
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -248,14 +248,14 @@ class RegrowGroup(ProcessGroup):
         work.wait(timeout or NO_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """How long a collective may take that begins from now on."""
+        """Set the time limit of collectives that begin from now on."""
         self.run_s = timeout.total_seconds()
         transport = self.transport
         if transport is not None:
             transport.set_timeout(self.run_s)
 
     _set_default_timeout = set_timeout
-    """What `torch.distributed` calls."""
+    """Name under which `torch.distributed` calls it."""
 
     def shutdown(self) -> None:
         """The script destroys this group: it is not formed again."""
@@ -338,7 +338,7 @@ class RegrowGroup(ProcessGroup):
 
 
 def _enqueued(transport: Transport, args: tuple[Any, ...]) -> bool:
-    """Whether a call may still be under way on a device when its work was waited for: the mesh's never is."""
+    """True if a call may still be under way on a device when its work was waited for: the mesh's never is."""
     device = None if isinstance(transport, MeshTransport) else device_of(args)
     return device is not None and accelerators.is_accelerator(device)
 

@@ -29,7 +29,7 @@ _AVG, _PREMUL_SUM = int(_KINDS.AVG), int(_KINDS.PREMUL_SUM)
 _NAMES: dict[int, str] = {int(kind): name for name, kind in _KINDS.__members__.items()}
 _BITWISE = {int(_KINDS.BAND), int(_KINDS.BOR), int(_KINDS.BXOR)}
 _OF_REAL = {int(_KINDS.MIN), int(_KINDS.MAX), int(_KINDS.PRODUCT)}
-"""What gloo refuses for complex numbers."""
+"""Reductions that gloo refuses for complex numbers."""
 
 
 def number(op: Any) -> int:
@@ -38,7 +38,7 @@ def number(op: Any) -> int:
 
 
 def name(kind: int) -> str:
-    """What torch calls the reduction of this number."""
+    """Torch's name for the reduction of this number."""
     return _NAMES.get(kind, str(kind))
 
 
@@ -51,7 +51,7 @@ def factor(op: Any) -> Any:
 
 
 def combine(kind: int) -> Combine:
-    """What adds, or otherwise joins, the right tensor to the left one in place. `kind`: the reduction's number."""
+    """Function that joins the right tensor to the left one in place. `kind`: the reduction's number."""
     return _COMBINES[kind]
 
 
@@ -63,14 +63,14 @@ def prepare(kind: int, op: Any, flat: torch.Tensor) -> None:
 
 
 def finish(kind: int, flat: torch.Tensor, size: int) -> None:
-    """What is left to do once all ranks' parts are joined, in place. `kind`: the reduction's number."""
+    """Finish a reduction in place once all ranks' parts are joined. `kind`: the reduction's number."""
     if kind == _AVG:
         whole = not (flat.is_floating_point() or flat.is_complex())
         flat.div_(size, rounding_mode="trunc" if whole else None)
 
 
 def check(op: Any, tensor: torch.Tensor) -> None:
-    """Whether tensors of this kind can be reduced so. Raises `CollectiveMisuse`."""
+    """Check that tensors of this kind can be reduced in this way. Raises `CollectiveMisuse`."""
     kind, dtype = number(op), tensor.dtype
     asked = f"{name(kind)} of {str(dtype).removeprefix('torch.')}"
     if kind not in _COMBINES:

@@ -9,7 +9,7 @@ _MOST, _MOST_BYTES = 16, 8 << 20
 
 
 def aligned(nbytes: int) -> int:
-    """So many bytes or a few more, so that what comes behind begins where processors load well."""
+    """Round up, so that the next bytes begin where processors load well."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
@@ -24,7 +24,7 @@ class SmallMessages:
         self._ranks = ranks
         self._kept: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
         self.nbytes = 0
-        """What is kept."""
+        """Bytes that are kept."""
 
     def like(self, tensor: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
         """For each rank room for a tensor such as this, and for it with a header before it, in one piece."""

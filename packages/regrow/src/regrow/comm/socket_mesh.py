@@ -21,7 +21,7 @@ _ANY_S: Seconds = 0.05
 
 
 Pieces = list[memoryview]
-"""What is still to be sent or received, in order."""
+"""Memory still to be sent or received, in order."""
 Socks = dict[int, socket.socket]
 """By peer."""
 _MOST_PIECES = 1000
@@ -29,12 +29,12 @@ _MOST_PIECES = 1000
 
 
 class Headers(Protocol):
-    """What stands before the bytes that are exchanged: `regrow.comm.headers`."""
+    """Headers of exchanged bytes, as `regrow.comm.headers` makes them."""
 
     size: int
 
     def before(self, peer: int) -> bytes:
-        """What a peer is told before its bytes."""
+        """Header that a peer gets before its bytes."""
         ...
 
     def check(self, peer: int, header: bytearray | memoryview) -> None:
@@ -44,7 +44,7 @@ class Headers(Protocol):
 
 @dataclass(slots=True)
 class Awaited:
-    """What comes from a peer: a header, if there is one, and bytes."""
+    """Data awaited from a peer: a header, if there is one, and bytes."""
 
     pieces: Pieces
     header: bytearray | memoryview = field(default_factory=bytearray)
@@ -63,12 +63,12 @@ class SocketMesh:
         self._links = links
         self.rank, self.size, self.ranks = links.rank, links.size, links.ranks
         self.one_machine = links.site.socket_dir is not None
-        """Whether all ranks are on this one, and no message waits for a network."""
+        """True if all ranks are on this machine, and no message waits for a network."""
         self._name = links.name
 
     @property
     def halted(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
         return self._links.halted
 
     def form(self) -> None:
@@ -155,7 +155,7 @@ class SocketMesh:
         return [by_descriptor[descriptor] for descriptor, _ in ready]
 
     def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], socks: Socks) -> None:
-        """What goes at once, without asking whether it would."""
+        """Move what can be moved at once, without asking first."""
         for peer in list(sending):
             self._send(peer, sending, socks[peer])
         for peer in list(awaited):
@@ -217,12 +217,12 @@ class SocketMesh:
 
 
 def _row(given: memoryview | Pieces) -> Pieces:
-    """What goes to one peer, or comes from it, where none of it is empty."""
+    """Pieces to or from one peer, if none of them is empty."""
     return [given] if isinstance(given, memoryview) else list(given)
 
 
 def _pieces(given: memoryview | Pieces, header: bytes | bytearray = b"") -> Pieces:
-    """What goes to one peer, or comes from it: nothing empty."""
+    """Pieces to or from one peer, without empty ones."""
     views = given if isinstance(given, list) else [given]
     return [memoryview(header), *filter(len, views)] if header else list(filter(len, views))
 

@@ -49,7 +49,7 @@ from regrow.core.net import connect, hang_up
 from regrow.core.wire import FrameCodec
 
 ANSWER_S: Seconds = 120.0
-"""How much longer than the wait that was asked for an answer may take."""
+"""Time beyond the requested wait that an answer may take."""
 FOREVER_S: Seconds = 24 * 3600.0
 """torch's zero, which means no deadline."""
 _IDLE = 2
@@ -172,7 +172,7 @@ class AgentStore(Store):
     """
 
     timeout: timedelta
-    """How long `get` waits, and others where they are given no timeout: torch's property, set by `set_timeout`."""
+    """Default wait of `get` and others: torch's property, set by `set_timeout`."""
 
     def __init__(self, address: str, token: str, prefix: str, *, connections: Connections | None = None) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class AgentStore(Store):
         self._lock = threading.Lock()
         self._in_use: set[_Connection] = set()
         self._addresses: dict[str, bytes] = {}
-        """Where ranks listen, by the agents' name of it: what has come with other answers, until it is asked for."""
+        """Addresses of ranks, by the agents' names: kept from other answers until they are asked for."""
         self._has: dict[str, int] = {}
         """By group: how much of that has come."""
         self._ranks: dict[str, Sequence[int]] = {}
@@ -284,7 +284,7 @@ class AgentStore(Store):
         return self._address(name, limit) if brought is None else brought
 
     def _address(self, name: str, limit: Seconds) -> bytes:
-        """Where a rank listens; what the agent knows of others in the group comes with it."""
+        """Address of a rank; the agent's knowledge of others in the group comes with it."""
         group = name.rpartition("/")[0]
         reply = self._ask(StoreGet(name, limit, has=self._has.get(group, 0)), limit)
         self._addresses.update(reply.also)
@@ -300,7 +300,7 @@ class AgentStore(Store):
         self._ask(StoreAppend(self._key(key), _bytes(value)))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys are there."""
+        """True if all keys are there."""
         return bool(self._ask(StoreCheck(self._keys(keys))).number)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
@@ -334,7 +334,7 @@ class AgentStore(Store):
         self._ask(StoreMultiSet(self._keys(keys), [_bytes(value) for value in values]))
 
     def num_keys(self) -> int:
-        """How many keys this store has, on all nodes; queues are not counted."""
+        """Number of keys in this store, on all nodes; queues are not counted."""
         return self._ask(StoreCount(self._prefix)).number
 
     def list_keys(self) -> list[str]:
@@ -361,13 +361,13 @@ class AgentStore(Store):
             raise QueueEmptyError(f"queue {key!r} is empty") from error
 
     def queue_len(self, key: str) -> int:
-        """How many values a queue has."""
+        """Number of values in a queue."""
         return self._ask(StoreLength(self._key(key))).number
 
     # --- the rest ----------------------------------------------------------------------------------------------
 
     def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`."""
+        """True: there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def clone(self) -> Any:

@@ -1,4 +1,4 @@
-"""What moves data under a group of ours: a mesh of our own for the processor's memory, NCCL, or nothing at all (echo).
+"""Transports under our groups: a mesh of our own for the processor's memory, NCCL, or none at all (echo).
 
 A transport is formed once and never re-used: after a fault it is halted and another one is formed.
 """
@@ -19,7 +19,7 @@ from regrow.core.ids import Seconds
 from regrow.devices.accelerators import await_stream, is_accelerator
 
 RUN_S: Seconds = 1800.0
-"""How long one collective may take where the script does not say: torch's own default for the processor's memory."""
+"""Time limit of one collective by default: torch's own for the processor's memory."""
 
 
 class Transport(Protocol):
@@ -40,7 +40,7 @@ class Transport(Protocol):
         ...
 
     def broke(self) -> bool:
-        """Whether a collective of this transport has failed."""
+        """True if a collective of this transport has failed."""
         ...
 
     def misuse(self) -> CollectiveMisuse | None:
@@ -48,7 +48,7 @@ class Transport(Protocol):
         ...
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """How long a collective may take that begins from now on."""
+        """Set the time limit of collectives that begin from now on."""
         ...
 
     def start_coalescing(self, device: torch.device) -> bool:
@@ -73,7 +73,7 @@ class MeshTransport:
 
     Args:
         run_s: how long one collective may take, in seconds.
-        most_direct: in groups of up to so many ranks each speaks to each.
+        most_direct: in groups of up to this many ranks each speaks to each.
     """
 
     def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S, most_direct: int = DIRECT) -> None:
@@ -99,7 +99,7 @@ class MeshTransport:
         self._mesh.halt()
 
     def broke(self) -> bool:
-        """Whether a collective has failed."""
+        """True if a collective has failed."""
         return self._failed
 
     def misuse(self) -> CollectiveMisuse | None:
@@ -107,7 +107,7 @@ class MeshTransport:
         return self._misuse
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """How long a collective may take that begins from now on."""
+        """Set the time limit of collectives that begin from now on."""
         self._collectives.deadline = seconds
 
     def start_coalescing(self, device: torch.device) -> bool:

@@ -16,7 +16,7 @@ from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, UsageError
 
 NO_TIMEOUT = timedelta(0)
-"""What torch passes where no timeout is meant."""
+"""Value that torch passes if no timeout is meant."""
 
 
 Help = Callable[[threading.Event, float], None]
@@ -62,15 +62,15 @@ class PendingWork(Work):
 
     @property
     def failure(self) -> Exception | None:
-        """What the transport ended it with, if that was an error."""
+        """Error with which the transport ended it, if any."""
         return self._promise.error
 
     def is_success(self) -> bool:
-        """Whether it is done and did not fail."""
+        """True if it is done and did not fail."""
         return self._ended.is_set() and self.exception() is None
 
     def exception(self) -> Exception | None:
-        """What it failed with, if it did."""
+        """Error with which it failed, if it did."""
         if not self._ended.is_set():
             return None
         try:
@@ -80,7 +80,7 @@ class PendingWork(Work):
         return None
 
     def source_rank(self) -> int:
-        """Who sent what a `recv` from any source has received."""
+        """Sender of the data that a `recv` from any source has received."""
         if not self._source:
             raise UsageError("only a finished receive from any source has a source rank")
         return self._source[0]
@@ -89,7 +89,7 @@ class PendingWork(Work):
         return self.source_rank()
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """True if it is done."""
         return bool(self._future.done())
 
     def get_future(self) -> "Future[Any]":
@@ -133,15 +133,15 @@ class FollowedWork(Work):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it is done."""
+        """True if it is done."""
         return self.inner is not None and bool(self.inner.is_completed())
 
     def is_success(self) -> bool:
-        """Whether it is done and did not fail."""
+        """True if it is done and did not fail."""
         return self.inner is not None and bool(self.inner.is_success())
 
     def exception(self) -> Any:
-        """What it failed with, if it did."""
+        """Error with which it failed, if it did."""
         return None if self.inner is None else self.inner.exception()
 
     def get_future(self) -> Any:
@@ -205,7 +205,7 @@ class Promise:
         self._outcome: Future[Any] = Future()
         self._future: Future[Any] = self._outcome.then(_unwrapped)
         self.help = helps
-        """What whoever waits does before: the thread that is to end this must not wait for itself."""
+        """Called by a waiter first: the thread that is to end this must not wait for itself."""
         self.ended = threading.Event()
         """Set when the future is, or is about to be."""
         self.error: Exception | None = None

@@ -70,7 +70,7 @@ def _refuse(what: str, cure: str) -> NoReturn:
 
 
 class _Inert:
-    """What is constructed as theirs is, with any fields, and does nothing; what is asked of it says so.
+    """Class that is constructed as theirs is, with any fields, and does nothing; its uses are refused with a reason.
 
     Args:
         fields: as theirs has them.
@@ -110,12 +110,12 @@ class CheckpointlessAbortManager(_Inert):
 
     @classmethod
     def get_default_checkpointless_abort(cls) -> "CheckpointlessAbortManager":
-        """What `HPWrapper(abort=...)` is given."""
+        """Value for `HPWrapper(abort=...)`."""
         return cls()
 
 
 class HPCallWrapper:
-    """What the wrapped function is given as `caller`: a word for types, with nothing in it to be asked for."""
+    """Type of the argument `caller` of the wrapped function: a name for annotations, with no attributes."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -244,7 +244,7 @@ def MMAPDataModule(
 
 
 def elastic_event_detected(sig: object = None) -> bool:
-    """Whether the script must save and end because the world changes: never, here.
+    """Tell whether the script must save and end because the world changes: never, here.
 
     Args:
         sig: taken, as theirs is.
@@ -257,7 +257,7 @@ def elastic_event_detected(sig: object = None) -> bool:
 
 
 class _Absent:
-    """What cannot be made."""
+    """Class that cannot be made."""
 
     _cure = "write the loop as session.steps over an FSDP2 or HSDP model (docs/adopt.md), or train by a recipe"
 

@@ -1,4 +1,4 @@
-"""What may block on a disk is done in a thread of its own, so that no event loop waits for it."""
+"""Thread for work that may block on a disk, so that no event loop waits for it."""
 
 import queue
 import threading
@@ -38,7 +38,7 @@ class Background:
         self._todo.put(action)
 
     def close(self) -> bool:
-        """Whether all was done in time."""
+        """Finish the work; True if all was done in time."""
         self._todo.put(None)
         self._thread.join(self._within)
         return not self._thread.is_alive()

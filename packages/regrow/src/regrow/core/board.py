@@ -25,12 +25,12 @@ _SUM_AT = _BATCH_AT + _BATCH_LAYOUT.size
 _DIGEST_DIGITS = 16
 _FLIGHT_LAYOUT = struct.Struct("<i60s")
 _FLIGHT_AT = 512
-"""How many collectives are under way (-1: that is not known), and the oldest of them in words."""
+"""Number of collectives under way (-1: that is not known), and the oldest of them in words."""
 _OWN_END_AT, _STAY_AT = 1024, 1025
-"""Whether the script has a handler of its own for SIGTERM; and, written by the agent, whether the worker must stay."""
+"""Flags: the script has a handler of its own for SIGTERM; and, written by the agent, the worker must stay."""
 _COUNT_LAYOUT = struct.Struct("<QQ")
 _COUNTS_AT, _COUNTS_MOST = 1152, 128
-"""A group's name as a number that is not 0, and how many collectives were called in it; for so many groups at most."""
+"""Place of a group's name, as a number that is not 0, with its count of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
 BOARD_FILE = "regrow-board"
 """Its name, for people and to be known again by."""
@@ -54,7 +54,7 @@ class Flight(NamedTuple):
 
 
 class BatchShown(NamedTuple):
-    """What a worker has read for the step that it is in, or was in last."""
+    """A worker's read for its present step, or its last one."""
 
     generation: Generation
     step: StepNo
@@ -109,7 +109,7 @@ class Board:
         _LAYOUT.pack_into(self._page, 0, self._beats, self._step, self._calls, self._generation, self._phase)
 
     def read(self) -> BoardReading:
-        """What the page shows now."""
+        """The page as it is now."""
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return BoardReading(beats, step, calls, generation, Phase(phase))
 
@@ -118,7 +118,7 @@ class Board:
         _FLIGHT_LAYOUT.pack_into(self._page, _FLIGHT_AT, count, oldest.encode("ascii", "replace")[:60])
 
     def read_flight(self) -> Flight:
-        """Which collectives are under way."""
+        """Collectives that are under way."""
         count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
         return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
 
@@ -138,7 +138,7 @@ class Board:
 
     @property
     def has_own_end(self) -> bool:
-        """Whether it does."""
+        """True if the script itself does something when it is asked to end by SIGTERM."""
         return bool(self._page[_OWN_END_AT])
 
     def hold(self) -> None:
@@ -147,7 +147,7 @@ class Board:
 
     @property
     def must_stay(self) -> bool:
-        """Whether it is so."""
+        """True if the process must stay after a signal to end until it is ended."""
         return bool(self._page[_STAY_AT])
 
     def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
@@ -161,7 +161,7 @@ class Board:
         _SUM_LAYOUT.pack_into(self._page, _SUM_AT, zlib.crc32(shown))
 
     def read_batch(self) -> BatchShown | None:
-        """What was shown last; None where nothing was, or its writer was killed before all of it was written."""
+        """Batch that was shown last; None if there is none, or its writer was killed before all of it was written."""
         shown = self._page[_BATCH_AT:_SUM_AT]
         generation, step, share, shares, content, samples = _BATCH_LAYOUT.unpack(shown)
         if shares == 0 or _SUM_LAYOUT.unpack_from(self._page, _SUM_AT) != (zlib.crc32(shown),):

@@ -7,7 +7,7 @@ from regrow.core.ids import Instant
 
 
 class Clock(Protocol):
-    """What the I/O around a machine asks for the time."""
+    """Clock of the I/O around a machine."""
 
     def now(self) -> Instant:
         """Seconds on a clock that never goes back."""

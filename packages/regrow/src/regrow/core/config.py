@@ -1,4 +1,4 @@
-"""What a process of a job is told when it starts, and the one place that reads the environment."""
+"""Settings of a job's processes at their start, and the one place that reads the environment."""
 
 import os
 import re
@@ -41,14 +41,14 @@ def size(text: str) -> int:
 
 
 def state_home() -> Path:
-    """Where jobs keep their records: `$REGROW_HOME`, else `$XDG_STATE_HOME/regrow`, else `~/.local/state/regrow`."""
+    """Folder of the jobs' records: `$REGROW_HOME`, else `$XDG_STATE_HOME/regrow`, else `~/.local/state/regrow`."""
     if home := os.environ.get("REGROW_HOME"):
         return Path(home)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "regrow"
 
 
 def record_limits() -> RecordLimits:
-    """When files of records are set aside: `$REGROW_RECORD_PART` (64MiB; 0: never), `$REGROW_RECORD_PARTS` (16) kept.
+    """Bounds on files of records: `$REGROW_RECORD_PART` bytes each (64MiB; 0: none), `$REGROW_RECORD_PARTS` (16) kept.
 
     Raises `UsageError`.
     """
@@ -75,7 +75,7 @@ def given_back_code() -> int:
 
 
 def keeps_nccl_settings() -> bool:
-    """Whether `TORCH_NCCL_ASYNC_ERROR_HANDLING` and its like stay as the environment has them."""
+    """True if `TORCH_NCCL_ASYNC_ERROR_HANDLING` and its like stay as the environment has them."""
     return os.environ.get("REGROW_KEEP_NCCL_SETTINGS", "") == "1"
 
 
@@ -110,7 +110,7 @@ _TLS = {"cert": "REGROW_TLS_CERT", "key": "REGROW_TLS_KEY", "ca": "REGROW_TLS_CA
 
 
 def tls_files() -> TlsFiles | None:
-    """What encrypts connections: `$REGROW_TLS_CERT`, `$REGROW_TLS_KEY`, `$REGROW_TLS_CA`; None: nothing does.
+    """Files for encrypted connections: `$REGROW_TLS_CERT`, `$REGROW_TLS_KEY`, `$REGROW_TLS_CA`; None: no encryption.
 
     Raises `UsageError`.
     """
@@ -146,12 +146,12 @@ def jobs_home() -> Path:
 
 
 def cache_home() -> Path:
-    """Where copies and indexes of data files stay between runs: `$XDG_CACHE_HOME/regrow`, else `~/.cache/regrow`."""
+    """Folder of cached copies and indexes of data files: `$XDG_CACHE_HOME/regrow`, else `~/.cache/regrow`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "regrow"
 
 
 def data_home() -> Path | None:
-    """Where the data cache is made unless the user says: in shared memory, else in a temporary folder, if any."""
+    """Default place of the data cache: in shared memory, else in a temporary folder, if any."""
     shared = Path(_SHARED_MEMORY)
     if os.access(shared, os.W_OK | os.X_OK):
         return shared
@@ -162,7 +162,7 @@ def data_home() -> Path | None:
 
 
 class Script(msgspec.Struct, frozen=True):
-    """What the workers run: a file, or a module when `module` is set; `binary`: an executable (`--no-python`)."""
+    """Program of the workers: a file, or a module when `module` is set; `binary`: an executable (`--no-python`)."""
 
     target: str
     args: list[str]
@@ -192,16 +192,16 @@ class AgentConfig(msgspec.Struct, frozen=True):
     master_port: int = 0
     preload: list[str] = []
     forward_output: bool = True
-    """Whether workers' output is also written, prefixed by rank, to this process's standard output and error."""
+    """True if workers' output is also written, prefixed by rank, to this process's standard output and error."""
     checkpoint_dir: str | None = None
     lease: Seconds = 10.0
-    """How long this agent tries to reach the coordinator."""
+    """Time for which this agent tries to reach the coordinator."""
     near: bool = False
     """The coordinator is this agent's parent, so that its end is known without asking."""
     patience: Seconds = 300.0
-    """How long the silence of a coordinator on another machine is borne: it may only be paused."""
+    """Longest silence of a coordinator on another machine: it may only be paused."""
     domain: str = ""
-    """What fails together with this node, a rack's name for example; empty: the node alone."""
+    """Failure domain of this node, a rack's name for example; empty: the node alone."""
     local: bool = False
     """All nodes of the job are on this machine (`--local-nodes`)."""
     data_dir: str = ""
@@ -211,24 +211,24 @@ class AgentConfig(msgspec.Struct, frozen=True):
     slots: int = 0
     """Ranks that this node has room for; 0: `spec.nproc`."""
     drain_grace: Seconds = 30.0
-    """How long the ranks of this node may take to leave it after a signal that gives it back."""
+    """Time for the ranks of this node to leave it after a signal that gives it back."""
     stay: Seconds | None = None
-    """How long this node is expected to be there; None: nothing is known of an end."""
+    """Expected stay of this node; None: no end is known."""
     launcher: str = ""
     """URL of this node's launcher, which knows who is coordinator; empty: no other can take its place."""
     term: int = 1
     """Of the coordinator."""
     metrics: tuple[str, int] | None = None
-    """Where this agent serves figures of its node to whoever asks; None: nowhere."""
+    """Address on which this agent serves figures of its node to all who ask; None: none."""
 
     @property
     def one_machine(self) -> bool:
-        """Whether every process of the job, now and later, is on this machine, so that unix sockets reach all."""
+        """True if every process of the job, now and later, is on this machine, so that unix sockets reach all."""
         return self.local or self.spec.node_limit == 1
 
 
 class WorkerEnv(msgspec.Struct, frozen=True):
-    """What a worker is told by its agent, through environment variables `REGROW_*`."""
+    """Settings that a worker gets from its agent, through environment variables `REGROW_*`."""
 
     spec: JobSpec
     worker: WorkerId
@@ -238,7 +238,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     world: int
     generation: Generation
     store: str
-    """Where the agent of this node serves the keys of all nodes."""
+    """Address at which the agent of this node serves the keys of all nodes."""
     token: str
     channel: int
     """Descriptor of the stream socket to the agent."""
@@ -251,18 +251,18 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     local: bool = False
     """All nodes of the job are on this machine."""
     patience: Seconds = 3600.0
-    """How long a worker that stands halted waits for the coordinator's word."""
+    """Longest wait of a halted worker for the coordinator's word."""
     resume: bool = False
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that are not to be read."""
     restored: bool = False
-    """What the script builds is overwritten, although this is one of the ranks that all start together."""
+    """True if the state that the script builds is overwritten, although this rank starts together with all others."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
     data: CacheSeat | None = None
     """The data cache of this node; None: there is none."""
     restarts: int = 0
-    """How often all workers of the job were started again before this one was."""
+    """Number of starts of all workers of the job before this one."""
     producer: ProducerSeat | None = None
     """Set in the process that makes batches for the node, which is no worker of the training."""
 
@@ -270,12 +270,12 @@ class WorkerEnv(msgspec.Struct, frozen=True):
 
     @property
     def begins(self) -> bool:
-        """Whether what the script builds here counts, and is not overwritten."""
+        """True if the state that the script builds here counts, and is not overwritten."""
         return self.role is Role.RANK and not self.restored
 
     @property
     def one_machine(self) -> bool:
-        """Whether all workers of the job are on this machine, so that unix sockets reach all of them."""
+        """True if all workers of the job are on this machine, so that unix sockets reach all of them."""
         return self.local or self.spec.node_limit == 1
 
     def variables(self) -> dict[str, str]:
@@ -284,7 +284,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "WorkerEnv | None":
-        """What this process was told; None where no agent started it."""
+        """Read this process's settings; None if no agent started it."""
         text = (os.environ if environ is None else environ).get(cls.VARIABLE)
         if text is None:
             return None
@@ -317,7 +317,7 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
 
 def rootless(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether `env://` is answered by the job's own store: unless `REGROW_ROOTLESS` is 0."""
+    """True if `env://` is answered by the job's own store: unless `REGROW_ROOTLESS` is 0."""
     return (os.environ if environ is None else environ).get("REGROW_ROOTLESS", "1") != "0"
 
 

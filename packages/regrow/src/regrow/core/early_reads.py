@@ -1,4 +1,4 @@
-"""What a script learns of its place before it has a final one: a standby runs it under a rank that may not be its last.
+"""Reads of a script's place before the place is final: a standby runs it under a rank that may not be its last.
 
 Only reads whose value a script, or a framework that it uses, gets are noted: those of torch's own and of regrow's are
 brought up to date when the worker is seated.
@@ -14,7 +14,7 @@ from regrow.core.config import unwatch_environment, watch_environment
 
 
 class PlaceInWorld(StrEnum):
-    """What there is to know of a worker's place."""
+    """Fact about a worker's place."""
 
     RANK = "rank"
     LOCAL_RANK = "local_rank"
@@ -97,7 +97,7 @@ class EarlyReads:
 
 
 def _reader(frame: FrameType | None) -> FrameType | None:
-    """Who gets the value that is read at `frame`."""
+    """Frame that gets the value that is read at `frame`."""
     while frame is not None:
         names = _DOORS.get(str(frame.f_globals.get("__name__", "")), frozenset[str]())
         if names is not None and frame.f_code.co_name not in names:

@@ -25,7 +25,7 @@ REFUSALS = frozenset({ENOSYS, EPERM, EACCES, EOPNOTSUPP, EINVAL})
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether trying again may help."""
+    """True if trying again may help."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in PASSING:
             return True

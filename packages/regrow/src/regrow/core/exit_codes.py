@@ -25,11 +25,11 @@ ON_DEMAND = 17
 DEVICE_FAILED = 18
 """Of a worker that ends since its accelerator answers nothing any more."""
 NODE_LOST = -9
-"""What is written down for the workers of a lost node: nobody saw their end."""
+"""Code recorded for the workers of a lost node: nobody saw their end."""
 
 
 def exit_text(code: int, *, memory: bool = False) -> str:
-    """How a process ended, in words. `memory`: the kernel ended it since memory had run out."""
+    """Describe the end of a process. `memory`: the kernel ended it since memory had run out."""
     if memory:
         return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
     if code == DEVICE_FAILED:

@@ -29,21 +29,21 @@ def address_of(host: str, port: int) -> str:
 
 
 def nth_place(place: tuple[str, int] | None, number: int) -> tuple[str, int] | None:
-    """Where the `number`-th of several on this machine listens: each one port further; any free one stays that."""
+    """Address of the `number`-th of several on this machine: each one port further; "any free port" stays that."""
     return (place[0], place[1] + number) if place is not None and place[1] else place
 
 
 def answers_to(listening: str, asked: str) -> bool:
-    """Whether who listens there answers to the name in a request.
+    """True if a listener there answers requests under this name.
 
-    On loopback only to loopback's own names: else a web page of somebody else's could read it, by pointing a name of
-    its own at this machine.
+    On loopback only to loopback's own names: else a foreign web page could read it, by pointing a name of its own at
+    this machine.
     """
     return not is_loopback(listening) or asked == "" or is_loopback(asked.strip("[]"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether that is this machine to itself, and nobody else."""
+    """True if that is this machine to itself, and nobody else."""
     if host == "localhost":
         return True
     try:

@@ -36,9 +36,9 @@ def session(**options: Any) -> aiohttp.ClientSession:
 
 
 async def is_only_silent(url: str, within: Seconds) -> bool:
-    """Whether calls that fail there fail for want of a TLS handshake: the machine takes them, its process is paused.
+    """True if calls there fail for want of a TLS handshake only: the machine takes them, its process is paused.
 
-    Without TLS a call is made as soon as the machine has taken it, so there is nothing more to find out.
+    Without TLS a call succeeds as soon as the machine has taken it, so there is nothing more to find out.
     """
     parts = urlsplit(url)
     if parts.scheme != "https":
@@ -284,7 +284,7 @@ class HttpListener:
         refused.add(self.name, f"a call that failed by {type(error).__name__}: {error}")
 
     def _had_turn(self, caller: Caller) -> None:
-        """What it had said by then was heard: two turns of the loop were between."""
+        """Note that two turns of the loop have passed, so all that the caller had sent by then was read."""
         caller.had_turn = True
         if caller in self.waiting:
             self._go_on()
@@ -330,7 +330,7 @@ class _Site(web.BaseSite):
 
 
 def admit(request: web.Request) -> None:
-    """Who has sent this belongs here, and may stay."""
+    """Let the sender of this request stay: it belongs here."""
     if isinstance(request.protocol, _Handler):
         request.protocol.caller.admit()
 

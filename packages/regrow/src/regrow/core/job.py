@@ -1,4 +1,4 @@
-"""What every process of a job must agree on."""
+"""Settings on which every process of a job must agree."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ HANG_FLOOR: Seconds = 90.0
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """What every process of a job must agree on, fixed when the job starts."""
+    """Settings on which every process of a job must agree, fixed when the job starts."""
 
     job: JobId
     nproc: int
@@ -25,7 +25,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     halt_deadline: Seconds = 20.0
     """After which who has not answered a halt is looked at; `membership.recovery.hangs` says whether it is fenced."""
     hang_timeout: Seconds | None = None
-    """How long a worker may stand still in a step, as the user ordered; None: judged by evidence."""
+    """Longest standstill of a worker in a step, as the user ordered; None: judged by evidence."""
     hang_floor: Seconds = HANG_FLOOR
     """Without an order: nobody hangs who has stood still for less."""
     form_deadline: Seconds = 720.0
@@ -37,43 +37,43 @@ class JobSpec(msgspec.Struct, frozen=True):
     digest_every: int = 0
     """Steps between two comparisons of the replicas' state; 0: never."""
     audit: bool = True
-    """Whether workers look now and then whether replicas differ; `digest_every` does that whole, and undoes it."""
+    """True if workers look now and then for replicas that differ; `digest_every` does that whole, and undoes it."""
     proof: bool = False
-    """Whether standbys show, in the shadow of ranks, that they compute the same."""
+    """True if standbys show, in the shadow of ranks, that they compute the same."""
     proof_forks: bool = False
-    """Whether a newcomer is forked for that where no standby could do it."""
+    """True if a newcomer is forked for that when no standby can do it."""
     health: bool = False
-    """Whether agents examine their nodes when they join and after each incident."""
+    """True if agents examine their nodes when they join and after each incident."""
     elects: bool = True
-    """Whether other nodes' launchers take over the coordinator when its node is lost."""
+    """True if other nodes' launchers take over the coordinator when its node is lost."""
     witness: bool = False
-    """Whether a folder on a shared disk votes for the coordinator too."""
+    """True if a folder on a shared disk votes for the coordinator too."""
     health_checks: list[str] = []
     """Executables of the user's that do so too."""
     straggler_steps: int = 20
-    """So many steps in a row beyond the others make a rank a straggler; 0: nobody looks."""
+    """Steps in a row beyond the others that make a rank a straggler; 0: no check."""
     replace_stragglers: bool = False
-    """Whether their nodes are replaced where others have room."""
+    """True if their nodes are replaced when others have room."""
     stop_on_divergence: bool = False
-    """Whether a job whose result is not proven any more ends at once; else it is trained to its end."""
+    """True if a job whose result is not proven any more ends at once; else it is trained to its end."""
     check_for_nan: bool = False
-    """Whether a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
+    """True if a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
     log_rules: list[LogRule] = []
-    """What is looked for in the lines that workers print."""
+    """Rules for the lines that workers print."""
     trial_steps: int = 0
-    """`regrow try`: so many steps at most, each of which logs what state it began with; 0: the script's own number."""
+    """`regrow try`: most steps, each of which logs the state it began with; 0: the script's own number."""
     node_lease: Seconds = 10.0
-    """A node on another machine than the coordinator that answers nothing for so long is lost."""
+    """Silence after which a node on another machine than the coordinator is lost."""
     node_deadline: Seconds = 600.0
-    """How long a lost node's return is waited for."""
+    """Longest wait for a lost node's return."""
     checkpoint_every: Seconds = 0.0
     """Least time between two durable checkpoints; 0: none are written."""
     checkpoint_keep: int = 2
-    """How many of the newest durable checkpoints stay."""
+    """Number of the newest durable checkpoints that stay."""
     lineage: Lineage = NOBODY
-    """Whose its durable checkpoints are."""
+    """Owner of its durable checkpoints."""
     must_resume: bool = False
-    """Whether the job ends where no durable checkpoint can be read to go on from (`--resume=must`)."""
+    """True if the job ends when no durable checkpoint can be read to go on from (`--resume=must`)."""
     unit: int = 1
     """Ranks of one replica: those that together hold one copy of the state. Worlds have whole replicas only."""
     min_replicas: int | None = None
@@ -85,14 +85,14 @@ class JobSpec(msgspec.Struct, frozen=True):
     change_pause: Seconds = 0.0
     """Least time between two changes of the world that nothing forces."""
     leave_deadline: Seconds = 600.0
-    """How long a worker that was released in the middle of the job may be idle, and how long compute, before it ends.
+    """Time for a worker that was released in the middle of the job to be idle, and time to compute, before it ends.
 
-    Nobody waits for it, and it has given way to those who train: on busy cores its last acts take long by the clock.
+    Nothing waits for it, and it has given way to those who train: on busy cores its last acts take long by the clock.
     """
     most_nodes: int = 0
-    """How many nodes there may be, where others may join later; 0: no more than at the start."""
+    """Most nodes, if others may join later; 0: no more than at the start."""
     spares: int = 0
-    """How many of the nodes hold no ranks, and wait to take those of a lost one."""
+    """Nodes that hold no ranks, and wait to take those of a lost one."""
 
     @property
     def halt_patience(self) -> Seconds:
@@ -106,27 +106,27 @@ class JobSpec(msgspec.Struct, frozen=True):
 
     @property
     def node_limit(self) -> int:
-        """How many nodes there may be, now or later."""
+        """Largest number of nodes, now or later."""
         return max(self.nodes, self.most_nodes)
 
     @property
     def elastic(self) -> bool:
-        """Whether the number of replicas may change."""
+        """True if the number of replicas may change."""
         return self.min_replicas is not None or self.max_replicas is not None
 
     @property
     def can_lose_nodes(self) -> bool:
-        """Whether the job may go on without one of its nodes."""
+        """True if the job may go on without one of its nodes."""
         return self.elastic and self.node_limit > 1
 
     @property
     def can_elect(self) -> bool:
-        """Whether another coordinator is elected: nodes are enough for a majority, and the job can do without one."""
+        """True if another coordinator is elected: nodes are enough for a majority, and the job can do without one."""
         return self.elects and (self.node_limit > 2 or self.witness) and (self.spares > 0 or self.can_lose_nodes)
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether agents keep copies of the ranks' state."""
+        """True if agents keep copies of the ranks' state."""
         return self.buddy_every > 0 or self.digest_every > 0
 
     @property

@@ -34,7 +34,7 @@ def refusals_of(counts: Mapping[str, int], labels: Mapping[str, str]) -> Series:
 
 
 def text_of(found: Iterable[Series]) -> str:
-    """What a scrape answers."""
+    """Answer to a scrape."""
     return "".join(line + "\n" for each in found for line in _lines(each))
 
 

@@ -38,7 +38,7 @@ Speaking = TypeVar("Speaking", bound=asyncio.Protocol)
 
 
 def same_secret(given: str | bytes, token: str | bytes) -> bool:
-    """Whether a stranger knows the job's secret; takes equally long whatever it says."""
+    """True if a stranger knows the job's secret; takes equally long for any guess."""
     one, other = (text.encode() if isinstance(text, str) else text for text in (given, token))
     return hmac.compare_digest(one, other)
 
@@ -54,13 +54,13 @@ def sockets_home() -> str:
 
 
 def unix_address(path: str | Path) -> str:
-    """What the system calls of sockets take for the path of an endpoint."""
+    """Form of an endpoint's path that socket calls take."""
     text = str(path)
     return f"\0{text[1:]}" if text.startswith("@") else text
 
 
 def is_own(sock: socket.socket) -> bool:
-    """Whether the other end of a connection is of this user. One over TCP shows it by the token."""
+    """True if the other end of a connection is this user's. One over TCP shows it by the token."""
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -225,7 +225,7 @@ class ThreadServer:
 
     @property
     def closed(self) -> bool:
-        """Whether nobody is served any more."""
+        """True if the server does not serve any more."""
         return self._closed.is_set()
 
     def open(self, listener: Listener) -> str:

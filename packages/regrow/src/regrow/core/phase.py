@@ -1,10 +1,10 @@
-"""What a worker is doing, as its progress page shows it."""
+"""A worker's activity, as its progress page shows it."""
 
 from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """What a worker is doing, as far as its agent needs to know."""
+    """A worker's activity, as far as its agent needs to know."""
 
     BUILDING = 0
     OUTSIDE = 1

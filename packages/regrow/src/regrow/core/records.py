@@ -1,8 +1,8 @@
-"""What is written down about a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
+"""Records of a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
 
 Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds, `time`
 (added by the writer) the wall clock. Readers give fields that an older version has not written their defaults, and skip
-those that they do not know; what they cannot read so, `SCHEMA` tells.
+those that they do not know; changes beyond that are marked by `SCHEMA`.
 """
 
 import msgspec
@@ -159,10 +159,10 @@ class ReplicaCorrupted(Record, frozen=True):
 
 
 class NodeJudged(Record, frozen=True):
-    """What is held of a node: a `core.verdicts.HealthVerdict`, and why it was made.
+    """Judgement of a node: a `core.verdicts.HealthVerdict`, and its occasion.
 
-    Of an examination, unless it is `ok`; or, with the occasion `IN_TRAINING`, of how work goes there: a straggler,
-    numbers that are not finite, lines in a log. Then `ok` says that what its source has said of the device is over.
+    Of an examination, unless it is `ok`; or, with the occasion `IN_TRAINING`, of the work there: a straggler, numbers
+    that are not finite, lines in a log. Then `ok` withdraws what its source has said of the device.
     """
 
     node: NodeId
@@ -216,7 +216,7 @@ class CheckpointSaved(Record, frozen=True):
 
 
 class CopyStreamed(Record, frozen=True):
-    """A copy of a rank's state has reached the node's buddy, in so many seconds; not every one is written down."""
+    """A copy of a rank's state has reached the node's buddy, in `seconds`; not every one is written down."""
 
     node: NodeId
     buddy: NodeId
@@ -236,9 +236,9 @@ class ScaleRefused(Record, frozen=True):
 
 
 class GrowthWeighed(Record, frozen=True):
-    """Whether more replicas pay within the announced stay. `gain`, `cost`: seconds of work of the present world.
+    """Decision whether more replicas pay within the announced stay. `gain`, `cost`: seconds of work of the world now.
 
-    `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 where none was measured.
+    `gain` is `(after / before - 1) * stay`; `cost` the pause at the last growth, 0 if none was measured.
     """
 
     before: int

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class RecordLimits(NamedTuple):
-    """How large a file becomes before it is set aside, in bytes (0: never), and how many of those are kept whole."""
+    """Size at which a file is set aside, in bytes (0: never), and how many of those are kept whole."""
 
     part: int = 64 << 20
     parts: int = 16

@@ -9,7 +9,7 @@ import time
 from regrow.core.ids import Seconds
 
 KEPT_BYTES = 8 << 20
-"""So much waits in memory for a reader; what comes beyond that is left out, which is said."""
+"""Bytes kept in memory for a reader; more is left out, and that is said."""
 _PART_BYTES = 64 << 10
 
 
@@ -27,7 +27,7 @@ class Shown:
         self._keeps = keeps
         self._waiting = bytearray()
         self.left_out = 0
-        """How many bytes nobody read in time."""
+        """Bytes that were not read in time."""
         self._descriptor = _opened(descriptor)
 
     def fileno(self) -> int:
@@ -36,7 +36,7 @@ class Shown:
 
     @property
     def waiting(self) -> bool:
-        """Whether there is text that nobody has taken yet."""
+        """True if there is text that was not taken yet."""
         return bool(self._waiting)
 
     def write(self, text: bytes) -> None:

@@ -13,12 +13,12 @@ MOST: Final = 64
 HELLO_S: Final[Seconds] = 5.0
 """Until they have said it."""
 TURN_S: Final[Seconds] = 0.25
-"""So long each may stay, however many others wait: a newcomer on a busy node needs some of that to say who it is."""
+"""Least stay of each, however many others wait: a newcomer on a busy node needs some of it to say who it is."""
 _log = logging.getLogger(__name__)
 
 
 class Refusals:
-    """How many were refused, by the door at which they came. May be used from any thread."""
+    """Counts of refused connections, by endpoint. May be used from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -25,14 +25,14 @@ _NO_CHECK_TIME = 0x200000
 _PEM_END = "-----END CERTIFICATE-----"
 _OWN_NAME = "localhost"
 ALIKE = "give --tls-cert and --tls-key on all nodes of a job or on none, without --tls-ca the same ones"
-"""What is to be done where two nodes do not come together."""
+"""Cure for two nodes that do not come together."""
 
 
 def serving(*, anybody: bool = False) -> ssl.SSLContext | None:
-    """What a server of this process shows and asks for; None where nothing is encrypted. Raises `UsageError`.
+    """TLS context of a server of this process; None if nothing is encrypted. Raises `UsageError`.
 
     Args:
-        anybody: whether who has no certificate may call too: a browser, a scraper of metrics.
+        anybody: whether callers without a certificate may call too: a browser, a scraper of metrics.
     """
     pair = _pair()
     if pair is None:
@@ -41,7 +41,7 @@ def serving(*, anybody: bool = False) -> ssl.SSLContext | None:
 
 
 def calling() -> ssl.SSLContext | None:
-    """What a caller of this process shows and asks for; None where nothing is encrypted. Raises `UsageError`."""
+    """TLS context of a caller of this process; None if nothing is encrypted. Raises `UsageError`."""
     pair = _pair()
     return pair.client if pair is not None else None
 
@@ -52,13 +52,13 @@ def url(address: str) -> str:
 
 
 def check(now: Seconds) -> str:
-    """Whether the files fit together, before anybody is called; a warning, or nothing.
+    """Check that the files fit together, before any call; returns a warning, or an empty text.
 
     Args:
         now: seconds since the epoch.
 
     Raises:
-        UsageError: what is wrong with which of them.
+        UsageError: one of them is wrong; the text says which, and why.
     """
     files = tls_files()
     if files is None:

@@ -21,7 +21,7 @@ from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
 LAST_WORDS_S: Seconds = 30.0
-"""So long a process that ends waits until others have taken what it has sent them."""
+"""Longest wait of a process that ends, until others have taken its last bytes."""
 _LOOK_S: Seconds = 0.02
 _LOOK_AT_LATE_S: Seconds = 1.0
 _CHUNK = 256 << 10
@@ -37,9 +37,9 @@ class _Way:
         self._read, self._write = read, write
         self._room = memoryview(bytearray(_CHUNK))
         self.left = self._room[:0]
-        """What is to be written."""
+        """Bytes to be written."""
         self.ended = False
-        """Whether nothing more comes, and all that came was written."""
+        """True if nothing more comes, and all that came was written."""
 
     def carry(self) -> bool:
         """Until a side has to be waited for, or others have their turn: True, there may be more. Raises `OSError`."""
@@ -59,7 +59,7 @@ class _Way:
         return True
 
     def wants(self, *, writing: bool) -> int:
-        """What is to be told of the side that it writes to, or of the one that it reads."""
+        """Events to watch on the side that it writes to, or on the one that it reads."""
         if writing:
             return select.EPOLLOUT if self.left else 0
         return 0 if self.left else select.EPOLLIN
@@ -89,7 +89,7 @@ class _Tunnel:
 
     @property
     def holds(self) -> bool:
-        """Whether something was written into it that has not left this process."""
+        """True if data was written into it that has not left this process."""
         return self._moving or bool(self._out.left) or _waiting(self.near)
 
     def advance(self, poller: select.epoll) -> bool:
@@ -162,14 +162,14 @@ class _Tunnel:
 
 
 def _hung_up(near: socket.socket) -> bool:
-    """Whether whoever had the other end has closed or shut it."""
+    """True if the holder of the other end has closed or shut it."""
     poller = select.poll()
     poller.register(near, select.POLLRDHUP)
     return bool(poller.poll(0))
 
 
 def _waiting(near: socket.socket) -> bool:
-    """Whether there is something to read."""
+    """True if there is something to read."""
     try:
         return bool(near.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     except OSError:

@@ -1,4 +1,4 @@
-"""What is held of a node's health: one type for the job's records, `regrow doctor` and the clusters that read it."""
+"""Verdicts on a node's health: one type for the job's records, `regrow doctor` and the clusters that read it."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from regrow.core.ids import NodeId
 
 
 class Severity(StrEnum):
-    """How bad it is. Each is worse than the one before it."""
+    """Severity of a finding. Each is worse than the one before it."""
 
     OK = "ok"
     SUSPECT = "suspect"
@@ -20,12 +20,12 @@ class Severity(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Whether the node has failed the check."""
+        """True if the node has failed the check."""
         return self in (Severity.LEAVE, Severity.FATAL)
 
 
 class Action(StrEnum):
-    """What would mend it. regrow never does it: that is for the cluster, or for a person."""
+    """Action that would repair it. regrow never takes it: that is for the cluster, or for a person."""
 
     NONE = "none"
     RESET = "reset"
@@ -40,10 +40,10 @@ _RANKS = list(Severity)
 
 
 class HealthVerdict(msgspec.Struct, frozen=True):
-    """What one check found on a node.
+    """Finding of one check on a node.
 
-    `device`: which part of it (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`: the
-    check, or `check:NAME` for one of the user's. `evidence`: what was read, for people.
+    `device`: the part of it (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`: the
+    check, or `check:NAME` for one of the user's. `evidence`: the readings, for people.
     """
 
     node: NodeId

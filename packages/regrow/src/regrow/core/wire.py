@@ -16,7 +16,7 @@ _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
 _PART_BYTES = 1 << 20
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises where the bytes are no message of the kind."""
+"""Errors of decoding if the bytes are no message of the kind."""
 
 Incoming = TypeVar("Incoming")
 

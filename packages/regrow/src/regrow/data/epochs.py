@@ -1,4 +1,4 @@
-"""How many steps a pass over a script's loader has."""
+"""Number of steps in a pass over a script's loader."""
 
 from collections.abc import Sized
 from typing import Any

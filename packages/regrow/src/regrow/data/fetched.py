@@ -1,4 +1,4 @@
-"""What a kind of loader is to the steps: a source of batches by step and share."""
+"""A kind of loader as the steps see it: a source of batches by step and share."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -28,7 +28,7 @@ class Source(Protocol):
 
     @property
     def giving(self) -> Giving:
-        """What it gives when it is asked for a batch once more."""
+        """Kind of batch that it gives when it is asked once more."""
         ...
 
     spec: OrderSpec

@@ -21,7 +21,7 @@ from regrow.data.walks import StepWalk, Walk
 
 
 def is_in_place(loader: DataLoader[Any]) -> bool:
-    """Whether the loader's batches are slices of a map: nothing of the script's own is computed on the way."""
+    """True if the loader's batches are slices of a map: none of the script's own code runs on the way."""
     return loader.collate_fn is default_collate and loader.worker_init_fn is None and _is_mapped(loader.dataset)
 
 
@@ -49,7 +49,7 @@ class InPlaceSource:
         self._dataset: Any = loader.dataset
         self._walk: Walk = StepWalk()
         self._keys: tuple[Place | None, list[Address]] = None, []
-        """What is expected next."""
+        """Keys that are expected next."""
         self._pins = loader.pin_memory and torch.accelerator.is_available()
 
     def follow(self, walk: Walk) -> None:
@@ -86,7 +86,7 @@ class InPlaceSource:
 
 
 def _read(dataset: Any, indices: Sequence[Any]) -> Any:
-    """What `default_collate` would make of these samples."""
+    """Batch that `default_collate` would make of these samples."""
     if not indices:
         return default_collate([])  # raises what torch's loader raises
     if type(dataset) is not Mixture:

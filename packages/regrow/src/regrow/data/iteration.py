@@ -1,7 +1,7 @@
-"""How a torch `DataLoader` comes to its batches: by torch's own iteration, or by one that its class has.
+"""Iteration of a torch `DataLoader`: torch's own, or one that its class has.
 
-Torch's own can be started at any step. A class's own is gone through as it stands, since what it adds is its point;
-where the order behind it knows no ranks, it is given this rank's part of that order to go through.
+Torch's own can be started at any step. A class's own is used as it is, since its additions are its point; if the order
+behind it knows no ranks, it iterates over this rank's part of that order.
 """
 
 import copy
@@ -18,7 +18,7 @@ _ITERATION = ("__iter__", "_get_iterator", "_index_sampler")
 
 
 def torch_iterates(loader: TorchLoader[Any]) -> bool:
-    """Whether its batches are those of its samples in the order of its sampler, and nothing stands between."""
+    """True if its batches are those of its samples in the order of its sampler, with nothing between."""
     kind = type(loader)
     own = [name for name in _ITERATION if getattr(kind, name, None) is not getattr(TorchLoader, name, None)]
     return not own and "_get_iterator" not in vars(loader) and not isinstance(loader.dataset, IterableDataset)
@@ -37,7 +37,7 @@ class DealtBatches:
         self.rank, self.num_replicas = 0, 1
         self._epoch = 0
         self.asked = False
-        """Whether somebody has gone through it."""
+        """True once it was iterated over."""
 
     def set_epoch(self, epoch: int) -> None:
         """Batches are of this epoch from now on."""

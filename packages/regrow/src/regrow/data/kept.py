@@ -15,7 +15,7 @@ Leaf = Callable[[Any], Any]
 
 
 class Giving(Enum):
-    """What a loader gives when it is asked for the batch of a step once more."""
+    """Kind of batch that a loader gives when it is asked for a step once more."""
 
     FRESH = auto()
     """A batch made anew, whatever was done to the first."""
@@ -33,7 +33,7 @@ class KeptBatch(Protocol):
         ...
 
     def intact(self) -> bool:
-        """Whether `again` gives it as it was for certain."""
+        """True if `again` certainly gives the batch as it was."""
         ...
 
 
@@ -69,7 +69,7 @@ class WatchedBatch:
         return rebuilt(self._snapshot, _same)
 
     def intact(self) -> bool:
-        """Whether nothing in the batch was written to since."""
+        """True if nothing in the batch was written to since."""
         return not self._unknown and all(seen.unchanged() for seen in self._seen)
 
     def _look_at(self, leaf: Any) -> Any:
@@ -115,7 +115,7 @@ def rebuilt(item: Any, leaf: Leaf) -> Any:
 
 
 def holds_data(item: Any) -> bool:
-    """Whether there is a tensor, an array or a text in a batch."""
+    """True if a batch contains a tensor, an array or a text."""
     if isinstance(item, torch.Tensor | np.ndarray | str | bytes):
         return True
     parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()

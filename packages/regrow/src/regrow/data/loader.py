@@ -1,4 +1,4 @@
-"""What a script gives to `session.steps`, as a function of the step."""
+"""Loader of a script, as given to `session.steps`, as a function of the step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class CachedLoader:
 
     @property
     def collate_fn(self) -> Any:
-        """What makes a batch of samples."""
+        """Function that makes a batch of samples."""
         return self.loader.collate_fn
 
     def source(self, *, loader_workers: bool = True) -> MapStyleSource | IterableSource:
@@ -72,11 +72,11 @@ Caching = Callable[[CachedLoader], Source]
 
 
 def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
-    """What a cache must know of a `regrow.DataLoader` or of what `regrow.cached` made; None for anything else.
+    """Description, for a cache, of a `regrow.DataLoader` or a result of `regrow.cached`; None for anything else.
 
-    None also where batches are slices of a memory map, which is the cache.
+    None also if batches are slices of a memory map, which is the cache.
 
-    Raises `UsageError` where it has no batches.
+    Raises `UsageError` if it has no batches.
     """
     if not isinstance(loader, DataLoader | Cached):
         return None
@@ -137,17 +137,17 @@ class StepLoader:
 
     @property
     def record(self) -> BatchRecord:
-        """What `batch` gave last. Raises `UsageError` before the first."""
+        """Record of the last `batch`. Raises `UsageError` before the first."""
         if self._record is None:
             raise UsageError("no batch was read yet", hint="call batch() first")
         return self._record
 
     def records(self, step: int, shares: Sequence[Share]) -> list[BatchRecord]:
-        """What was read for these shares of a step, in their order; those that were not read last are left out."""
+        """Records of these shares of a step, in their order; those that were not read last are left out."""
         return [self._kept[share][1] for share in shares if step == self._step and share in self._kept]
 
     def is_data(self) -> bool:
-        """Whether there is a tensor, an array or a text in what was read last: a number may be meant for all ranks."""
+        """True if the last read has a tensor, an array or a text: a number may be meant for all ranks."""
         return any(holds_data(kept.again()) for kept, _ in self._kept.values())
 
     def follow(self, walk: Walk) -> None:

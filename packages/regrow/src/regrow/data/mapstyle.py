@@ -22,7 +22,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Read(NamedTuple):
-    """What was read: the samples, and their addresses, each noted after its sample was there."""
+    """Samples read so far, and their addresses, each noted after its sample was there."""
 
     addresses: list[Address]
     samples: Any

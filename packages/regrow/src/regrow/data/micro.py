@@ -1,4 +1,4 @@
-"""What is seen of a micro-batch's size."""
+"""Size of a micro-batch, as far as it can be seen."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from regrow.data.dataloader import Cached
 
 
 def batch_size_of(loader: object, shares: int) -> int:
-    """How many samples one of `shares` batches of a step usually has; 1 where that is not known."""
+    """Usual number of samples in one of `shares` batches of a step; 1 if that is not known."""
     inner = loader.loader if isinstance(loader, Cached) else loader
     constant = getattr(inner, "global_batch_size", None)
     size = getattr(inner, "batch_size", None) if constant is None else -(-constant // shares)
@@ -15,7 +15,7 @@ def batch_size_of(loader: object, shares: int) -> int:
 
 
 def samples_in(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of the first tensor in it.
+    """Number of samples in a batch: the first dimension of the first tensor in it.
 
     Raises:
         UsageError: there is no tensor with a dimension in it.

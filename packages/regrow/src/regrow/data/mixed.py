@@ -63,7 +63,7 @@ class Mixture(Dataset[Any]):
             ) from error
 
     def place_of(self, index: int | tuple[int, int]) -> tuple[int, int]:
-        """Which source, and which sample of it, sample `index` is. Raises `IndexError`."""
+        """Source of sample `index`, and its number there. Raises `IndexError`."""
         if isinstance(index, tuple):
             return index
         if not 0 <= index < len(self):

@@ -1,9 +1,9 @@
-"""Which samples a step reads of several sources, by weight: pure, and as fast at step 10**9 as at step 0.
+"""Samples that a step reads of several sources, by weight: pure, and as fast at step 10**9 as at step 0.
 
-The samples of all steps stand in one line, and the line is cut into cycles. Each source has a whole number of places in
-a cycle, its *quota*, by largest remainders of the weights; which places these are is shuffled anew for each cycle. So
-what a source has given before any place is quota times cycle plus a count within one cycle. It gives its samples in
-its own order, epoch after epoch, each once an epoch, whatever the weights become.
+The samples of all steps form one line, and the line is cut into cycles. Each source has a whole number of places in a
+cycle, its *quota*, by largest remainders of the weights; the places are shuffled anew for each cycle. So the number of
+samples that a source has given before any place is quota times cycle plus a count within one cycle. It gives its
+samples in its own order, epoch after epoch, each once an epoch, whatever the weights become.
 """
 
 import math
@@ -22,10 +22,10 @@ from regrow.data.shuffle import shuffled, split_seed
 _CYCLE = 1 << 12
 _LONGEST_CYCLE = 1 << 20
 _LEAST_QUOTA = 32
-"""What the source with the least weight should have in a cycle, so that its share is exact within a few percent."""
+"""Least quota in a cycle of the source with the least weight, so that its share is exact within a few percent."""
 _CYCLES_KEPT = 4
 _SLOTS, _SAMPLES = 0, 1
-"""What a part of the seed is for."""
+"""Uses of a part of the seed."""
 
 MixedAddress = tuple[int, tuple[int, int]]
 """(epoch of the source, (source, index))."""
@@ -74,7 +74,7 @@ def _check_weights(names: Sequence[str], step: int, weights: Sequence[float]) ->
 
 
 def _quotas_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """How many places of a cycle each source has; together, the cycle's length."""
+    """Number of places of a cycle that each source has; together, the cycle's length."""
     total = math.fsum(weights)
     least = min(weight for weight in weights if weight > 0) / total
     length = _CYCLE
@@ -126,7 +126,7 @@ class _Segment:
         self._quotas = np.array(self._places, dtype=np.int64)
 
     def given_before(self, place: int) -> NDArray[np.int64]:
-        """How many samples each source has given before `place` of the line."""
+        """Number of samples that each source has given before `place` of the line."""
         cycle, within = divmod(place - self.first, self._length)
         part = np.bincount(_cycle(self._places, self._seed, cycle).source[:within], minlength=len(self._quotas))
         return self._given + cycle * self._quotas + part

@@ -1,8 +1,8 @@
-"""Which samples a step reads: a pure function of the seed and the step, computed in time of the batch, not of the data.
+"""Samples that a step reads: a pure function of the seed and the step, in time of the batch, not of the data.
 
-A sample's *address* is (epoch, index), of a mixture (epoch of the source, (source, index)). `OrderSpec` says all that
-an order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` names them in a
-record. So who has the spec can tell what a run must have read, without the data.
+A sample's *address* is (epoch, index), of a mixture (epoch of the source, (source, index)). `OrderSpec` has all that an
+order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` names them in a record.
+So the spec alone tells what a run must have read, without the data.
 """
 
 import struct
@@ -59,9 +59,9 @@ Item = TypeVar("Item")
 
 
 def slice_for(items: Sequence[Item], rank: int, world: int) -> list[Item]:
-    """What `rank` of `world` takes of `items`: every world-th one from its rank on.
+    """Part of `items` that `rank` of `world` takes: every world-th one from its rank on.
 
-    The slices of all ranks are disjoint and cover `items`. The same that torch's `DistributedSampler` takes.
+    The slices of all ranks are disjoint and cover `items`. They are those of torch's `DistributedSampler`.
     """
     _check_place(rank, world)
     return list(items[rank::world])
@@ -80,10 +80,10 @@ def padded(items: Sequence[Item], world: int) -> list[Item]:
 
 
 def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> list[Item]:
-    """What `share` of `shares` reads of a global batch.
+    """Part of a global batch that `share` of `shares` reads.
 
     `constant`: the global batch is the same for any number of shares, so theirs may differ by one sample; some of a
-    short batch are repeated only where a share would have none. Otherwise all shares are made equal, as `padded` says.
+    short batch are repeated only if a share would have none. Otherwise all shares are made equal, as `padded` says.
     """
     if not constant or len(batch) < shares:
         batch = padded(batch, shares)

@@ -1,4 +1,4 @@
-"""Which samples a rank reads at a step: our own order, or that of the script's sampler."""
+"""Samples that a rank reads at a step: in our own order, or in that of the script's sampler."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -35,11 +35,11 @@ all micro-batches of a step."""
 
 
 class Plan(Protocol):
-    """Which samples are read at a step."""
+    """Plan of the samples that each step reads."""
 
     spec: OrderSpec
     deals: bool
-    """Whether the order knows no ranks, and is dealt out to them."""
+    """True if the order knows no ranks, and is dealt out to them."""
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
         """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` where there are none."""
@@ -131,7 +131,7 @@ class SampledPlan:
 
 
 def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
-    """Which order the loader asks for. Raises `UsageError` where it has no batches."""
+    """Plan that the loader's settings ask for. Raises `UsageError` if it has no batches."""
     size = _size_of(loader.dataset)
     batch_sampler: Any = loader.batch_sampler
     if batch_sampler is None:
@@ -247,7 +247,7 @@ def _plan_of_dealt_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
 
 
 def _chunks_its_sampler(batch_sampler: Any, seed: int) -> bool:
-    """Whether a batch sampler only cuts its sampler's order into batches: torch's own, or one that gives the same."""
+    """True if a batch sampler only cuts its sampler's order into batches: torch's own, or one that gives the same."""
     if type(batch_sampler) is BatchSampler:
         return True
     if not isinstance(batch_sampler, BatchSampler) or hasattr(batch_sampler, "set_epoch"):

@@ -14,7 +14,7 @@ _PART_MASK = (1 << _PART_BITS) - 1
 
 
 class Draw(IntEnum):
-    """What random numbers are drawn for; the first part of a seed, so that no two uses draw the same."""
+    """Use of random numbers; the first part of a seed, so that no two uses draw the same."""
 
     SAMPLE = 1
     SAMPLER = 2

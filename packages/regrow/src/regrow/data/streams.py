@@ -97,7 +97,7 @@ class IterableSource:
         self._ahead: list[Any] = []
         self._given_back: list[Any] = []
         self._stood: tuple[int, int, int] | None = None
-        """Where it stood when its one iterator was asked for again."""
+        """Position when its one iterator was asked for again."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
         """Skips nothing yet; a rank or world that has changed starts an iterable over at the next `fetch`."""
@@ -143,7 +143,7 @@ class IterableSource:
         return Fetched(self._ahead[-1])
 
     def goes_on(self) -> bool:
-        """What was read again was another batch: whether that is what follows, which is then given next."""
+        """Give the other batch that a second read brought as the next one; True if it is what follows."""
         if self._stood is None:
             return False
         self._epoch, self._in_epoch, self._next = self._stood

@@ -96,7 +96,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
 
     @property
     def window(self) -> tuple[int, bool, torch.dtype | str]:
-        """What batches of several corpora must have in common: length, boundaries, and dtype of `tokens`."""
+        """Properties that the batches of several corpora must share: length, boundaries, and dtype of `tokens`."""
         return self.length, self.boundaries, self.corpus.dtype if self.dtype is None else self.dtype
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:

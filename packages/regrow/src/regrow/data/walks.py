@@ -7,14 +7,14 @@ from regrow.data.fetched import Place
 
 
 class Walk(Protocol):
-    """Which batch follows which. Walks that are equal give the same order."""
+    """Order in which batches follow one another. Walks that are equal give the same order."""
 
     def after(self, place: Place) -> Place:
         """The batch that is wanted after that of `place`, which it passes."""
         ...
 
     def passes(self, place: Place) -> bool:
-        """Whether it comes by there."""
+        """True if the walk passes this place."""
         ...
 
 
@@ -54,7 +54,7 @@ class ShareWalk:
 
 @runtime_checkable
 class Follower(Protocol):
-    """What can fetch ahead of time where it knows what will be asked for."""
+    """Source that can fetch ahead if it knows the order of the requests."""
 
     def follow(self, walk: Walk) -> None:
         """From now on, batches are asked for in this order."""

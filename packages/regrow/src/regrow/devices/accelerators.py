@@ -1,6 +1,6 @@
-"""What regrow asks of an accelerator, whatever its kind: `torch.accelerator`, and the module of torch that it has.
+"""Interface to an accelerator of any kind: `torch.accelerator`, and the module of torch that it has.
 
-CUDA, XPU, MPS, and what others bring for their own devices, have modules with the same names; some lack a few.
+CUDA, XPU, MPS, and the devices of others have modules with the same names; some lack a few.
 """
 
 import functools
@@ -16,12 +16,12 @@ _IN_HOST_MEMORY = ("cpu", "meta")
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """Whether its elements lie on a device, where work is only enqueued."""
+    """True if its elements lie on a device, where work is only enqueued."""
     return is_accelerator(tensor.device)
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether this is a device, and not the processor."""
+    """True if this is a device, and not the processor."""
     return device.type not in _IN_HOST_MEMORY
 
 
@@ -68,7 +68,7 @@ def seed(number: int) -> None:
 
 
 def random_state() -> torch.Tensor | None:
-    """Where the generator of this thread's device stands; None where no device is in use, or its kind does not say."""
+    """State of the generator of this thread's device; None if no device is in use, or its kind does not tell."""
     module = in_use()
     said: Callable[[], torch.Tensor] | None = getattr(module, "get_rng_state", None)
     return None if said is None else said()
@@ -93,7 +93,7 @@ def name_of(device: torch.device) -> str:
 
 
 def memory_peak(device: torch.device) -> Callable[[], int] | None:
-    """What tells the most bytes that tensors have had on it; None where its kind counts none, or for the processor."""
+    """Function that returns the most bytes that tensors have had on it; None if its kind counts none."""
     said = getattr(torch.get_device_module(device), "max_memory_allocated", None) if is_accelerator(device) else None
     return None if said is None else functools.partial(said, device)
 
@@ -117,7 +117,7 @@ def _pins() -> bool:
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether calls of this thread are recorded in a graph, to run each time when that is replayed, and not now."""
+    """True if calls of this thread are recorded in a graph, to run each time when that is replayed, and not now."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return said is not None and bool(said())
 
@@ -128,6 +128,6 @@ def await_stream(device: torch.device) -> None:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether what is enqueued on this thread's stream of the device is kept for a graph, and not run."""
+    """True if work enqueued on this thread's stream of the device is kept for a graph, and not run."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return said is not None and bool(said())

@@ -1,7 +1,7 @@
-"""Whether an accelerator has failed for good: after some errors it answers nothing any more until the process ends.
+"""Check whether an accelerator has failed for good: after some errors it answers nothing until the process ends.
 
 So does CUDA after a device-side assert, an illegal access or an uncorrectable error of its memory: every later call
-raises the same. An error that is only one call's, as memory that has run out, leaves the device as it was.
+raises the same. An error of one call only, as memory that has run out, leaves the device as it was.
 """
 
 import threading
@@ -13,13 +13,13 @@ from regrow.core.ids import Seconds
 from regrow.devices import accelerators
 
 ANSWER_S: Seconds = 10.0
-"""How long a device may take to say that it works, after it has raised an error."""
+"""Time for a device to show that it works, after it has raised an error."""
 _SAID = ("CUDA error:", "HIP error:")
-"""How errors of devices begin where torch has no type of its own for them."""
+"""Prefixes of device errors for which torch has no type of its own."""
 
 
 def is_device_error(error: BaseException) -> bool:
-    """Whether it, or what it came of, was raised by an accelerator."""
+    """True if it, or one of its causes, was raised by an accelerator."""
     return any(
         isinstance(each, torch.AcceleratorError) or (isinstance(each, RuntimeError) and str(each).startswith(_SAID))
         for each in _behind(error)
@@ -37,7 +37,7 @@ def has_failed(error: BaseException) -> str:
 
 
 def _asked() -> str:
-    """What is wrong with the device of this thread: empty where it has done all that it was given."""
+    """Error of this thread's device; empty if it has done all that it was given."""
     device, said = torch.accelerator.current_device_index(), ["it does not answer"]
 
     def ask() -> None:

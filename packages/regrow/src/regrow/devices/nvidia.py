@@ -1,6 +1,6 @@
-"""What only devices under CUDA's name have, NVIDIA's and AMD's by HIP: NCCL and kernels of ours in Triton.
+"""Features of devices under CUDA's name, NVIDIA's and AMD's by HIP: NCCL and kernels of ours in Triton.
 
-All else that regrow asks of a device is in `accelerators.py`, and the same for every kind.
+All else that regrow needs of a device is in `accelerators.py`, and the same for every kind.
 """
 
 import torch
@@ -9,15 +9,15 @@ KIND = "cuda"
 
 
 def available() -> bool:
-    """Whether this process could take such a device into use."""
+    """True if this process could take such a device into use."""
     return torch.cuda.is_available()
 
 
 def nccl_available() -> bool:
-    """Whether this torch has NCCL, and a device that it serves."""
+    """True if this torch has NCCL, and a device that it serves."""
     return available() and torch.distributed.is_nccl_available()
 
 
 def is_one(device: torch.device) -> bool:
-    """Whether this is a device of that kind."""
+    """True if this is a device of that kind."""
     return device.type == KIND

@@ -1,8 +1,8 @@
-"""What the host has enqueued and goes on without: a point in a device's work, and a number that is read behind it.
+"""Enqueued work that the host does not wait for: a point in a device's work, and a number that is read behind it.
 
-The host of a training under plain torch runs ahead of its device: it waits only for what it has to know. So does one
-under regrow. A point says later whether the device has come so far; a number of the device is copied, in the device's
-own order into memory that the host can look into without waiting.
+The host of a training under plain torch runs ahead of its device: it waits only for what it has to know. A host under
+regrow does the same. A point says later whether the device has come that far; a number of the device is copied, in the
+device's own order, into memory that the host can look into without waiting.
 """
 
 import time
@@ -15,7 +15,7 @@ from regrow.devices.accelerators import host_memory, is_capturing
 
 _FIRST_LOOK: Seconds = 0.00005
 _MOST_APART: Seconds = 0.001
-"""Who waits looks again after so long: it is asleep meanwhile, as a wait in the driver would keep a core busy."""
+"""Longest time between two looks of a waiter: it sleeps meanwhile, as a wait in the driver would keep a core busy."""
 
 
 class StreamPoint:
@@ -33,7 +33,7 @@ class StreamPoint:
             self._events.append(event)
 
     def passed(self) -> bool:
-        """Whether all that was enqueued before it is done. Raises the device's error where it has failed."""
+        """True if all that was enqueued before it is done. Raises the device's error if it has failed."""
         while self._events:
             if not self._events[-1].query():
                 return False
@@ -63,11 +63,11 @@ class LateNumber:
         self._point = StreamPoint([tensor.device])
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether it is what that tensor has now."""
+        """True if it is the number that the tensor has now."""
         return tensor is self._tensor and _version(tensor) == self._version
 
     def known(self) -> bool:
-        """Whether it can be read at once. Raises the device's error where it has failed."""
+        """True if it can be read at once. Raises the device's error if it has failed."""
         return self._point.passed()
 
     def value(self) -> float:
@@ -77,7 +77,7 @@ class LateNumber:
 
 
 def late(tensor: torch.Tensor) -> bool:
-    """Whether its number can be copied as `LateNumber` has it: the stream's work is not being captured for a graph.
+    """True if its number can be copied as `LateNumber` does: the stream's work is not being captured for a graph.
 
     A tensor of a kind of its own (`DTensor`) knows best how it becomes a number.
     """

@@ -42,7 +42,7 @@ class Examination(msgspec.Struct, frozen=True):
 
 
 class ExaminationOrder(msgspec.Struct, frozen=True):
-    """What an agent asks for. `within`: how long each of the user's checks may take."""
+    """Order of an agent for an examination. `within`: how long each of the user's checks may take."""
 
     node: NodeId
     occasion: str
@@ -73,7 +73,7 @@ def examine(
 
 
 def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
-    """What had nothing to read."""
+    """Probes that had nothing to read."""
     return [
         Unread(result.probe, result.reading.device, result.reading.reason)
         for result in results

@@ -30,7 +30,7 @@ from regrow.health.readings import (
 
 
 class HealthLimits(NamedTuple):
-    """Where a reading begins to be suspect.
+    """Limits beyond which a reading is suspect.
 
     Wide on purpose: a probe runs once, beside other work. `slow_device` and `slow_host`: a core of any server of the
     last ten years copies several GB/s, an accelerator a hundred and more. `odd_device`: of the median of this node's
@@ -179,7 +179,7 @@ def _gpu_text(gpu: GpuReading) -> str:
 
 
 def _xid(xid: XidReading, gpus: Sequence[GpuReading]) -> list[tuple[str, Finding]]:
-    """What a line of the kernel log means, beside what the driver says of that GPU now."""
+    """Findings from a line of the kernel log, weighed with what the driver says of that GPU now."""
     # Some name the function too, `0000:3b:00.0`.
     gpu = next((gpu for gpu in gpus if gpu.bus and xid.bus.startswith(gpu.bus)), None)
     if gpu is None and any(each.only_ours for each in gpus):

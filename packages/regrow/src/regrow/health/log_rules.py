@@ -207,7 +207,7 @@ class RuleBook:
         return found
 
     def next_deadline(self) -> Instant | None:
-        """When `late` must be called at the latest."""
+        """Latest time for a call of `late`."""
         return min(
             (
                 self._kept_until(rule, counts[rule.name])
@@ -226,7 +226,7 @@ class RuleBook:
         return [at for at in known.times if rule.within is None or at > now - rule.within]
 
     def _kept_until(self, rule: LogRule, known: _Count) -> Instant:
-        """How long an `at_least` rule is kept if nothing more comes."""
+        """Time until which an `at_least` rule is kept if no line follows."""
         if not known.times:
             return known.first + (rule.first_within or 0.0)
         enough = len(known.times) == known.times.maxlen

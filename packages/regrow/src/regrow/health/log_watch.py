@@ -50,7 +50,7 @@ class LogWatch:
 
     @property
     def next_deadline(self) -> Instant | None:
-        """When `late` must be called at the latest."""
+        """Latest time for a call of `late`."""
         return self._book.next_deadline()
 
     def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:

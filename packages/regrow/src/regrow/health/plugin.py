@@ -27,7 +27,7 @@ _LONGEST = 300
 
 
 class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a check prints."""
+    """Output of a check."""
 
     severity: Severity
     action: Action = Action.NONE

@@ -1,4 +1,4 @@
-"""What probes read, before anybody judges it; and the lines in which the child process says it. No I/O."""
+"""Readings of probes, before they are judged; and the lines in which the child process sends them. No I/O."""
 
 from enum import StrEnum
 
@@ -8,9 +8,9 @@ from regrow.core.ids import Seconds
 
 
 class GpuReading(msgspec.Struct, frozen=True, tag=True):
-    """What NVML says of one GPU. None: this driver or this GPU does not say.
+    """NVML's reading of one GPU. None: this driver or this GPU does not say.
 
-    `bus`: its PCI address as the kernel log has it, `0000:3b:00`. `error`: NVML's code where it cannot even be asked.
+    `bus`: its PCI address as the kernel log has it, `0000:3b:00`. `error`: NVML's code if it cannot even be asked.
     `throttle`: bits of `nvmlClocksEventReason*`. `recovery`: `nvmlDeviceGpuRecoveryAction_t`, the driver's own verdict.
     """
 
@@ -73,7 +73,7 @@ class ProductReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class BandwidthReading(msgspec.Struct, frozen=True, tag=True):
-    """How fast memory is copied on a device: bytes read and written, a second."""
+    """Speed of copies in a device's memory: bytes read and written, a second."""
 
     device: str
     bytes_per_s: float
@@ -114,7 +114,7 @@ class NotApplicable(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedHow(StrEnum):
-    """How a probe failed to give a reading."""
+    """Way in which a probe failed to give a reading."""
 
     HUNG = "hung"
     DIED = "died"
@@ -153,11 +153,11 @@ class ProbeResult(msgspec.Struct, frozen=True):
 
 
 class ProbeSettings(msgspec.Struct, frozen=True):
-    """What probes need to know.
+    """Settings of probes.
 
-    `folder`: where the disk is tried. `peers`: `HOST:PORT` of others to connect to. `clock`: the URL that says the
-    coordinator's time, and `token` what it wants to see. `window`: how far back the kernel log counts. `visible`: the
-    GPUs that we may use, as in `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has done already.
+    `folder`: where the disk is tried. `peers`: `HOST:PORT` of others to connect to. `clock`: the URL of the
+    coordinator's time, and `token` its secret. `window`: how far back the kernel log counts. `visible`: the GPUs that
+    we may use, as in `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has done already.
     """
 
     folder: str
@@ -170,7 +170,7 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 
 
 class ProbeOrder(msgspec.Struct, frozen=True):
-    """What the child process is asked for, on its standard input. `settings.skip` is for the first of the probes."""
+    """Order for the child process, on its standard input. `settings.skip` is for the first of the probes."""
 
     probes: list[str]
     settings: ProbeSettings

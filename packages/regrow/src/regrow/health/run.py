@@ -35,7 +35,7 @@ from regrow.health.readings import (
 )
 
 START_S: Seconds = 20.0
-"""How long the child may take until its first word: an interpreter starts on a machine that may be busy."""
+"""Time for the child until its first word: an interpreter starts on a machine that may be busy."""
 _END_S: Seconds = 1.0
 _MOST_BYTES = 4 << 20
 _LAST_BYTES = 600
@@ -163,7 +163,7 @@ class _Round:
                 self.left, self.device, self.skip = self.left[1:], "", []
 
     started: Instant | None = None
-    """When the present probe turned to the present device; None: the child has not said a word."""
+    """Time when the present probe turned to the present device; None: the child has not said a word."""
 
     def limit(self, begun: Instant) -> Instant:
         """Until when the next line must come."""

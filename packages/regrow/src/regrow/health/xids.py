@@ -1,9 +1,9 @@
-"""What an Xid of the NVIDIA driver means for a node. Pure.
+"""Meaning of an Xid of the NVIDIA driver for a node. Pure.
 
 From the "resolution bucket (immediate action)" of NVIDIA's catalog for Ampere and newer,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESET_GPU and the workflows that end in a reset
 are `leave`/`reset`, RESTART_BM is `fatal`/`reboot`, CHECK_MECHANICALS `leave`/`replace`. RESTART_APP and IGNORE name
-applications, or what has been mended already: nothing follows for the node. What the table does not have is `suspect`.
+applications, or errors that are repaired already: nothing follows for the node. Numbers not in the table are `suspect`.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from regrow.core.verdicts import Action, Severity
 
 
 class XidMeaning(NamedTuple):
-    """What follows from one number; `name` for people."""
+    """Consequence of one number; `name` for people."""
 
     severity: Severity
     action: Action
@@ -65,5 +65,5 @@ FALLEN_OFF = 79
 
 
 def meaning(number: int) -> XidMeaning:
-    """What an Xid means."""
+    """Meaning of an Xid."""
     return XIDS.get(number, UNKNOWN)

@@ -26,13 +26,13 @@ from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, chunked, deal, w
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
 
 _GRACE: Seconds = 1.0
-"""How long to wait for further holders once one has answered."""
+"""Wait for further holders once one has answered."""
 _READS_OF_A_BAD_CHUNK = 3
 _CANCELLED = -1
 
 
 class HydrationReport(msgspec.Struct, frozen=True):
-    """What came, and from how many. `lost`: holders that dropped out on the way, with the reason."""
+    """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason."""
 
     bytes: int
     seconds: Seconds
@@ -61,7 +61,7 @@ class _Peer:
     sock: socket.socket
     inventory: Inventory | None = None
     missing: list[ByteSpan] = field(default_factory=list)
-    """What it was asked for and did not bring."""
+    """Spans that it was asked for and did not bring."""
     failure: str = ""
     spoiled: bool = False
 
@@ -272,9 +272,9 @@ class Hydration:
             )
 
     def _in_threads(self, tasks: Sequence[Callable[[], object]], *, grace: Seconds | None = None) -> list[object]:
-        """What each task returned or raised, in order.
+        """Result or error of each task, in order.
 
-        With `grace`, tasks that still run so long after the first success are left behind, and all of them when
+        With `grace`, tasks that still run `grace` seconds after the first success are left behind, and all of them when
         cancelled; without it every task is waited for, for it writes into tensors.
         """
         results: list[object] = [DeadlineExceeded("no answer in time")] * len(tasks)

@@ -31,7 +31,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class TensorRef(msgspec.Struct, frozen=True):
-    """What stands in decoded state for a tensor, when no resolver was given."""
+    """Placeholder for a tensor in decoded state, when no resolver was given."""
 
     name: str
 

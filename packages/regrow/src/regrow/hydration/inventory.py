@@ -1,4 +1,4 @@
-"""What state there is: the words in which a holder and a receiver speak of it."""
+"""Description of state, as a holder and a receiver exchange it."""
 
 from collections.abc import Iterable
 from typing import Protocol
@@ -71,10 +71,10 @@ class Inventory(msgspec.Struct, frozen=True):
 
 
 class StateSource(Protocol):
-    """Who has state. Called from threads of the server, but only while the state is offered and stands still."""
+    """Holder of state. Called from threads of the server, but only while the state is offered and does not change."""
 
     def inventory(self, step: StepNo) -> Inventory:
-        """What there is. Raises `StateError` if the state does not stand at `step`."""
+        """Inventory of the state. Raises `StateError` if the state is not that of `step`."""
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -83,7 +83,7 @@ class StateSource(Protocol):
 
 
 class StateSink(Protocol):
-    """Who wants state. Between `prepare` and `finish` its state is torn."""
+    """Receiver of state. Between `prepare` and `finish` its state is torn."""
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
         """A tensor to write into for every entry, made where it does not exist yet.

@@ -66,7 +66,7 @@ class Outgoing:
 
 
 class Incoming:
-    """Where arriving bytes land. One for a whole hydration; `Landing` is one connection's part of it.
+    """Destination of arriving bytes. One for a whole hydration; `Landing` is one connection's part of it.
 
     Args:
         targets: the tensors to fill.
@@ -100,7 +100,7 @@ class Landing:
         self._stage: torch.Tensor | None = None
 
     def room(self, chunk: Chunk) -> memoryview:
-        """Where to receive a chunk; call `land` when it is there and right."""
+        """Buffer for a chunk; call `land` when it has arrived and is right."""
         first = self._incoming.flat(chunk[0].name)
         if len(chunk) == 1 and first.device.type == "cpu":
             _, offset, length = chunk[0]

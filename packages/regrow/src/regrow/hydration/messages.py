@@ -58,7 +58,7 @@ class StateOffered(msgspec.Struct, frozen=True, tag=True):
 
 
 class TraceGiven(msgspec.Struct, frozen=True, tag=True):
-    """What the holder has computed in the step, as those who compare it write it down."""
+    """Trace of the holder's computation in the step, in the form in which it is compared."""
 
     trace: bytes
 

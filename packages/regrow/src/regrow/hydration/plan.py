@@ -1,4 +1,4 @@
-"""Who sends which bytes. Pure: no sockets, no tensors, no clock."""
+"""Plan of a transfer: which holder sends which bytes. Pure: no sockets, no tensors, no clock."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
@@ -14,12 +14,12 @@ class Sized(Protocol):
 
     @property
     def name(self) -> str:
-        """What both sides call it."""
+        """Name on both sides."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """Number of its bytes."""
         ...
 
 
@@ -46,7 +46,7 @@ class ReadRange(NamedTuple):
 
 
 Chunk = tuple[ByteSpan, ...]
-"""What one checksum covers."""
+"""Spans under one checksum."""
 
 
 def whole(entries: Iterable[Sized]) -> list[ByteSpan]:

@@ -9,7 +9,7 @@ PLAIN, CLOSELY = "plain", "closely"
 
 
 class ProofDesk:
-    """Who proves something here. Holds no lock of its own: the server's is held at each call."""
+    """Proofs that are made here. Holds no lock of its own: the server's is held at each call."""
 
     def __init__(self) -> None:
         self._waiting: dict[socket.socket, AskState] = {}
@@ -19,7 +19,7 @@ class ProofDesk:
 
     @property
     def wanted(self) -> str:
-        """How closely the next step is to be looked at, by those who wait for it; empty: nobody does."""
+        """Detail of the next step that the waiting newcomers want; empty: none waits."""
         if not self._waiting:
             return ""
         return CLOSELY if any(ask.proof == CLOSELY for ask in self._waiting.values()) else PLAIN
@@ -47,11 +47,11 @@ class ProofDesk:
         return readers
 
     def readers(self) -> list[socket.socket]:
-        """Who reads state for a proof."""
+        """Connections that read state for a proof."""
         return list(self._served)
 
     def publish(self, trace: bytes | None) -> None:
-        """What was computed in the step that was offered; None: it was given up."""
+        """Keep the trace of the offered step; None: it was given up."""
         if self._recording is not None and trace is not None:
             self._trace = (*self._recording, trace)
         self._recording = None
@@ -64,5 +64,5 @@ class ProofDesk:
         return trace
 
     def expects(self, generation: Generation, step: StepNo) -> bool:
-        """Whether the trace of that step is still to come."""
+        """True if the trace of that step is still to come."""
         return self._recording == (generation, step)

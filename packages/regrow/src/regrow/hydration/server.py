@@ -24,7 +24,7 @@ _HANDSHAKE: Seconds = HELLO_S
 _BETWEEN_REQUESTS: Seconds = 120.0
 _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
-"""So often a reader that has to wait is looked at: one that has hung up is waited for no more."""
+"""Interval of looks at a waiting reader: one that has hung up is not awaited any more."""
 _LARGEST_CHUNK = 64 << 20
 _GONE = "this reader is gone"
 
@@ -100,7 +100,7 @@ class HydrationServer:
 
     @property
     def proof_wanted(self) -> str:
-        """How closely a newcomer wants to see the next step; empty: none does."""
+        """Detail in which a newcomer wants the next step; empty: none does."""
         return self._proofs.wanted  # read without the lock at each step: who is missed is seen at the next
 
     def offer_proof(self, generation: Generation, step: StepNo) -> None:
@@ -111,7 +111,7 @@ class HydrationServer:
             self._changed.notify_all()
 
     def publish(self, trace: bytes | None) -> None:
-        """What was computed in the step of a proof; None: it was given up."""
+        """Publish the trace of a proof's step; None: it was given up."""
         with self._changed:
             self._proofs.publish(trace)
             self._changed.notify_all()
@@ -132,18 +132,18 @@ class HydrationServer:
 
     @property
     def offering(self) -> bool:
-        """Whether anybody may read."""
+        """True while state may be read."""
         return self._offered is not None
 
     @property
     def for_proofs(self) -> bool:
-        """Whether all who read do so for a proof."""
+        """True if all readers read for a proof."""
         with self._changed:
             return self._reading <= set(self._proofs.readers())
 
     @property
     def readers(self) -> int:
-        """How many newcomers are reading now."""
+        """Number of newcomers that are reading now."""
         with self._changed:
             return len(self._reading)
 

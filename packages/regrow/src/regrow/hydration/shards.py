@@ -14,20 +14,20 @@ Box = tuple[tuple[int, int], ...]
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """Whether a rank may have only a piece of it. Without importing what a plain script never needs."""
+    """True if a rank may have only a piece of it. Imports nothing that a plain script never needs."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What is here of a tensor, in the memory of its own; a plain tensor is all here."""
+    """Local part of a tensor, in the memory of its own; a plain tensor is all here."""
     return cast(torch.Tensor, cast(Any, tensor.detach()).to_local()) if is_distributed(tensor) else tensor
 
 
 def box_of(tensor: torch.Tensor, name: str = "a tensor") -> Box | None:
-    """Which piece of the whole is here; None for a plain tensor.
+    """Box of the local piece in the whole; None for a plain tensor.
 
     Raises:
-        StateError: what is here is no piece but a part of a sum.
+        StateError: the local part is no piece but a summand.
     """
     if not is_distributed(tensor):
         return None

@@ -1,4 +1,4 @@
-"""How state moves over a blocking socket, every wait bounded. Needs no torch: agents use it too."""
+"""Transfer of state over a blocking socket, every wait bounded. Needs no torch: agents use it too."""
 
 import select
 import socket
@@ -30,7 +30,7 @@ def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> 
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """Whether the peer, from which nothing is expected now, has closed the connection. Waits for nothing."""
+    """True if the peer, from which nothing is expected now, has closed the connection. Does not wait."""
     heard = select.poll()
     heard.register(sock, select.POLLIN)
     if not heard.poll(0):  # Python would wait for the socket's own timeout before it asks, whatever the flags

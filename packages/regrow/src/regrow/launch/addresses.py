@@ -1,4 +1,4 @@
-"""Where node 0 is found, where this node listens, and how the others reach it."""
+"""Addresses: of node 0, of this node's listeners, and of this node for the others."""
 
 import re
 
@@ -8,7 +8,7 @@ from regrow.core.errors import UsageError
 from regrow.core.hosts import ANY, LOOPBACK, is_loopback
 
 DEFAULT_PORT = 29400
-"""Where node 0 listens when `--rdzv-endpoint` names no port; torchrun's default."""
+"""Port of node 0 when `--rdzv-endpoint` names none; torchrun's default."""
 _STATIC_PORT = 29500
 
 
@@ -69,7 +69,7 @@ def whereabouts(flags: AddressFlags, *, node_rank: int, nodes: int, most: int) -
 
 
 def _own_address(bind: str, most: int) -> str:
-    """How later nodes reach this one, which is the first."""
+    """Address under which later nodes reach this one, which is the first."""
     if most == 1 or is_loopback(bind):
         return LOOPBACK
     if bind in ANY:

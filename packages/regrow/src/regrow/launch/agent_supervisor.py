@@ -24,12 +24,12 @@ from regrow.launch.child import AgentProcess
 from regrow.launch.console import Console
 
 DEATHS = 3
-"""So many agents of one node may end with no step committed in between; then it is given up."""
+"""Deaths of a node's agents with no step committed in between after which the node is given up."""
 _BURY_S: Seconds = 5.0
 _LOOK_S: Seconds = 0.01
 _AGAIN_S: Seconds = 1.0
 _PASSES_S: Seconds = 60.0
-"""So long it is tried to start an agent for which something is short."""
+"""Time for which the start of an agent is tried again while something is short."""
 
 
 class Departure(NamedTuple):
@@ -40,7 +40,7 @@ class Departure(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """What the coordinator says of the job. `leaving`: the node is to be given back, or was."""
+    """The coordinator's view of the job. `leaving`: the node is to be given back, or was."""
 
     step: StepNo
     leaving: bool
@@ -151,7 +151,7 @@ class AgentSupervisor:
             caches.clear(cache)
 
     async def _may_pass(self, error: OSError | RegrowError) -> bool:
-        """Whether to try again, after a pause: descriptors, memory, room may be there again soon."""
+        """Pause before another try; True if there is one: descriptors, memory, room may be free again soon."""
         now = time.monotonic()
         if self._short_since is None:
             self._short_since = now

@@ -18,9 +18,9 @@ _OFF = "off"
 
 
 class CachePlan(msgspec.Struct, frozen=True):
-    """What the flags say of the data cache. `root`: where its folders are made; None: there is none.
+    """Data cache as the flags describe it. `root`: where its folders are made; None: there is none.
 
-    `nbytes`: what each may hold; None: `default_budget`.
+    `nbytes`: limit of each; None: `default_budget`.
     """
 
     root: Path | None = None
@@ -45,7 +45,7 @@ def cache_plan(folder: str, nbytes: str, *, home: Path | None) -> CachePlan:
 
 
 def default_budget(free: int, agents: int) -> int:
-    """Bytes for each of so many agents that share a file system with so many free bytes."""
+    """Bytes for each of `agents` agents that share a file system with `free` free bytes."""
     return min(MOST, free // (4 * agents))
 
 
@@ -86,7 +86,7 @@ class CacheHome:
         self._root = plan.root
 
     def assemble(self, config: AgentConfig) -> tuple[AgentConfig, DataFolder | None]:
-        """What an agent is told, with a new folder for its cache. The caller removes it when the agent has ended."""
+        """Settings of an agent, with a new folder for its cache. The caller removes it when the agent has ended."""
         if self._root is None:
             return config, None
         try:

@@ -47,7 +47,7 @@ def check_label(label: str) -> str:
 
 
 def domains_of(domain: str, nodes: int) -> list[str]:
-    """What each node of this machine fails together with."""
+    """Failure domain of each node of this machine."""
     if not domain:
         return []
     labels = domain.split(",")

@@ -42,12 +42,12 @@ class AgentProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it has not been seen to end."""
+        """True if it has not been seen to end."""
         return self._process.returncode is None
 
     @property
     def obeyed(self) -> bool:
-        """Whether it has ended since the coordinator had ordered it to."""
+        """True if it has ended because the coordinator had ordered it to."""
         return self._process.returncode == 0
 
     def kill(self) -> None:

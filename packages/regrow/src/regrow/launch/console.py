@@ -1,4 +1,4 @@
-"""What a launcher says to people, and how people interrupt it."""
+"""A launcher's output for people, and their interruptions."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ class Console:
 
     @property
     def to_terminal(self) -> bool:
-        """Whether standard error is a terminal, where somebody watches."""
+        """True if standard error is a terminal, which a person may watch."""
         try:
             return sys.stderr is not None and sys.stderr.isatty()
         except ValueError:  # it is closed

@@ -34,7 +34,7 @@ _LEAST_STEPS = 20
 
 @dataclass(frozen=True)
 class DemoRun:
-    """What one run of the training left behind. `digest`: of its final state, None where it did not get there."""
+    """Results of one run of the training. `digest`: of its final state, None if it did not get there."""
 
     code: int
     ledger: Ledger
@@ -162,7 +162,7 @@ class _Demo:
 
 
 def _read_digest(out: Path) -> str | None:
-    """What the script wrote about its final state. Raises `RegrowError` where that is not what it writes."""
+    """Read the script's digest of its final state. Raises `RegrowError` if the file is not the script's."""
     if not out.exists():
         return None
     try:

@@ -1,4 +1,4 @@
-"""How many replicas a job may have, and on how many nodes: those flags of `regrow run`, checked."""
+"""Allowed numbers of replicas and nodes of a job: those flags of `regrow run`, checked."""
 
 import math
 import re
@@ -22,7 +22,7 @@ class AllowedRange(msgspec.Struct, frozen=True):
 
 
 class Elasticity(msgspec.Struct, frozen=True):
-    """What `JobSpec` has of it. `min_replicas`, `max_replicas`: None where the number never changes."""
+    """Elastic part of a `JobSpec`. `min_replicas`, `max_replicas`: None if the number never changes."""
 
     unit: int
     min_replicas: int | None

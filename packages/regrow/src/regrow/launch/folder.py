@@ -25,7 +25,7 @@ _MOST_NAMESAKES = 10_000
 
 
 class JobEntry(msgspec.Struct, frozen=True):
-    """What `job.json` says. `started` and `ended`: seconds since the epoch; `address`: `host:port`."""
+    """Contents of `job.json`. `started` and `ended`: seconds since the epoch; `address`: `host:port`."""
 
     job: JobId
     address: str
@@ -39,11 +39,11 @@ class JobEntry(msgspec.Struct, frozen=True):
     ended: float | None = None
     code: int | None = None
     tls: TlsFiles | None = None
-    """What encrypts its connections, on this machine."""
+    """Files that encrypt its connections, on this machine."""
 
     @property
     def running(self) -> bool:
-        """Whether the launcher that wrote this is still there."""
+        """True if the launcher that wrote this is still there."""
         return self.ended is None and is_alive(self.pid, self.pid_started)
 
     def encrypt(self) -> None:
@@ -146,7 +146,7 @@ def write_entry(job_dir: Path, entry: JobEntry) -> None:
 
 
 def read_entry(job_dir: Path) -> JobEntry | None:
-    """What `job.json` says; None where there is none, or none of this version's."""
+    """Read `job.json`; None if there is none, or none of this version's."""
     try:
         return msgspec.json.decode((job_dir / JOB_FILE).read_bytes(), type=JobEntry)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -24,11 +24,11 @@ _REDIRECT_ALL = "3"
 
 
 class HostEnvironment(msgspec.Struct, frozen=True):
-    """What the machine and the environment say, read by the command line and given in as values.
+    """Facts about the machine and the environment, read by the command line and passed as values.
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
-    `data_home`: where data caches are made unless `--data-cache` says. `hang_floor`: nobody hangs who has stood still
-    for less. `encrypted`: whether what leaves a node is; `certificate`: what is to be said of this node's.
+    `data_home`: default place of data caches, unless `--data-cache` is given. `hang_floor`: a worker that has stood
+    still for less does not hang. `encrypted`: whether traffic between nodes is; `certificate`: a note on this node's.
     """
 
     cpus: int
@@ -42,7 +42,7 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     certificate: str = ""
 
     def notes(self, bind: str) -> list[str]:
-        """What to say of encryption where a node listens there, a line each."""
+        """Notes on encryption for a node that listens there, a line each."""
         if not self.encrypted and not is_loopback(bind):
             return ["the job's token and its state cross the network in clear: give --tls-cert and --tls-key"]
         return [self.certificate] if self.certificate else []
@@ -126,22 +126,22 @@ class JobPlan(msgspec.Struct, frozen=True):
     local: bool = False
     """All nodes are run here (`--local-nodes`)."""
     domains: list[str] = []
-    """What each node of this machine fails together with; empty: each alone."""
+    """Failure domain of each node of this machine; empty: each alone."""
     name: NodeId = NodeId("")
-    """What this node is called; empty: after its rank."""
+    """Name of this node; empty: after its rank."""
     slots: int = 0
     """For how many ranks each node of this machine has room; 0: for those that it starts with."""
     stay: Seconds | None = None
-    """How long this node is expected to be there; None: nothing is known of an end."""
+    """Expected stay of this node; None: no end is known."""
     drain_grace: Seconds = 30.0
-    """What the ranks of a node get to leave it when a signal gives it back."""
+    """Time for the ranks of a node to leave it when a signal gives it back."""
     token: str = ""
     """Empty: a new secret is made (one node only)."""
     bind: str = LOOPBACK
     port: int = 0
-    """Where the coordinator listens; 0: any free port."""
+    """Port of the coordinator; 0: any free port."""
     endpoint: tuple[str, int] = (LOOPBACK, 0)
-    """Where the other nodes find the coordinator."""
+    """Address at which the other nodes find the coordinator."""
     term: int = 1  # of the coordinator that is found there
     watch: tuple[str, int] | None = None  # where metrics and the live page are served
     node_metrics: tuple[str, int] | None = None  # where agents serve their own; each further one a port further
@@ -170,7 +170,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         return list(range(self.spec.nodes)) if self.local and not self.name else [self.node_rank]
 
     def offer(self, spec: JobSpec) -> JoinOffer:
-        """What nodes that come later are told, all but their names."""
+        """Offer to nodes that come later, all but their names."""
         return JoinOffer(
             spec=spec,
             script=self.script,
@@ -185,7 +185,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     def agent_config(
         self, spec: JobSpec, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
-        """What a node's agent is told, once addresses and folders are known; all but its folders."""
+        """Settings of a node's agent, once addresses and folders are known; all but its folders."""
         return AgentConfig(
             spec=spec,
             node=self.node if node_rank == self.node_rank else node_name(node_rank),

@@ -39,12 +39,12 @@ from regrow.membership.view import JobView
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
 _SAID_AFTER = 10
-"""So often a call may be hung up on before it is said."""
+"""Warn after this many refused connections."""
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
-"""When an agent was ordered to end, the job's end is known within this time, if that is why."""
+"""Time within which an agent that was ordered to end hears of the job's end, if that is why."""
 _ELECTED_S: Seconds = 60.0
-"""So long one that was elected is looked for."""
+"""Longest search for an elected coordinator."""
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
 
 
@@ -103,7 +103,7 @@ class _Joining:
         self._deputy: Deputy | None = None
 
     async def run(self) -> EndJob:
-        """How the job ended."""
+        """Take part in the job; returns its end."""
         headers = {"Authorization": f"Bearer {self._plan.token}"}
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(http.session(headers=headers))

@@ -103,7 +103,7 @@ def asked_for_a_place(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[Seconds], None] = time.sleep,
 ) -> JoinOffer:
-    """What the job offers; where nobody answers or no place is free it is asked for so long. Raises `UsageError`."""
+    """The job's offer; ask again for `wait` seconds if nobody answers or no place is free. Raises `UsageError`."""
     until = clock() + wait
     while True:
         try:
@@ -115,7 +115,7 @@ def asked_for_a_place(
 
 
 def _find(join: str, around: HostEnvironment) -> tuple[tuple[str, int], str]:
-    """Where the coordinator is, and the job's token."""
+    """Address of the coordinator, and the job's token."""
     if ":" in join:
         host, port = endpoint_of("--join", join)
         if not around.token:

@@ -41,7 +41,7 @@ def status_lines(view: JobView) -> list[str]:
 
 
 def _size_lines(view: JobView) -> list[str]:
-    """How many replicas there are and may be, where that can change."""
+    """Describe the present and allowed numbers of replicas, if they can change."""
     if view.min_replicas == view.max_replicas and view.wanted == view.replicas:
         return []
     each = f" of {view.unit} ranks" if view.unit > 1 else ""

@@ -58,12 +58,12 @@ from regrow.observe.watch.progress_lines import ProgressLines
 from regrow.observe.watch.site import WatchSite
 
 VERDICT_DEADLINE: Seconds = 5.0
-"""How long the machine may take to end a job whose stop was requested."""
+"""Time for the machine to end a job whose stop was requested."""
 _KILL_DEADLINE: Seconds = 5.0
 _GIVE_WAY_S: Seconds = 2.0
-"""What the agents of a node get to end when another coordinator was elected, which counts the node as lost."""
+"""Time for the agents of a node to end when another coordinator was elected, which counts the node as lost."""
 GATHER_DEADLINE: Seconds = 600.0
-"""How long the nodes of a job may take to register; torchrun's `join_timeout`."""
+"""Time for the nodes of a job to register; torchrun's `join_timeout`."""
 
 Rejoin: TypeAlias = Callable[[JobPlan, Office], int]
 
@@ -127,10 +127,10 @@ class _Launch:
         self._entry: tuple[Path, folder.JobEntry] | None = None
         self._refused: Callable[[], Collection[StepNo]] = tuple
         self._lineage: Lineage | None = None
-        """Whose its checkpoints are, where it writes any."""
+        """Owner of its checkpoints, if it writes any."""
 
     async def run(self) -> EndJob:
-        """How the job ended, or that another launcher hosts its coordinator."""
+        """Run the job; returns its end, or that another launcher hosts its coordinator."""
         for note in self._plan.notes:
             self._speaker.note(note)
         check_loopback(_listen_host(self._plan))
@@ -149,7 +149,7 @@ class _Launch:
             return await self._run_with(self._settled(job), job_dir)
 
     def _settled(self, job: JobId) -> JobSpec:
-        """What all processes of the job are told; whose its checkpoints are is known now. Raises `UsageError`."""
+        """Specification for all processes, with its checkpoints' owner, which is known now. Raises `UsageError`."""
         spec = msgspec.structs.replace(self._plan.spec, job=job)
         if self._plan.checkpoint_dir is None:
             return spec
@@ -395,6 +395,6 @@ def _listen_host(plan: JobPlan) -> str:
 
 
 def _near_host(plan: JobPlan) -> str:
-    """Where this machine's own processes reach the coordinator."""
+    """Host at which this machine's own processes reach the coordinator."""
     host = _listen_host(plan)
     return LOOPBACK if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host

@@ -22,7 +22,7 @@ def end(process: "subprocess.Popen[bytes]") -> int:
 
 
 def is_alive(pid: int, started: float) -> bool:
-    """Whether the process that had `pid` and started at `started` (seconds since the epoch) still runs."""
+    """True if the process that had `pid` and started at `started` (seconds since the epoch) still runs."""
     try:
         process = psutil.Process(pid)
         return bool(process.status() != psutil.STATUS_ZOMBIE and abs(process.create_time() - started) < 2.0)
@@ -31,5 +31,5 @@ def is_alive(pid: int, started: float) -> bool:
 
 
 def start_time() -> float:
-    """When this process started, in seconds since the epoch."""
+    """Start of this process, in seconds since the epoch."""
     return float(psutil.Process().create_time())

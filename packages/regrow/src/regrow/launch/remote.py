@@ -40,11 +40,11 @@ class CoordinatorClient:
         self._timeout = timeout
 
     def spec(self) -> JobSpec:
-        """What the job was started with."""
+        """Specification with which the job was started."""
         return self._get("/job", JobSpec)
 
     def status(self) -> JobView:
-        """What the job looks like now."""
+        """The job's present state."""
         return self._get("/status", JobView)
 
     def kill(self, fault: FaultSpec) -> None:
@@ -106,7 +106,7 @@ class CoordinatorClient:
 
 
 def refusal_of(address: str, status: int, answer: bytes) -> UsageError:
-    """What a coordinator says that refuses a request."""
+    """Error for a coordinator's refusal of a request."""
     try:
         told = json.loads(answer)
         kind = NoPlaceYet if status == LOCKED else UsageError

@@ -30,7 +30,7 @@ def check_script(script: Script, preload: Sequence[str] = ()) -> None:
 
 
 def check_names(words: Iterable[object]) -> None:
-    """Whether all words of a command line, and names of folders, can be told to other processes.
+    """Check that all words of a command line, and names of folders, can be sent to other processes.
 
     Raises:
         UsageError: one of them is no text in UTF-8, such as a file name in an older encoding.

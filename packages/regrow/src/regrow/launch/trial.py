@@ -45,7 +45,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """What one run left: exit code, account, its last words."""
+    """Results of one run: exit code, account, its last words."""
 
     code: int
     ledger: Ledger

@@ -1,4 +1,4 @@
-"""Which nodes may be in the job, what they are called, and in which order the machine hears of them. Pure."""
+"""Admission of nodes to the job, their names, and the order in which the machine hears of them. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -27,7 +27,7 @@ class JoinRequest(msgspec.Struct, frozen=True):
 
 
 class JoinOffer(msgspec.Struct, frozen=True):
-    """What a node that comes later is told of the job. `node` and `node_rank`: what it is called from now on."""
+    """Description of the job for a node that joins later. `node` and `node_rank`: its name and number from now on."""
 
     spec: JobSpec
     script: Script
@@ -39,7 +39,7 @@ class JoinOffer(msgspec.Struct, frozen=True):
     checkpoint_dir: str | None = None
     master_port: int = 0
     grace: Seconds = 10.0
-    """What workers get to end when the job does."""
+    """Time that workers get to end when the job does."""
     local: bool = False
     """All nodes of the job are on one machine, and use unix sockets."""
     term: int = 1
@@ -62,11 +62,11 @@ class Admission:
         self._known = frozenset(known)
         self._introduced: set[NodeId] = set()
         self._next = 0
-        """So many of the first nodes have been introduced."""
+        """Number of the first nodes that have been introduced."""
         self._numbered = spec.node_limit if first is None else len(first)
 
     def offer(self, template: JoinOffer, request: JoinRequest, connected: Collection[NodeId]) -> JoinOffer:
-        """What a node that asks is told. Raises `UsageError` where it may not come."""
+        """The offer to a node that asks to join. Raises `UsageError` if it may not."""
         name = request.name
         if name and _NAME.fullmatch(name) is None:
             raise UsageError(f"{name!r} cannot name a node", hint="use letters, digits, '.', '_' and '-'")

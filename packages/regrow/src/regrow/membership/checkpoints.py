@@ -1,4 +1,4 @@
-"""When durable checkpoints are written, of which step, by whom. Training waits for none of it but a copy in memory.
+"""Schedule of durable checkpoints: when, of which step, by whom. Training waits only for a copy in memory.
 
     Idle → Snapshotting → Writing → Finishing → Idle
 
@@ -95,7 +95,7 @@ class Checkpoints:
         self._refused: dict[StepNo, str] = {} if refused is None else refused
         self._state: State = NoCheckpoint()
         self.attempts = 0
-        """How many were begun: the number of the newest."""
+        """Number of checkpoints begun: that of the newest."""
         self._next_at: Instant | None = None
         self._ahead = LEAST_AHEAD
         self._written: StepNo | None = None
@@ -111,7 +111,7 @@ class Checkpoints:
     # --- what the membership machine calls ---------------------------------------------------------------------
 
     def next_deadline(self) -> Instant | None:
-        """When the time must be looked at."""
+        """Time at which `TimeAdvanced` is needed."""
         if not isinstance(self._state, NoCheckpoint):
             return self._state.deadline
         return self._next_at
@@ -122,7 +122,7 @@ class Checkpoints:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being written: only then do all workers find the same newest checkpoint."""
+        """True if nothing is being written: only then do all workers find the same newest checkpoint."""
         return not isinstance(self._state, Writing | Finishing)
 
     def training(self, step: StepNo, now: Instant) -> None:
@@ -160,7 +160,7 @@ class Checkpoints:
 
     @property
     def patience(self) -> Seconds:
-        """How long one may take at most."""
+        """Longest time that one checkpoint may take."""
         return SNAPSHOT_S + 2 * WRITE_S
 
     def savable(self) -> StepNo | None:
@@ -175,14 +175,14 @@ class Checkpoints:
         return None
 
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
-        """The job is at this step, and ends when `saved_before_end`, or after so long."""
+        """The job is at this step, and ends when `saved_before_end`, or after `patience`."""
         self._wanted, self._taken_for_end = step, False
         if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
 
     @property
     def saved_before_end(self) -> bool:
-        """Whether what was wanted is on disk, or will not be, or there is nothing to save."""
+        """True if the wanted step is on disk, or was given up, or there is nothing to save."""
         step = self._wanted
         if not self._spec.checkpoint_every or not step:
             return True
@@ -190,11 +190,11 @@ class Checkpoints:
 
     @property
     def may_be_behind(self) -> bool:
-        """Whether what is on disk was taken before the end was asked for: ranks may have come further unheard."""
+        """True if the checkpoint on disk was taken before the end was asked for: ranks may be further, unheard."""
         return bool(self._spec.checkpoint_every and self._wanted) and not self._taken_for_end
 
     def is_news(self, step: StepNo) -> bool:
-        """Whether this step is later than all of which it is known what became of them."""
+        """True if this step is later than all that were written or given up."""
         return all(done is None or step > done for done in self._settled)
 
     @property
@@ -362,7 +362,7 @@ class Checkpoints:
 
     @property
     def _is_last(self) -> bool:
-        """Whether the job ends behind this one."""
+        """True if the job ends after this checkpoint."""
         return self._at_end or self._wanted is not None
 
     def _say_removed(self, folders: Sequence[str], now: Instant) -> None:

@@ -1,4 +1,4 @@
-"""What each state waits for, until when, and who is late."""
+"""Deadlines of each state: the stages it waits for, until when, and the workers that are late."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,18 +21,18 @@ from regrow.membership.states import (
 )
 
 LAST_ACTS_S: Seconds = 86400.0
-"""A rank that exports or uploads when all others have ended is waited for so long; one that never ends, no longer."""
+"""Wait for a rank that exports or uploads when all others have ended; one that never ends has no longer."""
 SWITCH_S: Seconds = 300.0
-"""How long a change of the world that nobody hurries waits for the agreed step."""
+"""Longest wait of a change without a deadline for the agreed step."""
 ARRIVE_S: Seconds = 10.0
-"""So long the agents may take to find another coordinator, and each of them then to answer it.
+"""Time for the agents to find another coordinator, and then for each of them to answer it.
 
-Who comes later is lost, and comes back.
+Agents that come later are lost, and come back.
 """
 KEEP_S: Seconds = 120.0
-"""How long survivors may take to copy their state to memory of their own machine."""
+"""Time for survivors to copy their state to memory of their own machine."""
 AGAIN = 2
-"""Workers that are all started again may build for so many times what one gets that joins the others."""
+"""Factor of the build time of a newcomer that workers get when all are started again."""
 
 
 def earliest(state: State, roster: Roster, spec: JobSpec) -> Instant | None:
@@ -98,12 +98,12 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
 
 
 def _again(roster: Roster) -> tuple[Stage, ...]:
-    """Who may be late though nobody is ready: a script that never came to a step may run for any time."""
+    """Stages that may be late although no worker is ready: before its first step a script may run for any time."""
     return (Stage.STARTING, Stage.IDLE) if roster.first_build is not None else ()
 
 
 def _again_by(roster: Roster, spec: JobSpec) -> Seconds:
-    """How long a script may build that is started again: it reads a checkpoint, too, and may be a slow one."""
+    """Longest build of a script that is started again: it also reads a checkpoint, perhaps from a slow disk."""
     return AGAIN * max(spec.build_deadline, roster.first_build or 0.0)
 
 

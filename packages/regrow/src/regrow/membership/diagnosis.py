@@ -112,7 +112,7 @@ def state_lost(step: StepNo, cause: str) -> str:
 
 
 def torn(ranks: Mapping[Rank, StepNo]) -> str:
-    """Who could not end an update; empty: nobody. By the step."""
+    """Describe the ranks whose updates were cut off, by step; empty: none were."""
     if not ranks:
         return ""
     steps = {step: [rank for rank, at in sorted(ranks.items()) if at == step] for step in sorted(set(ranks.values()))}
@@ -244,7 +244,7 @@ def node_lost(node: NodeId, reason: str) -> str:
 
 
 def nodes_waited_for(nodes: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """What becomes of the ranks of lost nodes for which there is no room elsewhere."""
+    """Describe the wait of lost nodes' ranks that have no room elsewhere."""
     which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
     who, back = ("was lost", "it") if len(nodes) == 1 else ("were lost", "them")
     return f"{' and '.join(nodes)} {who}; {which} for {back} to come back, for {deadline:g} s at most"
@@ -276,7 +276,7 @@ def node_drains(node: NodeId, grace: Seconds, reason: str) -> str:
 
 
 def drain_accepted(node: NodeId, grace: Seconds) -> str:
-    """What happens now."""
+    """Answer to an accepted drain."""
     return f"{node} is given back; its ranks have {grace:g} s to leave it"
 
 
@@ -299,7 +299,7 @@ def drain_leaves_too_few(node: NodeId, room: int, least: int, fixed: str) -> str
 
 
 def scale_accepted(before: int, wanted: int) -> str:
-    """What happens now."""
+    """Answer to an accepted change of size."""
     if before in (0, wanted):
         return f"{wanted} replicas"
     return f"from {before} to {wanted} replicas"

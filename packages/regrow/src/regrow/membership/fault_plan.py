@@ -10,7 +10,7 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
 
 STRIKES_WITHIN: Seconds = 30.0
-"""What was asked for and has not struck by then, while steps are run, is said."""
+"""Time for a requested fault to strike, while steps are run; after that a note is written."""
 
 
 class FaultPlan:
@@ -30,12 +30,12 @@ class FaultPlan:
 
     @property
     def pending(self) -> list[FaultSpec]:
-        """What is still to strike."""
+        """Faults that have still to strike."""
         return list(self._pending.values())
 
     @property
     def struck(self) -> list[str]:
-        """What has struck."""
+        """Faults that have struck."""
         return sorted(self._struck)
 
     def add(self, spec: FaultSpec, now: Instant) -> bool:
@@ -66,7 +66,7 @@ class FaultPlan:
         return told
 
     def of(self, rank: Rank) -> list[FaultSpec]:
-        """What is still to strike the rank."""
+        """Faults that have still to strike the rank."""
         return [spec for spec in self._pending.values() if spec.rank == rank] if self._pending else []
 
     def fired(self, event: facts.FaultFired, rank: Rank | None) -> FaultInjected | None:
@@ -87,7 +87,7 @@ class FaultPlan:
         )
 
     def when(self, worker: WorkerId, otherwise: Instant) -> Instant:
-        """When the worker was struck, asked once; `otherwise` where no fault on demand struck it."""
+        """Time when a fault on demand struck the worker, given out once; `otherwise` if none did."""
         return self._struck_at.pop(worker, otherwise)
 
 
@@ -113,11 +113,11 @@ class DeviceFailure(NamedTuple):
 
 
 _LIKE = 3
-"""So often the same kind of error at the same step, or the same symptom without a cause, is the script's."""
+"""Number of equal errors at one step, or of symptoms without a cause, after which the script is to blame."""
 
 
 class ScriptErrors:
-    """What the script raised: by worker until its exit follows, and where, to know the same error a second time."""
+    """Errors that the script raised: by worker until its exit follows, and by place, to recognize a second one."""
 
     def __init__(self) -> None:
         self._told: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
@@ -139,23 +139,23 @@ class ScriptErrors:
         self._told.pop(worker, None)
 
     def ended_again(self, step: StepNo, error: ErrorReport) -> bool:
-        """Whether this error has ended a worker at this step, or the one before, already; remembers it."""
+        """True if this error has already ended a worker at this step or the one before; remembers it."""
         known = any(step - at in (0, 1) and error.fingerprint == what for at, what in self._exits)
         self._exits.append((step, error.fingerprint))
         return known
 
     def shared(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """Whether another rank has told the same error in this generation, so that it is no fault more."""
+        """True if another rank has reported the same error in this generation, so that it is no further fault."""
         return any(
             each.generation == generation and each.error == error.fingerprint and abs(step - each.step) <= 1
             for each in self._bodies
         )
 
     def again(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """Whether a body had this error at this step, or the one before, in an older generation; remembers it.
+        """True if a body had this error at this step or the one before in an older generation; remembers it.
 
-        On whichever rank: which of them is heard first is chance. The step before, because an error after the gradients
-        were reduced, or after the update, finds the others a step further.
+        The rank does not matter: which of them is heard first is chance. The step before counts because an error
+        after the gradients were reduced, or after the update, finds the others a step further.
         """
         kind = f"{error.type}|{error.where}"
         near = [each for each in self._bodies if each.generation < generation and step - each.step in (0, 1)]
@@ -165,7 +165,7 @@ class ScriptErrors:
         return known or len(alike) >= _LIKE - 1
 
     def unexplained(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """Whether this symptom has come in so many generations at this step, while no cause was found; remembers it."""
+        """True if this symptom has come at this step in `_LIKE` generations, always without a cause; remembers it."""
         self._symptoms.add((step, generation, error.fingerprint))
         times = {g for at, g, what in self._symptoms if at == step and what == error.fingerprint}
         return len(times) >= _LIKE

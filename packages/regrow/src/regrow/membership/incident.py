@@ -1,4 +1,4 @@
-"""What went wrong and what it cost: the book of incidents, and the budget of faults."""
+"""Incidents with their causes and costs, and the budget of faults."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "all", "restart")
 
 @dataclass
 class Budget:
-    """How many faults a sliding window may hold."""
+    """Number of faults that a sliding window may hold."""
 
     most: int
     window: Seconds
     times: deque[Instant] = field(default_factory=deque)
-    """When those in the window were counted."""
+    """Times of the faults in the window."""
 
     def spend(self, now: Instant) -> bool:
         """Count one fault; False when that is more than the window may hold."""
@@ -105,7 +105,7 @@ class Incidents:
         self.open: Incident | None = None
         self.count = 0
         self.pauses: dict[str, Seconds] = {}
-        """How long the last change of each kind took."""
+        """Duration of the last change of each kind."""
 
     def goes_on(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
         """Another coordinator finds a world that stands; what is open ends when `ranks` have gone on."""
@@ -117,7 +117,7 @@ class Incidents:
         return [] if ranks else self._close(generation, now)
 
     def explains(self, ranks: list[Rank]) -> bool:
-        """Whether a fault of these ranks is the cause of a symptom already counted, and so no fault more."""
+        """True if a fault of these ranks causes a symptom already counted, and so is no further fault."""
         return self.open is not None and self.open.unexplained and bool(ranks)
 
     def fault(

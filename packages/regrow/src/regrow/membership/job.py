@@ -1,4 +1,4 @@
-"""What all who decide about a job share: where it stands, who is in it, and what is ordered."""
+"""State of the job that all who decide about it share: its stage, its workers, and the orders."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -53,10 +53,10 @@ class Job(JobState):
         self.replacements = Replacements()
         self.generation, self.step = Generation(0), StepNo(0)
         self.past_last_step = False
-        """Whether every rank has run the last step, and what stands behind it is being mended."""
+        """True once every rank has run the last step, and the code behind it is being recovered."""
         self.restarts = 0
         self.resumes = resume
-        """Whether workers that start the job, or start it again, read the newest durable checkpoint."""
+        """True if workers that start the job, or start it again, read the newest durable checkpoint."""
         self.refused: dict[StepNo, str] = {}
         """Durable checkpoints that some rank could not read, and why: nobody reads them any more."""
         self.short_since: Instant | None = None
@@ -64,12 +64,12 @@ class Job(JobState):
         self.stopping = ""
         """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
         self.stop_by: Instant | None = None
-        """When it ends then, saved or not."""
+        """Time when it ends then, saved or not."""
         self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
-        """Whose scripts have done their last line, when, and which threads keep their processes."""
+        """Workers whose scripts have run to their end, the time, and the threads that keep their processes."""
         self.belief = Belief()
         self.kept: KeptState | None = None
-        """What agents have in memory for workers that are all started again; None: these build, or read the disk."""
+        """State in the agents' memory for workers that are all started again; None: these build, or read the disk."""
 
     @property
     def world(self) -> int:
@@ -83,7 +83,7 @@ class Job(JobState):
 
     @property
     def told_of_proofs(self) -> str:
-        """What is known of newcomers, and of the result, for people."""
+        """Describe for people the evidence about newcomers and about the result."""
         doubt = self.belief.doubt
         then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
         return self.replacements.told + (then if doubt else "")
@@ -121,7 +121,7 @@ class Job(JobState):
             self.orders.arm(worker, fault)
 
     def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> WorkerId:
-        """Start a worker; returns its name. `grown`: it is for a world of so many ranks that is to come."""
+        """Start a worker; returns its name. `grown`: the number of ranks of the world to come that it is for."""
         restored = self.kept is not None and role is Role.RANK
         resume = self.resumes and role is Role.RANK and not restored
         generation, restarts = self.generation, self.restarts
@@ -148,11 +148,11 @@ class WantedSize:
     def __init__(self, spec: JobSpec) -> None:
         self.limits = scaling.Limits.of(spec)
         self.wanted = spec.replicas
-        """How many replicas there should be as soon as there is room for them."""
+        """Number of replicas wanted as soon as there is room for them."""
         self.wanted_by = "the job was started with them"
         """Why it is that number."""
         self.change: Change | None = None
-        """What is to be written down with the next generation."""
+        """Change to record with the next generation."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class KeptState:
 
 
 class Belief:
-    """Whether the result is that of a run without faults, as far as is known.
+    """Evidence that the result equals that of a run without faults.
 
     Attributes:
         doubt: why that is not proven, for people; empty: nothing is known against it.
@@ -173,7 +173,7 @@ class Belief:
     def __init__(self) -> None:
         self.doubt = ""
         self.newcomers = False
-        """Whether a worker that came in later has committed a step."""
+        """True once a worker that came in later has committed a step."""
         self._latent = ""
         self._copied = False
 
@@ -207,7 +207,7 @@ class Replacements:
         self.proven: dict[Rank, StepNo] = {}
         self.refuted = ""
         self.alone = False
-        """Whether ranks have state that no other has."""
+        """True if ranks have state that no other has."""
         self.unproven = ""
         self.own: Mapping[str, Set[str]] = {}
         """By holding: plain variables of the script of which its ranks have different values."""
@@ -215,7 +215,7 @@ class Replacements:
 
     @property
     def allowed(self) -> bool:
-        """Whether a lost rank may be filled by a newcomer."""
+        """True if a newcomer may fill a lost rank."""
         return not self.refuted
 
     def proves(self, rank: Rank, step: StepNo) -> None:
@@ -237,7 +237,7 @@ class Replacements:
 
     @property
     def told(self) -> str:
-        """What is known of newcomers, for people."""
+        """Describe the evidence about newcomers."""
         return replaceability(self.refuted, self.proven.values(), self.unproven)
 
     def restarted(self) -> None:

@@ -35,14 +35,14 @@ NEXT: Mapping[type[State], frozenset[type[State]]] = {
     Releasing: frozenset({Releasing, Mending, Restarting, Ended}),
     Ended: frozenset(),
 }
-"""Which states may follow which. A state of the same kind follows where only what it waits for changes."""
+"""States that may follow each state. One of the same kind may follow if only its wait changes."""
 
 
 class JobState:
-    """Where the job is. Nothing but `goto` changes it.
+    """State of the job; changed by `goto` alone.
 
     A change that the table does not have is a defect of ours. It is made all the same, since a job that goes on is
-    worth more than a table, and kept in `unforeseen` until somebody says it; tests and simulator let none pass.
+    worth more than a table, and kept in `unforeseen` until it is reported; tests and simulator accept none.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Whether workers have built the same model."""
+"""Check that workers have built the same model."""
 
 from regrow.core.ids import Rank
 from regrow.membership import diagnosis as say
@@ -6,7 +6,7 @@ from regrow.membership.roster import WorkerRecord
 
 
 class Layouts:
-    """What workers for one place have in common: a digest of their reduction layout and state names.
+    """Digest that all workers for one place share: of their reduction layout and state names.
 
     Args:
         unit: ranks of one replica.
@@ -21,12 +21,12 @@ class Layouts:
         self._known.clear()
 
     def place(self, rank: Rank | None) -> Rank:
-        """What ranks with the same part of the state have in common: their place in the replica."""
+        """A rank's place in its replica: ranks with the same place have the same part of the state."""
         rank = Rank(0) if rank is None else rank
         return rank if self._unit == 1 else Rank(rank % self._unit)
 
     def fits(self, worker: WorkerRecord) -> bool:
-        """Whether a worker has built the same model as those before it."""
+        """True if a worker has built the same model as those before it."""
         # Where ranks have different parts, a worker must have that of the rank under which it was built.
         key = self.place(worker.built_for) if worker.sharded else Rank(0)
         return self._known.setdefault(key, worker.layout) == worker.layout

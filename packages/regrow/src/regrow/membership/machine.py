@@ -126,7 +126,7 @@ class Membership:
         return self._orders.take()
 
     def unsaid(self) -> list[Command]:
-        """What was decided about a fact at which the machine has failed."""
+        """Commands decided about a fact on which the machine then failed."""
         return self._orders.take()
 
     def decide(self, event: Fact, now: Instant) -> None:
@@ -196,11 +196,11 @@ class Membership:
         return self._orders.take()
 
     def remember(self) -> JobMemory:
-        """What a successor cannot be told by the agents."""
+        """Knowledge of the job that the agents cannot give a successor."""
         return self._succession.remember()
 
     def _settle(self, now: Instant) -> None:
-        """What follows from what is known now."""
+        """Draw all conclusions from what is known now."""
         job = self._job
         while not isinstance(job.state, Ended):
             before = job.state
@@ -212,12 +212,12 @@ class Membership:
                 self._orders.note(say.unforeseen(change), now)
 
     def _give_up_checkpoint(self, lost: NodeId, now: Instant) -> None:
-        """What a lost node was writing, unless its loss was the end of the job: nothing is said after that."""
+        """Give up the checkpoint that a lost node was writing, unless its loss has ended the job."""
         if not isinstance(self.state, Ended | Saving):
             self._checkpoints.node_lost(lost, now)
 
     def next_deadline(self) -> Instant | None:
-        """When `TimeAdvanced` must be sent at the latest; None: nothing is being waited for."""
+        """Latest time at which `TimeAdvanced` must be sent; None: nothing is awaited."""
         short = self._job.short_since if isinstance(self.state, Restarting) else None
         waits = [
             deadlines.earliest(self.state, self.roster, self.spec),
@@ -230,7 +230,7 @@ class Membership:
         return None if isinstance(self.state, Ended) else min((at for at in waits if at is not None), default=None)
 
     def snapshot(self) -> JobView:
-        """What the job looks like now."""
+        """The job's present state, for people."""
         return JobView(
             job=self.spec.job,
             phase=type(self.state).__name__.lower(),
@@ -252,7 +252,7 @@ class Membership:
 
     @property
     def state(self) -> State:
-        """What the job is doing, and until when."""
+        """The job's present activity, and its deadline."""
         return self._job.state
 
     @property
@@ -272,7 +272,7 @@ class Membership:
 
     @property
     def roster(self) -> Roster:
-        """Who there is."""
+        """The workers and nodes of the job."""
         return self._job.roster
 
     @property
@@ -282,12 +282,12 @@ class Membership:
 
     @property
     def tables(self) -> Tables:
-        """What all workers of a generation are told alike."""
+        """Tables of the generations, the same for all their workers."""
         return self._orders.tables
 
     @property
     def quiet(self) -> bool:
-        """Whether steps are being run, and nothing is being mended."""
+        """True if steps are being run and no incident is open."""
         return isinstance(self.state, Training) and self.incident is None
 
     @property
@@ -335,7 +335,7 @@ class Membership:
                 self._orders.release(Stage.RELEASED, now)
 
     def _late_in_mending(self, late: list[WorkerRecord], now: Instant, *, halt_over: bool) -> None:
-        """Who was never ready acts no more, and who hangs instead of halting; who is only slow is waited for."""
+        """Fence workers that were never ready and those that hang instead of halting; wait for slow ones."""
         hung = self._standstills.overdue(now) if halt_over else []
         if halt_over:
             self._job.goto(Mending(now + self.spec.halt_patience / 4))

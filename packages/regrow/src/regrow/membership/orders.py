@@ -37,9 +37,9 @@ class Deposed(EndJob, frozen=True, tag=True):
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):
-    """What becomes of a `ScaleRequested` or a `FaultRequested`, among the commands that answer it.
+    """Answer to a `ScaleRequested` or a `FaultRequested`, among the commands.
 
-    `reason`: why not, or what happens now.
+    `reason`: why it was refused, or what happens now.
     """
 
     accepted: bool
@@ -85,7 +85,7 @@ class Orders:
         avoid: Collection[StepNo] = (),
         grown: int | None = None,
     ) -> WorkerId:
-        """A new worker for a rank, or a standby; returns its name. `grown`: a candidate, for a world of so many ranks.
+        """A new worker for a rank, or a standby; returns its name. `grown`: a candidate, for a world of that size.
 
         `avoid`: durable checkpoints that it does not read.
         """
@@ -117,7 +117,7 @@ class Orders:
         return worker.worker
 
     def _stores_for(self, node: NodeId) -> list[str]:
-        """Whom a node without ranks is to ask what the first workers have heard before their loop."""
+        """Stores that a node without ranks asks for what the first workers heard before their loop."""
         table, own = self.tables.newest, self._roster.nodes[node].store
         return [] if table is None or own in table.stores else table.stores
 

@@ -1,4 +1,4 @@
-"""How fast steps are made, to say where they will be in a moment: for planned halts and for snapshots. Pure."""
+"""Pace of the steps, to predict where they will be in a moment: for planned halts and for snapshots. Pure."""
 
 import math
 from collections import deque
@@ -8,11 +8,11 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
 
 AHEAD_S: Seconds = 0.3
-"""How far ahead of the present step something is planned, so that its order is there before the step is."""
+"""Lead of a plan over the present step, so that its order is there before the step is."""
 LEAST_AHEAD = 2
 MOST_GUESSED = 8
-"""So many steps ahead at most while only bodies are known, and not what a script does between two of them: an order
-that comes too late is given again, for twice as many; one far ahead of a slow script would be waited for."""
+"""Most steps ahead while only bodies are known, and not the script's work between two of them: an order that comes
+too late is given again, for twice as many; one far ahead of a slow script would be waited for."""
 _LEAST_STEP_S: Seconds = 1e-4
 _RECENT = 3
 _LEAST_WAIT_S: Seconds = 2.0
@@ -29,13 +29,13 @@ class Pace:
         """The newest step of each worker of that generation, and when it was committed by its node's clock."""
         self._recent: deque[Seconds] = deque(maxlen=_RECENT)
         self._between: Seconds = 0.0
-        """How long a step takes beyond its body. A generation's first commit does not say."""
+        """Time of a step beyond its body. A generation's first commit does not tell it."""
         self._whole = False
-        """Whether any commit has said it."""
+        """True once a commit has told it."""
 
     @property
     def step_s(self) -> Seconds:
-        """How long a step takes, as a rule."""
+        """Usual time of a step."""
         return median(self._recent) if self._recent else 1.0
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
@@ -55,15 +55,15 @@ class Pace:
         self._recent.append(max(event.seconds + self._between, _LEAST_STEP_S))
 
     def ahead(self, now: Instant) -> int:
-        """How many steps after the newest known one an order can be in time, as far as one can know."""
+        """Number of steps after the newest known one that an order needs to arrive in time, as far as one can know."""
         since = min(max(0.0, now - self._heard), AHEAD_S * 10)
         ahead = math.floor(since / self.step_s) + max(LEAST_AHEAD, math.ceil(AHEAD_S / self.step_s))
         return ahead if self._whole else min(ahead, MOST_GUESSED)
 
     def until(self, steps: int) -> Seconds:
-        """How long so many steps take."""
+        """Expected time of `steps` steps."""
         return steps * self.step_s
 
     def patience(self, steps: int) -> Seconds:
-        """How long to wait for so many steps before something must have come in between."""
+        """Longest wait for `steps` steps before something must have come in between."""
         return max(_LEAST_WAIT_S, 3 * self.until(steps)) + max(self._recent, default=self.step_s)

@@ -1,4 +1,4 @@
-"""Which node keeps the copies of which: one that does not fail together with it. Pure."""
+"""Choice of the node that keeps another's copies: one that does not fail together with it. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence

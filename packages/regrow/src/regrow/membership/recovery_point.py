@@ -1,10 +1,10 @@
-"""Where the next generation starts, and who gets its state from whom. Pure: facts in, a decision out.
+"""Start point of the next generation, and the source of each rank's state. Pure: facts in, a decision out.
 
-A *holding* is what a rank has of the state; ranks with the same holding are replicas. Every rank must come to stand at
+A *holding* is the part of the state that a rank has; ranks with the same holding are replicas. Every rank must come to
 one step, by the first of these that is possible:
 
-1. the newest step that the survivors have, or can reach by applying an update that was voted for; who lacks it gets it
-   from a replica, or from a copy of exactly that step;
+1. the newest step that the survivors have, or can reach by applying an update that was voted for; ranks that lack it
+   get it from a replica, or from a copy of exactly that step;
 2. the newest step of which there is a copy of every holding: all ranks go back to it;
 3. none: some holding has no living copy.
 """
@@ -19,7 +19,7 @@ from regrow.membership.roster import WorkerRecord
 
 @dataclass(frozen=True)
 class SurvivorState:
-    """Where one rank stands. `ready`: it can apply the update of `state_at` by itself. `node`: where it runs.
+    """State of one rank. `ready`: it can apply the update of `state_at` by itself. `node`: where it runs.
 
     `verified`: the step of its own copy of a state upon which all replicas had agreed.
     """
@@ -33,7 +33,7 @@ class SurvivorState:
 
 
 def standing(worker: WorkerRecord) -> SurvivorState:
-    """Where a worker stands, and what it has."""
+    """A worker's step, and the state it has."""
     rank = worker.rank if worker.rank is not None else Rank(-1)
     return SurvivorState(rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified)
 
@@ -91,7 +91,7 @@ def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]
 
 
 def decide(standings: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
-    """Where to start."""
+    """Decide where to start."""
     step, reached = newest(standings)
     if step == NO_STATE:
         return _go_back(standings, copies, step)
@@ -119,7 +119,7 @@ def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None
 
 
 def needs_copies(standings: Sequence[SurvivorState]) -> bool:
-    """Whether living workers alone do not have everything."""
+    """True if living workers alone do not have everything."""
     step, reached = newest(standings)
     living = {each.holding for each in standings if each.rank in reached}
     return step == NO_STATE or any(each.holding not in living for each in standings)

@@ -1,6 +1,6 @@
-"""Whether replicas have the same state, from the digests of parts of it that workers tell. Pure.
+"""Comparison of replicas by the digests of parts of their state that workers send. Pure.
 
-Nobody waits for this, and what is found stops nobody: the same script would go on under another launcher too.
+No rank waits for it, and a difference stops none: the same script would go on under another launcher too.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.replicas import StateSampled
 
 _KEPT = 8
-"""So many steps are waited for before those who have not spoken are left out."""
+"""Steps after which ranks that have not reported are left out."""
 _MOST_NAMES = 8
 _Look = tuple[str, StepNo, bool]
 """Of a holding, before a step, at what updates have made or not."""
@@ -35,7 +35,7 @@ class Divergence:
 
     @property
     def odd(self) -> tuple[Rank, ...]:
-        """Who differs from a strict majority of three or more; empty where there is none."""
+        """Ranks that differ from a strict majority of three or more; empty if there is none."""
         count = sum(len(ranks) for ranks in self.alike)
         if count < 3 or 2 * len(self.alike[0]) <= count:
             return ()
@@ -50,12 +50,12 @@ def compare(
     whole: bool = False,
     made: Set[str] = frozenset(),
 ) -> Divergence | None:
-    """What replicas have told of themselves before `step`; None where it is the same.
+    """Compare the digests that replicas have sent of their state before `step`; None if they agree.
 
     Args:
-        tensors: which parts are.
+        tensors: names of the parts that are tensors.
         whole: nothing was left out.
-        made: which parts updates have made.
+        made: names of the parts that updates have made.
     """
     looks = list(told.values())
     if all(look == looks[0] for look in looks):
@@ -77,7 +77,7 @@ def compare(
 
 
 class Samples:
-    """What was told in the present generation, and what has been found so far."""
+    """Digests received in the present generation, and the differences found until now."""
 
     def __init__(self) -> None:
         self._generation = Generation(-1)
@@ -109,7 +109,7 @@ class Samples:
         return compare(key[1], parts, tensors, whole=all(fact.whole for fact in told.values()), made=made)
 
     def news(self, found: Divergence) -> bool:
-        """Whether to say it: the first time, and ever less often."""
+        """True if the difference is to be reported: the first time, and ever less often."""
         self._found[found.alike] += 1
         times = self._found[found.alike]
         return times & (times - 1) == 0

@@ -20,7 +20,7 @@ from regrow.membership.view import JobView
 from regrow.membership.workers import WorkerFailure
 
 MOST_FAILURES = 3
-"""After so many within the window of the job's faults it ends as before: the defect is not to be got around."""
+"""Failures within the window of the job's faults after which it ends as before: the defect cannot be got around."""
 _REPORTED = (
     facts.WorkerStarted
     | facts.WorkerReady
@@ -32,7 +32,7 @@ _REPORTED = (
     | facts.WorkerFailed
     | facts.WorkerExited
 )
-"""What stands in an agent's report."""
+"""Facts in an agent's report."""
 
 
 class _Takeover:
@@ -65,17 +65,17 @@ class _Takeover:
 
     @property
     def awaited(self) -> list[NodeId]:
-        """Who has still to report."""
+        """Nodes that have still to report."""
         return [node for node in self.joined if node not in self.reports]
 
     @property
     def deadline(self) -> Instant:
-        """When somebody is late next, if nobody reports until then."""
+        """Time when the next report is overdue."""
         awaited = [self._due[node] for node in self.awaited]
         return min(awaited if awaited and not self.expected else [*awaited, self._arrive_by])
 
     def late(self, now: Instant) -> list[NodeId]:
-        """Whose report is due. Those that have not come in time are waited for no more."""
+        """Nodes whose report is overdue. Nodes that have not come in time are not awaited any more."""
         if now >= self._arrive_by:
             self.expected.clear()
         return [node for node in self.awaited if now >= self._due[node]]
@@ -109,10 +109,10 @@ class _Takeover:
         return ReportNode(fact.node, self.number)
 
     def news(self, now: Instant) -> list[Fact]:
-        """What was heard, for a machine that knows all else.
+        """Facts received meanwhile, for a machine that knows all else.
 
-        Which nodes are given back is known before anything is begun with them: that stands in the memory from now on,
-        for those whose agents are there.
+        Nodes that are given back must be known before anything is begun with them: they are in the memory from now
+        on, if their agents are there.
         """
         told = [aged(fact, now - since) for since, fact in self._news]
         self.memory.given_back += [
@@ -177,7 +177,7 @@ class RestartableMachine:
 
     @property
     def spec(self) -> JobSpec:
-        """What the job was started with."""
+        """Specification with which the job was started."""
         return self.machine.spec
 
     @property
@@ -193,23 +193,23 @@ class RestartableMachine:
 
     @property
     def entering(self) -> bool:
-        """Whether the agents are being asked, and nothing is decided meanwhile."""
+        """True while the agents are being asked, and nothing is decided."""
         return self._takeover is not None
 
     def remember(self) -> JobMemory:
-        """What a successor could not be told by the agents."""
+        """Knowledge of the job that the agents could not give a successor."""
         return self.machine.remember() if self._takeover is None else self._takeover.memory
 
     def awaits(self, report: NodeReport) -> bool:
-        """Whether the agents are being asked, nothing is decided meanwhile, and this is an answer."""
+        """True if this is an answer of the agents for which all decisions wait."""
         return self._takeover is not None and report.number == self._takeover.number
 
     def snapshot(self) -> JobView:
-        """What the job looks like, as far as was known last."""
+        """The job as it was last known, for people."""
         return self.machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
-        """When `TimeAdvanced` must be sent at the latest."""
+        """Latest time at which `TimeAdvanced` must be sent."""
         return self.machine.next_deadline() if self._takeover is None else self._takeover.deadline
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
@@ -220,7 +220,7 @@ class RestartableMachine:
         return [command for command in commands if not isinstance(command, record.WorkerGone) or self._is_news(command)]
 
     def _is_news(self, gone: record.WorkerGone) -> bool:
-        """Whether the end of a worker is not written down yet. A machine that fails soon after may not remember it."""
+        """True if the end of a worker is not written down yet. A machine that fails soon after may not remember it."""
         if gone.worker in self._gone:
             return False
         self._gone.add(gone.worker)
@@ -305,7 +305,7 @@ class RestartableMachine:
 
 
 def _meanwhile(event: Fact) -> list[AnswerScale]:
-    """What people are told who ask for a change now. A node that goes in any case is heard, and dealt with later."""
+    """Answers to people who ask for a change now. A node that goes in any case is noted, and dealt with later."""
     match event:
         case facts.DrainRequested(certain=True):
             return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]

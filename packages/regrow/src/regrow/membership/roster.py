@@ -11,7 +11,7 @@ from regrow.core.messages.vocabulary import Member, Role
 
 
 class Stage(StrEnum):
-    """How far a worker is. Only `MEMBER` and `FINISHED` workers use the groups of a generation."""
+    """Stage of a worker. Only `MEMBER` and `FINISHED` workers use the groups of a generation."""
 
     ORDERED = "ordered"
     STARTING = "starting"
@@ -55,9 +55,9 @@ class WorkerRecord:
     local_rank: int
     stage: Stage = Stage.ORDERED
     since: Instant = 0.0
-    """When it came to this stage, or to its rank at this stage."""
+    """Time when it came to this stage, or to its rank at this stage."""
     seated: bool = False
-    """Whether it holds `rank`; a replaced worker keeps the number for the record."""
+    """True if it holds `rank`; a replaced worker keeps the number for the record."""
     candidate_for: Rank | None = None
     """The rank it will have when the world has grown; it builds meanwhile, and belongs to no generation."""
     leaver: bool = False
@@ -66,7 +66,7 @@ class WorkerRecord:
     endpoint: str = ""
     layout: str = ""
     holding: str = ""
-    """Which shards it has; equal on replicas."""
+    """Name of its shards; equal on replicas."""
     sharded: bool = False
     """Its script gives ranks different parts of the state."""
     built_for: Rank | None = None
@@ -74,7 +74,7 @@ class WorkerRecord:
     built_slot: int = 0  # the slot on its node for which its script ran
     built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
-    """What its script has asked of its place before its loop, by `core.early_reads.Place`, and where."""
+    """Reads by its script of its place before its loop, by `core.early_reads.Place`, and their lines."""
     parts: dict[str, int] = field(default_factory=dict)
     """Digests of what it has built, until all are compared."""
     entered: Generation | None = None
@@ -88,7 +88,7 @@ class WorkerRecord:
     torn_at: StepNo | None = None
     """It was halted in the middle of this step's update, which it could not end."""
     verified: StepNo = NO_STATE
-    """When it was halted: the step of its copy of a state upon which all replicas had agreed."""
+    """Step of its copy, when it was halted, of a state upon which all replicas had agreed."""
     pid: int = 0
     has_session: bool = False
     script_ordered: bool = False
@@ -109,12 +109,12 @@ class WorkerRecord:
 
     @property
     def living(self) -> bool:
-        """Whether its process may still act for the job."""
+        """True if its process may still act for the job."""
         return self.stage in LIVING
 
     @property
     def spare(self) -> bool:
-        """Whether it is a standby: living, and of no other use."""
+        """True if it is a standby: living, and of no other use."""
         used = self.seated or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
         return self.living and not used
 
@@ -130,9 +130,9 @@ class NodeRecord:
     vault: str = ""
     domain: str = ""
     slots: int = 1
-    """How many ranks it can hold."""
+    """Number of ranks that it can hold."""
     away_since: Instant | None = None
-    """When it was lost; None: it is here."""
+    """Time when it was lost; None: it is here."""
     leave_by: Instant | None = None
     """It is to be given back by then; None: it is not."""
     leave_reason: str = ""
@@ -145,16 +145,16 @@ class NodeRecord:
     buddy: NodeId | None = None
     """The node that keeps copies of its ranks' state."""
     corruptions: int = 0
-    """How often the state of a rank on it was found to be wrong."""
+    """Number of times that the state of a rank on it was found to be wrong."""
     quarantined: str = ""
     """Why no new worker is placed on it while there is room elsewhere; empty: it is like any other."""
     verdicts: list[str] = field(default_factory=list)
-    """What was found at its last examination, for people."""
+    """Findings of its last examination, for people."""
     early: bool = False
     """The script asks for its place before its loop, so standbys here wait before the script."""
     failed_standbys: int = 0
     failed_candidates: int = 0
-    """How many candidates in a row have died on it before they were built."""
+    """Candidates in a row that have died on it before they were built."""
     standbys: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Its living workers without a rank that are no candidates."""
     others: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
@@ -164,12 +164,12 @@ class NodeRecord:
 
     @property
     def away(self) -> bool:
-        """Whether it was lost and has not come back."""
+        """True if it was lost and has not come back."""
         return self.away_since is not None
 
     @property
     def usable(self) -> bool:
-        """Whether workers may be started on it."""
+        """True if workers may be started on it."""
         return self.away_since is None and self.leave_by is None
 
     def free(self) -> list[int]:
@@ -196,11 +196,11 @@ class Roster:
         self.candidates: dict[Rank, WorkerRecord] = {}
         """By the rank each of them will have."""
         self.sharded = False
-        """Whether ranks hold different parts of the state."""
+        """True if ranks hold different parts of the state."""
         self.grouped = False
-        """Whether the script has made groups of its own, in which ranks may have different parts."""
+        """True if the script has made groups of its own, in which ranks may have different parts."""
         self.first_build: Seconds | None = None
-        """How long the first workers took until all were ready for their first step; None: they are not yet."""
+        """Time until all the first workers were ready for their first step; None: they are not yet."""
         self._opened: Instant | None = None
         self.early = ""
         """Why standbys of some nodes wait before the script, whatever warmth was asked for; empty: they do not."""
@@ -218,7 +218,7 @@ class Roster:
         """Newcomers that have not yet answered whether they are alive, and until when they have time; oldest first."""
         self._order: list[NodeRecord] = []
         self.named: dict[NodeId, int] = {}
-        """How many workers of each node have had names, which are not given again."""
+        """Number of workers of each node that have had names, which are not given again."""
         self._seated: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
         self._others: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
 
@@ -355,23 +355,23 @@ class Roster:
         return iter([worker for stage in stages for worker in self._seated[stage].values()])
 
     def count(self, *stages: Stage) -> int:
-        """How many of those that hold a rank are at these stages."""
+        """Number of workers with a rank at these stages."""
         total = 0
         for stage in stages:  # a generator takes twice the time, and this is asked for each fact
             total += len(self._seated[stage])
         return total
 
     def all_at(self, *stages: Stage) -> bool:
-        """Whether everyone who holds a rank is at one of these stages."""
+        """True if every worker with a rank is at one of these stages."""
         return self.count(*stages) == len(self.places) > 0
 
     def oldest(self, stage: Stage, *, seated: bool = True) -> WorkerRecord | None:
-        """Who has been at this stage for longest."""
+        """Worker that has been at this stage for longest."""
         index = (self._seated if seated else self._others)[stage]
         return next(iter(index.values())) if index else None
 
     def newest(self, stage: Stage) -> WorkerRecord | None:
-        """Who of those that hold a rank came to this stage last."""
+        """Worker with a rank that came to this stage last."""
         return next(reversed(self._seated[stage].values()), None)
 
     def living_nodes(self) -> list[NodeRecord]:
@@ -387,7 +387,7 @@ class Roster:
         return [node for node in self._order if node.usable]
 
     def present(self) -> bool:
-        """Whether any worker's process may still exist."""
+        """True if any worker's process may still exist."""
         return any(self._seated[stage] or self._others[stage] for stage in Stage if stage != Stage.GONE)
 
     def standbys(self, node: NodeId | None = None) -> list[WorkerRecord]:

@@ -1,4 +1,4 @@
-"""How many replicas there may be, which of them go, where new ones come to stand, and whether they pay. Pure.
+"""Sizes of the world: allowed numbers of replicas, which of them go, where new ones run, and if they pay. Pure.
 
 Sizes are counted in replicas: the ranks that together hold one copy of the state, `unit` of them. Ranks are numbered
 replica by replica, so that `rank % unit` is a rank's place within its replica, in every world.
@@ -21,7 +21,7 @@ _NOBODY: Mapping[Rank, NodeId] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Limits:
-    """Which numbers of replicas are allowed. `sizes`: only these, between the two; empty: all."""
+    """Allowed numbers of replicas. `sizes`: only these, between the two; empty: all."""
 
     least: int
     most: int
@@ -36,11 +36,11 @@ class Limits:
         return cls(least, most, spec.unit, tuple(sorted(spec.sizes)))
 
     def allow(self, replicas: int) -> bool:
-        """Whether there may be so many."""
+        """True if this number of replicas is allowed."""
         return self.least <= replicas <= self.most and (not self.sizes or replicas in self.sizes)
 
     def fit(self, room: int) -> int | None:
-        """The largest number that is allowed where there is room for so many replicas; None: there is none."""
+        """The largest number that is allowed if there is room for `room` replicas; None: there is none."""
         return next((size for size in range(min(room, self.most), self.least - 1, -1) if self.allow(size)), None)
 
     def next_above(self, replicas: int) -> int | None:
@@ -48,7 +48,7 @@ class Limits:
         return next((size for size in range(replicas + 1, self.most + 1) if self.allow(size)), None)
 
     def refusal(self, replicas: int) -> str:
-        """Why there may not be so many, for people; empty: there may."""
+        """Reason, for people, why this number is not allowed; empty: it is."""
         if replicas <= 0:
             return f"a job has at least one replica, not {replicas}"
         if replicas < self.least:
@@ -79,7 +79,7 @@ class Change:
 
 
 def replicas_of(ranks: int, unit: int) -> int | str:
-    """So many ranks in replicas; why not, where they are no whole ones."""
+    """Convert ranks to replicas; text that says why not if they are no multiple of the unit."""
     if ranks % unit:
         return f"{ranks} ranks are not a multiple of the unit: a replica is {unit} ranks"
     return ranks // unit
@@ -87,29 +87,29 @@ def replicas_of(ranks: int, unit: int) -> int | str:
 
 @dataclass(frozen=True)
 class Weighed:
-    """What growing brings and takes, in seconds of work of the world before it."""
+    """Gain and cost of growing, in seconds of work of the world before it."""
 
     gain: Seconds
     cost: Seconds
 
     @property
     def grows(self) -> bool:
-        """Whether it pays."""
+        """True if growing pays."""
         return self.gain > self.cost
 
 
 def weigh(before: int, after: int, stay: Seconds, pause: Seconds) -> Weighed:
-    """Whether more replicas pay: for `stay` seconds there is `after / before` times the work done, less one pause."""
+    """Weigh growing: for `stay` seconds `after / before` times the work is done, less one pause."""
     return Weighed((after / before - 1.0) * stay, pause)
 
 
 @dataclass(frozen=True)
 class ReplicaCandidate:
-    """What makes one replica go before another.
+    """Facts that make one replica go before another.
 
     `dead`: it has lost a rank, which another could fill. `draining`: a rank of it is on a node that is given back.
-    `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, what fails
-    together with the rank that has it.
+    `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, the failure
+    domain of its rank.
     """
 
     replica: int
@@ -153,7 +153,7 @@ def _swapped(going: Sequence[ReplicaCandidate], staying: Sequence[ReplicaCandida
 
 
 def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
-    """How many places have all of their ranks where they fail together, of several replicas."""
+    """Number of places whose ranks all fail together, among several replicas."""
     places = min((len(each.homes) for each in replicas), default=0)
     if len(replicas) < 2:
         return 0
@@ -168,17 +168,17 @@ def first_seats(
     unit: int = 1,
     domains: Mapping[NodeId, str] = _ALONE,
 ) -> list[Seat] | None:
-    """Where the ranks of a world that starts come to stand: `nproc` a node in the order of nodes, as far as that goes.
+    """Seats of the ranks of a world that starts: `nproc` a node in the order of nodes, as far as possible.
 
-    Where a node is missing, the others take its ranks: whole replicas, as far as there is room for these. So they are
-    dealt out, too, where the holders of a part of the state would fail together else. None: there is no room.
+    If a node is missing, the others take its ranks: whole replicas, as far as they have room. Ranks are spread in the
+    same way if the holders of a part of the state would fail together otherwise. None: there is no room.
 
     Args:
         world: its ranks.
         nproc: of a node, as the job was started.
         slots: of each node, in the order of nodes.
         unit: ranks of a replica.
-        domains: what fails together with each node; without one the node is alone.
+        domains: failure domain of each node; without one the node is alone.
     """
     left, plain = world, list[Seat]()
     for node, most in slots.items():
@@ -200,7 +200,7 @@ def first_seats(
 
 
 def _seats_exposed(seats: Sequence[Seat], unit: int, domains: Mapping[NodeId, str]) -> int:
-    """How many places have all of their ranks where they fail together, of several replicas."""
+    """Number of places whose ranks all fail together, among several replicas."""
     homes = [domains.get(seat.node) or seat.node for seat in sorted(seats, key=lambda each: each.rank)]
     cut = range(0, len(homes), unit)
     return _exposed([ReplicaCandidate(at // unit, homes=tuple(homes[at : at + unit])) for at in cut])
@@ -231,16 +231,16 @@ def new_seats(
     domains: Mapping[NodeId, str] = _ALONE,
     held: Mapping[Rank, NodeId] = _NOBODY,
 ) -> list[Seat]:
-    """Where newcomers come to stand: each replica on one node where that has room, the emptiest node first.
+    """Seats of newcomers: each replica on one node that has room, the emptiest node first.
 
-    Ranks that hold the same part of the state come to stand where they do not fail together, as far as there is room.
+    Ranks that hold the same part of the state are placed where they do not fail together, as far as there is room.
 
     Args:
-        ranks: theirs.
+        ranks: of the newcomers.
         unit: ranks of a replica.
         free: the free slots of each node, in the order of nodes.
-        domains: what fails together with each node; without one the node is alone.
-        held: where the ranks stand that there are.
+        domains: failure domain of each node; without one the node is alone.
+        held: nodes of the present ranks.
 
     Returns:
         Seats for all of them, or for as many as there is room for.
@@ -314,17 +314,17 @@ def added_ranks(before: int, after: int, unit: int) -> tuple[Rank, ...]:
 
 
 def failing_together(roster: Roster) -> dict[NodeId, str]:
-    """What fails together with each node: its domain, or the node alone."""
+    """Failure domain of each node: its rack, or the node alone."""
     return {each.node: f"rack {each.domain}" if each.domain else f"node {each.node}" for each in roster.nodes.values()}
 
 
 def standing_at(roster: Roster) -> dict[Rank, NodeId]:
-    """Where the ranks stand that are there."""
+    """Nodes of the living ranks."""
     return {each.rank: each.node for each in roster.seated() if each.rank is not None and each.living}
 
 
 def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:
-    """Where workers of a larger world can be started: not where `attempts` in a row have failed."""
+    """Slots where workers of a larger world can be started: not on nodes where `attempts` in a row have failed."""
     return {
         node.node: node.free()
         for node in roster.usable_nodes()

@@ -42,7 +42,7 @@ class Switching:
     """None: at once, since not all could stop there."""
     deadline: Instant
     margin: int
-    """How many steps ahead of the newest known one `at` was chosen."""
+    """Number of steps by which `at` was chosen ahead of the newest known one."""
     tries: int = 1
     over: bool = False
     """The training has ended on some rank: the world stays as it is."""
@@ -95,7 +95,7 @@ class Closing:
     """Every step is done; what the script does behind its loop is still running, and faults in it are mended."""
 
     again_at: Instant
-    """When all are told again that they may leave their loop."""
+    """Time when all get the order again that they may leave their loop."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Releasing:
     """Every step is done; what the script does after its loop may still be running, and is not mended any more."""
 
     again_at: Instant
-    """When the release is repeated to who is still there: it is the one order that no later one makes up for."""
+    """Time to repeat the release to those still there: it is the one order that no later one makes up for."""
 
 
 @dataclass(frozen=True)

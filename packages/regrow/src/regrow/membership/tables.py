@@ -1,9 +1,9 @@
-"""How the table of a generation comes to the nodes, so that what the coordinator sends grows no faster than the world.
+"""Distribution of a generation's table to the nodes, with traffic that grows no faster than the world.
 
-A node that has the table of the generation that stood last is sent what differs from it, as long as that is little. Up
-to `DIRECT` others are sent the whole table. Are there more, `WIDTH` of them are, and each of the rest fetches it from
-another node, along a tree in which no node passes it on to more than `WIDTH`. A node that cannot fetch it in time says
-so and is sent it (docs/decisions/0034).
+A node that has the table of the last formed generation is sent the differences, if they are small. Up to `DIRECT` other
+nodes are sent the whole table. If there are more, `WIDTH` of them are, and each of the rest fetches it from another
+node, along a tree in which no node passes it on to more than `WIDTH`. A node that cannot fetch it in time reports that
+and is sent it (docs/decisions/0034).
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from regrow.membership.roster import NodeRecord
 DIRECT = 64
 WIDTH = 8
 HOP_S: Seconds = 2.0
-"""How long one node of the tree waits longer than the one that it asks."""
+"""Time that one node of the tree waits longer than the one that it asks."""
 _LINES_A_RANK = 4
 """Changes are sent to more nodes than `DIRECT` as long as all of them together have no more lines than that a rank."""
 
@@ -66,14 +66,14 @@ class Tables:
             node.table = self.number
 
     def missed(self, fact: TableMissed) -> list[KeepTable]:
-        """What a node is sent that has not got a table: the newest; an older one is of no use to it."""
+        """Answer to a node that has missed a table: the newest; an older one is of no use to it."""
         if self.newest is None or self.newest.head.number < fact.table:
             return []
         return [KeepTable(fact.node, self.newest)]
 
 
 def difference(base: GenerationTable, table: GenerationTable) -> TableChange | None:
-    """What is to be told to who has `base`; None where that cannot be said as a change of it."""
+    """Change that turns `base` into `table`; None if it cannot be said as a change."""
     if not table.members:
         return None
     former, stores = base.members, base.stores
@@ -86,7 +86,7 @@ def difference(base: GenerationTable, table: GenerationTable) -> TableChange | N
 
 
 def _is_little(change: TableChange, table: GenerationTable, nodes: int) -> bool:
-    """Whether that is better sent to so many nodes than the whole."""
+    """True if the change is better sent to this number of nodes than the whole table."""
     runs = len(change.head.holders)
     lines, whole = (len(change.members) + len(change.stores)), len(table.members) + len(table.stores)
     return 2 * lines <= whole and (nodes <= DIRECT or (lines + runs) * nodes <= _LINES_A_RANK * len(table.members))

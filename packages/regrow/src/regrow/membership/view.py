@@ -32,9 +32,9 @@ class NodeView(msgspec.Struct, frozen=True):
     away: bool
     buddy: str = ""
     corruptions: int = 0
-    """How often the state of a rank on it was found to be wrong."""
+    """Number of times that the state of a rank on it was found to be wrong."""
     slots: int = 0
-    """How many ranks it can hold."""
+    """Number of ranks that it can hold."""
     draining: bool = False
     """It is being given back."""
     left: bool = False
@@ -42,7 +42,7 @@ class NodeView(msgspec.Struct, frozen=True):
     quarantined: str = ""
     """Why it gets no new workers while there is room elsewhere; empty: it does."""
     verdicts: list[str] = []
-    """What its last examination found, other than `ok`."""
+    """Findings of its last examination, other than `ok`."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
@@ -77,7 +77,7 @@ class JobView(msgspec.Struct, frozen=True):
     replicas: int = 0
     """Of the present world, or of the one that is being formed."""
     wanted: int = 0
-    """How many there shall be when there is room."""
+    """Number wanted when there is room."""
     min_replicas: int = 0
     max_replicas: int = 0
     unit: int = 1
@@ -85,4 +85,4 @@ class JobView(msgspec.Struct, frozen=True):
     candidates: list[WorkerView] = []
     """Those that build for a larger world while the others train."""
     replaceable: str = ""
-    """Whether newcomers compute what the ranks do that they replace, and why the result is not proven, if it is not."""
+    """Evidence that newcomers compute the same as the ranks they replace, and why the result is not proven, if so."""

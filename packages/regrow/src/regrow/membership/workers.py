@@ -1,4 +1,4 @@
-"""What is said by workers, and of them: where they stand, what they have done, what ails them, how they end."""
+"""Facts about workers: their steps, their work, their errors, and their ends."""
 
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
@@ -57,7 +57,7 @@ WorkerNews = (
     | _GenerationFact
 )
 _NO_ANSWER = (facts.WorkerStarted, LogRuleNews)
-"""What is said of a worker by others than itself."""
+"""Facts about a worker that others report."""
 WorkerFailure = facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerExited
 
 
@@ -94,9 +94,9 @@ class Workers:
         self._short_in: int | None = None
         """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
         self._ended: set[WorkerId] = set()
-        """Whose scripts have come to their end."""
+        """Workers whose scripts have come to their end."""
         self._noted: set[str] = set()
-        """What has been said once."""
+        """Notes that have been made once."""
 
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""

@@ -1,4 +1,4 @@
-"""Where the time of a job went: every rank-second is one of eleven things, and they add up to the total. Pure.
+"""Accounting of a job's time: every rank-second is one of eleven things, and they add up to the total. Pure.
 
 A rank-second is a second of one rank's place in the world, whether a worker fills it or not. Places that a fault took
 from the world and that nothing has filled since count too: they wait for capacity.
@@ -30,7 +30,7 @@ _WANTED = ("shrink", "preempt", "start")
 
 
 class Spent(StrEnum):
-    """What a rank-second went into."""
+    """Use of a rank-second."""
 
     PRODUCTIVE = "productive"
     """The run of a step that counts: it was committed, and not given up afterwards."""
@@ -58,18 +58,18 @@ STAGES = (Spent.DETECT, Spent.ABORT, Spent.REGROUP, Spent.HYDRATE, Spent.REDO)
 
 @dataclass
 class IncidentCost:
-    """What one incident took from all ranks.
+    """Cost of one incident to all ranks.
 
     Attributes:
         number: its own.
         step: where it struck.
-        kind: its kind, `exit` for example; what causes are added up by.
+        kind: its kind, `exit` for example; causes are added up by it.
         cause: in words.
-        nodes: where the ranks lived that it struck; empty where that is not known.
+        nodes: of the ranks that it struck; empty if they are not known.
         planned: it was a change of the world, and no fault.
-        rung: how it was mended; empty: not yet.
+        rung: the rung that repaired it; empty: not yet.
         steps_lost: committed steps that were given up.
-        spent: rank-seconds by what they went into.
+        spent: rank-seconds by their use.
     """
 
     number: int
@@ -218,7 +218,7 @@ class _RankTimes:
         yield from self._gap(at, self._end, first=last < 0, given_up=given_up, cut=cut)
 
     def _cut_off(self, run: tuple[StepNo, Rank]) -> Spent:
-        """What a run was that a fault has cut off: it counts where the others have done the step with its gradients."""
+        """Use of a run that a fault has cut off: it counts if the others have done the step with its gradients."""
         return Spent.PRODUCTIVE if run in self._adopted else Spent.REDO
 
     def _attempt(self, commit: StepCommitted, after: Instant) -> Iterator[_Piece]:
@@ -235,13 +235,13 @@ class _RankTimes:
     def _gap(
         self, start: Instant, end: Instant, *, first: bool, given_up: Sequence[_Piece], cut: tuple[Seconds, Spent]
     ) -> Iterator[_Piece]:
-        """What lies between two runs that count: incidents, runs that do not count, and otherwise nothing.
+        """Pieces between two runs that count: incidents, runs that do not count, and otherwise nothing.
 
         Args:
             start, end: of the gap.
             first: the rank has committed nothing before it.
             given_up: the runs of this rank that do not count, in order.
-            cut: how long one can have been that a fault has cut off here, and what it was.
+            cut: the longest possible run that a fault has cut off here, and its use.
         """
         if end <= start:
             return
@@ -300,7 +300,7 @@ def _windows(ledger: Ledger, end: Instant) -> list[_Window]:
 
 
 def _presence(ledger: Ledger, start: Instant, end: Instant) -> dict[Rank, list[tuple[Instant, Instant]]]:
-    """When each rank was in the world. Before the first generation: all ranks that the job was started with."""
+    """Times of each rank in the world. Before the first generation: all ranks that the job was started with."""
     present: dict[Rank, list[tuple[Instant, Instant]]] = defaultdict(list)
     for at, until, members in _worlds(ledger, start, end):
         for rank in members:
@@ -361,7 +361,7 @@ def _opened_at(incident: IncidentClosed | IncidentOpened) -> Instant:
 def _nodes_of(
     ranks: Iterable[Rank], at: Instant, formed: Sequence[GenerationFormed], homes: Mapping[WorkerId, NodeId]
 ) -> list[NodeId]:
-    """Where ranks lived when an incident opened, each node once."""
+    """Nodes of the ranks when an incident opened, each once."""
     before = [each.workers for each in formed if each.at <= at]
     members = before[-1] if before else {}
     found = [homes[members[str(rank)]] for rank in ranks if members.get(str(rank)) in homes]

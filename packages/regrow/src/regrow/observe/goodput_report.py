@@ -15,7 +15,7 @@ _UNKNOWN = "not known"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """What one incident, or all of one node or cause, took. `cost` in the unit of the price."""
+    """Cost of one incident, or of all of one node or cause. `cost` in the unit of the price."""
 
     name: str
     incidents: int

@@ -1,4 +1,4 @@
-"""What a job's records add up to: every committed number once, and what the faults cost.
+"""Sums of a job's records: every committed number once, and the cost of the faults.
 
 Pure: a ledger is a fold over records, in any order of ranks; it reads no clock and no file.
 """
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def replaceable(self) -> str:
-        """Whether newcomers compute what the ranks do that they replace, as far as is known, for people."""
+        """Describe for people if newcomers compute the same as the ranks they replace, as far as is known."""
         reason = self.refuted[0].reason if self.refuted else ""
         return replaceability(reason, (each.step for each in self.proven.values()))
 
@@ -216,7 +216,7 @@ class Ledger:
 
 
 def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_median: Seconds) -> Seconds | None:
-    """What one kill cost, in seconds; None while the step that tells is not there yet.
+    """Cost of one kill, in seconds; None until the step that decides it is there.
 
     It is the time from the kill until the first step beyond the last committed one is committed on every rank, minus
     a median step.
@@ -224,8 +224,8 @@ def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_med
     Args:
         ledger: commits of the job; its generations may be regrow's or torchrun's restart count.
         killed_at: when the signal was sent.
-        ended: the generation that the kill ended. What its survivors still commit after the kill is committed, so the
-            step waited for lies beyond it.
+        ended: the generation that the kill ended. Its survivors may still commit after the kill, so the awaited step
+            lies beyond those commits.
         step_median: an undisturbed step of the same job.
     """
     target = StepNo(last_committed(ledger, ended) + 1)

@@ -31,11 +31,11 @@ _COLOURS = {
 }
 _RANKS_WIDTH = 49
 _REST = 9.0
-"""So many times as long as a look takes, no other follows."""
+"""Pause after a look, in times of its duration."""
 
 
 class View(Protocol):
-    """What shows a job. Entered before the first record, left after the last."""
+    """Display of a job. Entered before the first record, left after the last."""
 
     def __enter__(self) -> Self: ...
 

@@ -1,8 +1,8 @@
-"""Whether a training has read every sample once, decided from its records alone. Pure.
+"""Proof that a training has read every sample once, decided from its records alone. Pure.
 
 Every step must be there, read by each share of one world; a step that was committed again must have read the same; the
-digest of each share's sample addresses must be what its order says; and the addresses of each epoch must be all of its
-samples, each once. What records do not tell is no finding: the proof is then not complete, and says why.
+digest of each share's sample addresses must be that of its order; and the addresses of each epoch must be all of its
+samples, each once. A gap in the records is no finding: the proof is then not complete, and says why.
 """
 
 from collections.abc import Sequence
@@ -40,9 +40,9 @@ def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> 
 
 @dataclass
 class _Step:
-    """What a step has read, as far as it could be settled.
+    """Reads of a step, as far as they could be settled.
 
-    `followed`: every share had the samples that the order says.
+    `followed`: every share had the samples of the order.
     """
 
     reads: StepReads
@@ -60,7 +60,7 @@ class _Step:
         return msgspec.structs.replace(self.order, batch_size=0, global_batch=batch)
 
     def share_of(self, rank: Rank) -> int | None:
-        """What a rank has read here; None where that is not one share alone."""
+        """Share that a rank has read here; None if it has not read exactly one."""
         commit = self.reads.counted.get(rank)
         return commit.reads[0].share if commit is not None and len(commit.reads) == 1 else None
 
@@ -125,7 +125,7 @@ class _Prover:
                 self.find(reads, "share missing", text, share=share, rank=missing.rank)
 
     def _settle(self, reads: StepReads) -> _Step | None:
-        """Which shares were read; None where that cannot be said."""
+        """Find the shares that were read; None if that cannot be said."""
         told = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - told.keys()):
             self._doubt(reads, f"the record of rank {rank} does not say what was read")
@@ -168,7 +168,7 @@ class _Prover:
         return found
 
     def _look_at_times_before(self, reads: StepReads) -> None:
-        """What was committed once, was given up and committed again must have read the same."""
+        """Compare the reads of steps that were committed, given up and committed again: they must be the same."""
         equal = different = 0
         for place, commit in reads.earlier:
             self._look_at_time_before(reads, place, commit)
@@ -184,7 +184,7 @@ class _Prover:
         self.proof.agreed += equal > 0 and not different
 
     def _look_at_time_before(self, reads: StepReads, place: RunGeneration, commit: StepCommitted) -> None:
-        """What was given up must have been the order's samples too."""
+        """Compare a commit that was given up with the order: its samples must have been the order's too."""
         order = self._history.order_of(place, commit)
         if not _can_recompute(order):
             return
@@ -344,7 +344,7 @@ def _can_recompute(order: OrderSpec | None) -> TypeGuard[OrderSpec]:
 
 
 def _part(order: OrderSpec, whole: Sequence[Address], data: BatchRecord) -> list[Address]:
-    """What a share reads of a global batch."""
+    """Addresses of a global batch that a share reads."""
     return dealt(whole, data.share, data.shares, constant=order.global_batch > 0)
 
 
@@ -354,7 +354,7 @@ def _all(step: _Step) -> list[Address]:
 
 
 def _same_shares(one: StepCommitted, other: StepCommitted) -> list[tuple[BatchRecord, BatchRecord]]:
-    """What both have read, as both have it."""
+    """Reads that both have, as pairs."""
     theirs = {(data.share, data.shares): data for data in other.reads}
     return [(data, theirs[key]) for data in one.reads if (key := (data.share, data.shares)) in theirs]
 
@@ -369,7 +369,7 @@ def _difference(one: BatchRecord, other: BatchRecord) -> str:
 
 
 def _change(before: OrderSpec, after: OrderSpec) -> str:
-    """What an order has become, in a sentence."""
+    """Describe the change of an order."""
     fields = [name for name in OrderSpec.__struct_fields__ if getattr(before, name) != getattr(after, name)]
     said = [f"{name} {_short(getattr(before, name))} became {_short(getattr(after, name))}" for name in fields]
     return "; ".join(said)

@@ -22,9 +22,9 @@ class _Stamp(msgspec.Struct):
 
 
 def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
-    """What is to be added to `at` in a node's `steps.<node>.jsonl` to be on the clock of `events.jsonl`.
+    """Seconds to add to `at` in a node's `steps.<node>.jsonl`, to be on the clock of `events.jsonl`.
 
-    Nodes that need nothing are left out, and so are those whose lines do not tell.
+    Nodes that need none are left out, and so are those whose lines do not tell.
     """
     own = wall_offset(folder / "events.jsonl")
     if own is None:
@@ -60,7 +60,7 @@ def wall_offset(path: Path) -> Seconds | None:
 
 
 def on_one_clock(records: Sequence[Record], shifts: Mapping[NodeId, Seconds]) -> list[Record]:
-    """The records in order of time, the commits of nodes in `shifts` moved by so much."""
+    """The records in order of time, the commits of nodes in `shifts` moved by their shift."""
     homes = {each.worker: each.node for each in records if isinstance(each, WorkerSpawned)}
     moved: list[Record] = []
     for record in records:

@@ -1,7 +1,7 @@
-"""What `regrow plot` shows, out of a job's records: the world, the speed, a metric, and the incidents, along one axis.
+"""Series for `regrow plot`, from a job's records: the world, the speed, a metric, and the incidents, along one axis.
 
-Pure. Each step counts once, where its last commit that counts was: time in which steps were computed that had to be run
-again is time without throughput. Long runs are averaged over windows, so that a figure of any run has as many points.
+Pure. Each step counts once, at the time of its last commit that counts: time spent on steps that had to be run again is
+time without throughput. Long runs are averaged over windows, so that a figure of any run has as many points.
 """
 
 import math
@@ -29,14 +29,14 @@ MOST_POINTS = 600
 
 
 class Axis(StrEnum):
-    """What the x axis shows: seconds since the job's start, or steps."""
+    """Unit of the x axis: seconds since the job's start, or steps."""
 
     TIME = "time"
     STEP = "step"
 
 
 class Kind(StrEnum):
-    """What an incident was; all that went wrong is one kind."""
+    """Kind of an incident; all faults are one kind."""
 
     GROW = "grow"
     SHRINK = "shrink"
@@ -88,9 +88,9 @@ class Curve:
 class Picture:
     """All that one figure shows.
 
-    `world_unit`: `replicas`, or `ranks` where the records do not say how many make up a replica. `rate_unit`: `tokens`,
-    `samples` or `steps`, to be read as so many a second. `steps`: how many counted. `wall`: seconds from the first
-    moment shown to the last. `partial`: steps of which not every rank's line is there. `metrics`: all that were logged.
+    `world_unit`: `replicas`, or `ranks` if the records do not say how many make up a replica. `rate_unit`: `tokens`,
+    `samples` or `steps`, each a second. `steps`: how many counted. `wall`: seconds from the first moment shown to the
+    last. `partial`: steps of which not every rank's line is there. `metrics`: all that were logged.
     """
 
     job: str
@@ -124,12 +124,12 @@ class _Step:
 
 
 def picture(run: RunRecords, *, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
-    """What the records of a job come to; records that are not there leave their part empty.
+    """Make the picture of a job from its records; missing records leave their part empty.
 
     Args:
-        run: the records, of a job that goes on too.
-        axis: what x is.
-        metric: which of the numbers that steps have logged; its mean over the ranks is shown.
+        run: the records, also of a running job.
+        axis: unit of x.
+        metric: one of the numbers that steps have logged; its mean over the ranks is shown.
     """
     history = History([run])
     formed = {each.generation: each for each in run.records if isinstance(each, GenerationFormed)}
@@ -159,7 +159,7 @@ def picture(run: RunRecords, *, axis: Axis = Axis.TIME, metric: str = "loss") ->
 
 
 def _origin(records: Sequence[Record]) -> Instant:
-    """Where the time axis is 0: at the job's start, or at the first moment that is known."""
+    """Zero of the time axis: the job's start, or the first moment that is known."""
     started = [each.at for each in records if isinstance(each, JobStarted)]
     if started:
         return min(started)
@@ -167,7 +167,7 @@ def _origin(records: Sequence[Record]) -> Instant:
 
 
 def _end(records: Sequence[Record], steps: Sequence[_Step], axis: Axis, origin: Instant) -> float:
-    """Where the axis ends: with the job's training."""
+    """End of the axis: that of the job's training."""
     if axis is Axis.STEP:
         return float(steps[-1].number + 1) if steps else 0.0
     told = (IncidentOpened, IncidentClosed, JobEnded, GenerationFormed)

@@ -1,4 +1,4 @@
-"""What `regrow data verify` finds out about a training, and how that is said."""
+"""Findings of `regrow data verify` about a training, and their wording."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -13,7 +13,7 @@ _SHOWN = 10
 
 
 class Verdict(StrEnum):
-    """What the records amount to."""
+    """Verdict of the records."""
 
     PROVEN = "proven"
     UNPROVEN = "unproven"
@@ -41,20 +41,20 @@ class WorldSpan(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct):
-    """What was found.
+    """Result of the check.
 
     Attributes:
-        causes: how many findings there are of each cause; `findings` has the first ones of each.
+        causes: number of findings of each cause; `findings` has the first ones of each.
         reasons: why the proof is not complete.
-        steps: how many, from `first` on. `unfinished`: how many after them not all ranks had done.
+        steps: their number, from `first` on. `unfinished`: steps after them that not all ranks had done.
         orders: all that are stated for the steps, without repetition.
-        samples_known: whether each sample could be followed; otherwise shares and digests alone were looked at.
+        samples_known: whether each sample could be followed; otherwise only shares and digests were looked at.
         epochs: passes over a source that are complete.
         read: samples, with `padding`: those that were read twice in the short last batch of an epoch.
         dropped: samples that the order leaves out at the end of an epoch.
         repeated, skipped: samples that were read again, or not read, and should not have been.
         agreed: steps that were committed more than once and had read the same each time.
-        compared: steps of which another chain of runs, `against`, has read the same.
+        compared: steps for which another chain of runs, `against`, has read the same.
     """
 
     runs: list[str]

@@ -1,8 +1,8 @@
-"""Who read what for which step, out of the records of one or more jobs that went on from one another. Pure.
+"""Reads of each step by each rank, from the records of one job or of several that continue one another. Pure.
 
 A step may be committed more than once: the state goes back when it is lost, and a job that is resumed starts from a
-checkpoint. What counts is the last time. Each generation starts with the state before some step, so it decides that
-step and all after it, up to where a later generation started.
+checkpoint. The last time counts. Each generation starts with the state before some step, so it decides that step and
+all after it, up to the start of a later generation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +56,7 @@ class Pass(NamedTuple):
     first: StepNo
     end: StepNo | None
     workers: Mapping[Rank, WorkerId]
-    """Who was in it; empty where no record says so."""
+    """Workers in it; empty if no record names them."""
 
 
 class Missing(NamedTuple):
@@ -109,7 +109,7 @@ class History:
 
     @property
     def told(self) -> bool:
-        """Whether the records of every run say which generations there were."""
+        """True if the records of every run name its generations."""
         return all(account.formed for account in self._accounts)
 
     def _decide(self) -> list[Pass]:
@@ -169,7 +169,7 @@ class History:
 
 
 class _Account:
-    """What the records of one run say, sorted by what they are about."""
+    """Records of one run, sorted by subject."""
 
     def __init__(self, run: RunRecords) -> None:
         self._name, self._live = run.name, run.live

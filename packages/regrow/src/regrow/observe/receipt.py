@@ -37,11 +37,11 @@ def _unequal(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a disturbed run lost, and whether it ended where the undisturbed one did.
+    """Losses of a disturbed run, and whether it ended in the same state as the undisturbed one.
 
     Args:
         disturbed, alone: the accounts of both runs.
-        digest, digest_alone: digest of the final state of each, as the script wrote it; None where it wrote none.
+        digest, digest_alone: digest of the final state of each, as the script wrote it; None if it wrote none.
         planned: faults that the plan asked for.
     """
 

@@ -41,7 +41,7 @@ _CHANGES = {
 
 
 def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
-    """What people are told of a run.
+    """Tell the story of a run, in lines.
 
     Args:
         records: all of it, of the coordinator and of the agents.
@@ -59,7 +59,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
 
 
 def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
-    """What is worth telling; an incident is told once, as it was closed, or as it was opened where it never was."""
+    """Records worth telling; an incident is told once, as it was closed, or as it was opened if it never was."""
     for record in records:
         match record:
             case IncidentOpened() if record.incident in ledger.open_incidents:
@@ -153,7 +153,7 @@ def _cost(incidents: list[IncidentClosed]) -> str:
 
 
 def lost_workers(records: Iterable[Record]) -> Counter[NodeId]:
-    """How many workers of a node ended otherwise than well while they were ranks."""
+    """Number of a node's workers that ended badly while they were ranks."""
     places: dict[WorkerId, NodeId] = {}
     lost: Counter[NodeId] = Counter()
     for record in records:

@@ -28,7 +28,7 @@ class _Epoch:
         self._size = size
         self._bits = np.zeros(-(-size // 8), dtype=np.uint8)
         self.whole = whole
-        """Whether its beginning was seen, so that what was not read was left out."""
+        """True if its beginning was seen, so that unread samples were left out."""
 
     def mark(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Note that samples, each once, were read; returns those that had been read before."""
@@ -40,7 +40,7 @@ class _Epoch:
 
     @property
     def left(self) -> int:
-        """How many samples were not read."""
+        """Number of samples that were not read."""
         return self._size - int(np.unpackbits(self._bits).sum())
 
     def first_left(self) -> int:
@@ -49,11 +49,11 @@ class _Epoch:
 
 
 class SampleCounts:
-    """What a run of steps under one order has read.
+    """Reads of a run of steps under one order.
 
     Args:
         spec: the order.
-        shares: shares of a step; matters where each has a batch size of its own.
+        shares: shares of a step; matters if each has a batch size of its own.
         whole: whether the first step counted here is the first of all; else the epochs that it falls into are not
             expected to be complete.
 

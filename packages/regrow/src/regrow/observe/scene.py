@@ -1,4 +1,4 @@
-"""Who is where in a job right now, as its records tell it. Pure."""
+"""Present place and state of a job's workers, by its records. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from regrow.observe.ledger import Ledger
 
 
 class WorkerState(StrEnum):
-    """What a worker is seen to be doing."""
+    """Visible activity of a worker."""
 
     STARTING = "starting"
     WARM = "warm"
@@ -53,7 +53,7 @@ class Scene:
 
     ledger: Ledger = field(default_factory=Ledger)
     places: dict[Rank, WorkerSeen] = field(default_factory=dict)
-    """Who fills, or filled last, each rank."""
+    """Worker that fills, or filled last, each rank."""
     workers: dict[WorkerId, WorkerSeen] = field(default_factory=dict)
     """All workers whose process has not ended."""
 

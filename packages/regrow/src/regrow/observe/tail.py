@@ -19,7 +19,7 @@ _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, stri
 
 
 class _Reached(NamedTuple):
-    """How far a file was read: which of its parts, which file that was, and up to which byte of it."""
+    """Position up to which a file was read: the number of the part, its inode, and the byte in it."""
 
     part: int = 0
     inode: int = 0
@@ -46,21 +46,21 @@ class RecordTail:
         """Files whose first parts were removed, or gone before they were read."""
 
     def poll(self) -> list[Record]:
-        """What is new since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
+        """New records since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
         records: list[Record] = []
         for path in self.files():
             records.extend(self.read(path))
         return sorted(records, key=lambda record: record.at)
 
     def files(self) -> list[Path]:
-        """What is followed: files that there are, or were before they were set aside."""
+        """Files to follow: those that are there, or were before they were set aside."""
         steps = set(self._job_dir.glob("steps.*.jsonl"))
         # Between two parts the file itself may be missing for a moment.
         steps |= {path.with_suffix("") for path in self._job_dir.glob("steps.*.jsonl.*") if path.suffix[1:].isdecimal()}
         return [self._job_dir / "events.jsonl", *sorted(steps)]
 
     def read(self, path: Path) -> list[AnyRecord]:
-        """What is new in one file, and in its parts, since the last call."""
+        """New records in one file, and in its parts, since the last call."""
         records: list[AnyRecord] = []
         with contextlib.ExitStack() as stack:
             for number, part, stream in _parts(path, self._reached.get(path, _Reached()), stack):

@@ -1,7 +1,7 @@
-"""What stays of old events: all incidents, and what happened to the world and its nodes.
+"""Thinning of old events: all incidents stay, and changes of the world and its nodes.
 
-What goes first are lines about single workers, about copies and checkpoints, and memberships that were followed by
-others: they are nearly all of what a long job writes.
+Lines about single workers, about copies and checkpoints, and memberships that were followed by others go first: they
+are nearly all of what a long job writes.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _SPAWNED = msgspec.json.Decoder(WorkerSpawned)
 
 
 def _begins(kind: type) -> bytes:
-    """How a line of a kind begins."""
+    """Beginning of a line of a kind."""
     return f'{{"type":"{kind.__name__}",'.encode()
 
 

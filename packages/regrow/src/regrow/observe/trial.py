@@ -1,7 +1,7 @@
-"""What a trial shows: each kill of a run against the same run undisturbed. Pure, apart from drawing itself.
+"""Results of a trial: each kill of a run against the same run undisturbed. Pure, apart from drawing itself.
 
 A run is struck by many kills, one every few steps. Each step says with which state it began, so the first step that
-differs tells which kill it was that changed something.
+differs tells which kill changed something.
 """
 
 import struct
@@ -31,7 +31,7 @@ PHASES = (
     FaultStage.AFTER,
     FaultStage.BETWEEN,
 )
-"""Where a trial kills; scripts may have no vote (only sharded worlds do) and nothing marked as restartable."""
+"""Phases in which a trial kills; scripts may have no vote (only sharded worlds do) and no restartable functions."""
 _TITLES = {
     FaultStage.DATA: "reading its batch",
     FaultStage.BEGIN: "before the body",
@@ -48,7 +48,7 @@ Numbers = Mapping[tuple[StepNo, Rank], Mapping[str, float]]
 
 
 class Outcome(StrEnum):
-    """What became of one kill."""
+    """Outcome of one kill."""
 
     EQUAL = "equal"
     DIFFERS = "DIFFERS"
@@ -70,7 +70,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a kill; `why`: the difference, or the job's own last words."""
+    """Result of a kill; `why`: the difference, or the job's own last words."""
 
     kill: Kill
     outcome: Outcome
@@ -109,18 +109,18 @@ def _same(a: float | None, b: float | None) -> bool:
 
 
 def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, words: str = "") -> list[Result]:
-    """What became of each kill of a run, in order of steps.
+    """Judge each kill of a run, in order of steps.
 
     The last kill before the first difference is to blame for it, and the last one of all for a job that did not end
-    well. What was planned behind the one to blame is untried, though it may have struck. A difference is told with what
-    the run itself has found of it: the collective, the object or the variable that a newcomer has otherwise.
+    well. Kills planned after the one to blame are untried, though they may have struck. A difference is reported with
+    the run's own finding about it: the collective, the object or the variable that differs in a newcomer.
 
     Args:
         kills: of the run, as planned.
         struck: the run's account.
         alone: the undisturbed run's.
         code: the struck run's exit code.
-        words: what it said last, where it did not end well.
+        words: its last words, if it did not end well.
     """
     fired = {fault.fault: fault.step for fault in struck.injected}
     reached = struck.last_step
@@ -150,7 +150,7 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
 
 
 def _mended(kill: Kill, step: StepNo, incidents: Sequence[IncidentClosed]) -> Result:
-    """How it was mended: by the first incident of its rank that ends at its step or later; kills may share one."""
+    """Repair of a kill: the first incident of its rank that ends at its step or later; kills may share one."""
     mine = next((each for each in incidents if kill.rank in each.ranks and each.step >= step), None)
     if mine is None:
         return Result(kill, Outcome.EQUAL)
@@ -187,7 +187,7 @@ def complaint(result: Result) -> str:
 
 
 def advice(results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """What to change in the script, from which kills failed. `results`: by how ranks were replaced."""
+    """Advice on the script, from the kills that failed. `results`: by the way in which ranks were replaced."""
     failed = {way: [r for r in each if r.outcome in (Outcome.DIFFERS, Outcome.ENDED)] for way, each in results.items()}
     found = []
     if failed.get("standby") and "fork" in failed and not failed["fork"]:

@@ -14,7 +14,7 @@ _ADAPTERS = {
 _HOMES = {"pytorch_lightning": "lightning"}
 """Packages that have what an adapter of another name has."""
 _ONCE_AN_EPOCH = frozenset({"train", "set_epoch"})
-"""What may as well be called before each step."""
+"""Calls that may as well be made before each step."""
 
 _ACCUMULATES = frozenset({"accumulate", "no_sync", "gradient_accumulation_steps", "gradient_accumulation_plugin"})
 
@@ -54,7 +54,7 @@ def untried(script: ScriptText) -> list[str]:
 
 
 def _package(script: ScriptText, module: str) -> str:
-    """Whose adapter has what a module has; empty: nobody's."""
+    """Package whose adapter has the names of a module; empty: none."""
     root = module.partition(".")[0]
     package = _HOMES.get(root, root)
     if package == "accelerate" and script.framework != package:
@@ -63,7 +63,7 @@ def _package(script: ScriptText, module: str) -> str:
 
 
 def _used(tree: ast.Module, bound: str, package: str) -> list[ast.expr]:
-    """Where a module is named for what its adapter has."""
+    """Uses of a module for names that its adapter has."""
     names = _ADAPTERS.get(package, frozenset())
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr in names]
     return [node for node in found if ast.unparse(node) == bound and node.lineno == node.end_lineno]
@@ -144,7 +144,7 @@ def accelerated(script: ScriptText, training: OwnLoop) -> str:
 
 
 def _accelerator(tree: ast.Module) -> str:
-    """What the script calls its Accelerator."""
+    """Name of the script's Accelerator."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Assign)
@@ -156,14 +156,14 @@ def _accelerator(tree: ast.Module) -> str:
 
 
 def _gathers(tree: ast.Module) -> bool:
-    """Whether gradients are accumulated over several batches."""
+    """True if gradients are accumulated over several batches."""
     given = {node.arg for node in ast.walk(tree) if isinstance(node, ast.keyword)}
     calls = {called(node) for node in ast.walk(tree)}
     return not given.isdisjoint(_ACCUMULATES) or not calls.isdisjoint(_ACCUMULATES)
 
 
 def _named(body: list[ast.stmt], name: str) -> int:
-    """How often."""
+    """Number of times that a name is used."""
     return sum(isinstance(node, ast.Name) and node.id == name for each in body for node in ast.walk(each))
 
 

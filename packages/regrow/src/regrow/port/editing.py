@@ -14,13 +14,13 @@ _INDENT = "    "
 
 @dataclass(frozen=True)
 class Names:
-    """What the new lines call things."""
+    """Names used in the new lines."""
 
     epoch: str
     first: int
     """The number that the script gives to its first epoch."""
     passed: str = ""
-    """What the function of the steps calls the epoch, where it is given it."""
+    """Name of the epoch in the function of the steps, if it gets it."""
 
 
 class Lines:
@@ -97,7 +97,7 @@ def _names(training: OwnLoop) -> Names:
 
 
 def _parameter(training: OwnLoop, variable: str) -> str:
-    """What the called function calls a variable that it is given; empty where it is not."""
+    """Parameter under which the called function gets a variable; empty if it does not."""
     if training.call is None or not isinstance(training.inside, ast.FunctionDef):
         return ""
     parameters = [each.arg for each in training.inside.args.args]
@@ -121,7 +121,7 @@ def _loader_of(training: OwnLoop) -> str:
 
 
 def through(given: ast.expr) -> tuple[ast.expr, bool]:
-    """What a loop goes through, under `enumerate` and a progress bar; whether it counts."""
+    """Iterable of a loop, under `enumerate` and a progress bar; and whether the loop counts."""
     counts = False
     while isinstance(given, ast.Call) and given.args and called(given) in ("enumerate", "tqdm", "track"):
         counts |= called(given) == "enumerate"
@@ -130,7 +130,7 @@ def through(given: ast.expr) -> tuple[ast.expr, bool]:
 
 
 def count_of(epochs: ast.For) -> str:
-    """How many epochs there are in all."""
+    """Number of all epochs, as an expression."""
     arguments = epochs.iter.args if isinstance(epochs.iter, ast.Call) else []
     if called(epochs.iter) != "range" or not arguments:
         return f"len({ast.unparse(epochs.iter)})"
@@ -143,7 +143,7 @@ def count_of(epochs: ast.For) -> str:
 
 
 def _uses(training: OwnLoop) -> list[tuple[int, int]]:
-    """Where the variable of the epoch is used: in its loop, but not in its head."""
+    """Lines in which the variable of the epoch is used: its loop, without the head."""
     loop = training.epochs
     return [] if loop is None else [(loop.body[0].lineno, _last(loop))]
 
@@ -197,7 +197,7 @@ def _start(lines: Lines, script: ScriptText, training: OwnLoop) -> str:
 
 
 def _opens(node: ast.stmt) -> bool:
-    """Whether this is a docstring, an import, or a definition."""
+    """True if this is a docstring, an import, or a definition."""
     text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return text or isinstance(node, ast.Import | ast.ImportFrom | ast.FunctionDef | ast.ClassDef)
 
@@ -240,7 +240,7 @@ def _steps(lines: Lines, training: OwnLoop, loop: ast.For, names: Names, loader:
 
 
 def _split(body: list[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
-    """What belongs to the step, and what follows it: all behind the last statement that changes what is trained."""
+    """Split a body into the step, up to the last statement that changes what is trained, and the rest."""
     training = [at for at, node in enumerate(body) if any(map(_trains, ast.walk(node)))]
     end = (training[-1] if training else len(body) - 1) + 1
     return body[:end], body[end:]

@@ -57,7 +57,7 @@ def modules_beside(script: Path, text: str) -> dict[str, str]:
 
 
 def _imported(text: str) -> Iterator[str]:
-    """Where imported modules would be, were they in the script's folder or in a package of it: paths from there."""
+    """Paths that imported modules would have in the script's folder or in a package of it."""
     try:
         tree = ast.parse(text.removeprefix("\ufeff"))
     except (SyntaxError, ValueError, RecursionError):

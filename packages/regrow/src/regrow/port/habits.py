@@ -1,4 +1,4 @@
-"""What in a script is on the list of habits: it is refused, has to be changed by hand, or has something to know."""
+"""Listed habits in a script: refused, to be changed by hand, or with something to know."""
 
 import ast
 import re
@@ -121,7 +121,7 @@ def _in_loop(script: ScriptText) -> Iterator[Habit]:
 
 
 def _loader(loop: ast.For) -> str:
-    """What the loop goes through, under `enumerate` and `tqdm`; empty where that is a range."""
+    """Iterable of the loop, under `enumerate` and `tqdm`; empty if that is a range."""
     given: ast.expr = loop.iter
     while isinstance(given, ast.Call) and given.args and called(given) in ("enumerate", "tqdm", "trange", "track"):
         given = given.args[0]
@@ -129,7 +129,7 @@ def _loader(loop: ast.For) -> str:
 
 
 def _of_this_loop(loop: ast.AST) -> Iterator[ast.AST]:
-    """What is in the loop, but not in loops in it."""
+    """Nodes in the loop, but not in loops inside it."""
     for child in ast.iter_child_nodes(loop):
         yield child
         if not isinstance(child, ast.For | ast.While | ast.FunctionDef):
@@ -137,7 +137,7 @@ def _of_this_loop(loop: ast.AST) -> Iterator[ast.AST]:
 
 
 def _around(script: ScriptText) -> Iterator[Habit]:
-    """How the loop of epochs begins, and the job."""
+    """Habits at the beginning of the loop of epochs, and of the job."""
     epochs = script.training.epochs if script.training is not None else None
     arguments = epochs.iter.args if epochs is not None and isinstance(epochs.iter, ast.Call) else []
     if epochs is not None and len(arguments) > 1 and not isinstance(arguments[0], ast.Constant):

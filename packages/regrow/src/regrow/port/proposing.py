@@ -1,4 +1,4 @@
-"""What people are told of a script: the tier that it can have today, the lines that would change, what is to know."""
+"""Report on a script: the tier that it can have today, the lines that would change, and things to know."""
 
 import ast
 import difflib
@@ -23,13 +23,13 @@ _FABRIC = "Fabric's loops are like plain ones: session.epochs, docs/epochs.md"
 
 @dataclass
 class Proposal:
-    """What becomes of a script.
+    """Proposal for a script.
 
     Attributes:
-        today: the tier that it can have as it is, 0 where it trains nothing; docs/adopt.md has the four.
-        then: the tier that it can have with the changes; the same as today where there are none.
+        today: the tier that it can have as it is, 0 if it trains nothing; docs/adopt.md has the four.
+        then: the tier that it can have with the changes; the same as today if there are none.
         says: in plain lines.
-        diff: unified; empty where nothing is proposed.
+        diff: unified; empty if nothing is proposed.
         text: the script with it.
     """
 
@@ -87,7 +87,7 @@ def _elsewhere(name: str, beside: Mapping[str, str]) -> Proposal | None:
 
 
 def _new(diff: str) -> int:
-    """How many lines of a diff are new, whatever their indentation."""
+    """Number of new lines of a diff, whatever their indentation."""
     lines = lines_of(diff)[2:]
     gone = {line[1:].strip() for line in lines if line.startswith("-")}
     return sum(line.startswith("+") and line[1:].strip() not in gone for line in lines)

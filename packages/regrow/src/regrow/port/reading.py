@@ -20,7 +20,7 @@ FRAMEWORKS = {
     "lightning": frozenset({"Trainer", "Fabric"}),
     "pytorch_lightning": frozenset({"Trainer"}),
 }
-"""What of a framework runs a loop of its own."""
+"""Names in a framework that run a loop of their own."""
 _KEPT = (("Scaler",), ("LR", "Scheduler", "Restarts", "Plateau"), ("AveragedModel", "EMA", "ExponentialMovingAverage"))
 Loop = ast.For | ast.While
 Function = ast.FunctionDef | ast.Module
@@ -49,12 +49,12 @@ class OwnLoop:
 
 @dataclass
 class ScriptText:
-    """What a text has in it.
+    """Contents of a script's text.
 
     Attributes:
         tree: of the text.
-        framework: whose trainer it uses; empty: nobody's.
-        wrapped: by which wrapper its model is parallel; empty: by none.
+        framework: the one whose trainer it uses; empty: none.
+        wrapped: the wrapper that makes its model parallel; empty: none.
         training: its own loop, if it has one.
     """
 
@@ -95,12 +95,12 @@ def called(node: ast.AST) -> str:
 
 
 def updates_somewhere(tree: ast.Module) -> bool:
-    """Whether an optimizer steps, in whatever shape of training."""
+    """True if an optimizer steps, in whatever shape of training."""
     return _updates(tree)
 
 
 def uses_regrow(tree: ast.Module) -> bool:
-    """Whether a script knows regrow already."""
+    """True if a script uses regrow already."""
     return any(name.partition(".")[0] == "regrow" for name, _ in imported(tree))
 
 
@@ -179,7 +179,7 @@ def own(inside: Function) -> Iterator[ast.AST]:
 
 
 def is_update(node: ast.AST) -> bool:
-    """Whether this is the step of an optimizer: `optimizer.step()`, `scaler.step(optimizer)`."""
+    """True if this is the step of an optimizer: `optimizer.step()`, `scaler.step(optimizer)`."""
     if called(node) != "step" or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return False
     owner = ast.unparse(node.func.value).lower()
@@ -214,7 +214,7 @@ def _protected(around: Function, tree: ast.Module) -> list[str]:
 
 
 def _is_optimizer(value: ast.expr) -> bool:
-    """Whether this makes an optimizer: what is given parameters, and is no wrapper or helper of theirs."""
+    """True if this makes an optimizer: it takes parameters, and is no wrapper or helper of theirs."""
     name = called(value)
     given = [*value.args, *(each.value for each in value.keywords)] if isinstance(value, ast.Call) else []
     takes = any(called(node) in ("parameters", "named_parameters") for each in given for node in ast.walk(each))

@@ -19,7 +19,7 @@ from regrow.recipes.schema import Run, TrainingRecipe
 
 
 def half(recipe: TrainingRecipe, device: torch.device) -> bool:
-    """Whether the forward is in bf16."""
+    """True if the forward is in bf16."""
     return recipe.parallel.precision == "bf16" or (recipe.parallel.precision == "auto" and device.type != "cpu")
 
 

@@ -12,7 +12,7 @@ _ABOUT = frozenset({"weight", "train", "training"})
 
 
 class ChatTokenizer(Protocol):
-    """What is used of a tokenizer of transformers."""
+    """Part of a transformers tokenizer that is used here."""
 
     eos_token_id: int | None
     pad_token_id: int | None

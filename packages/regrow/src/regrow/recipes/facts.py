@@ -1,7 +1,7 @@
-"""What a model's `config.json` tells without loading anything: parameters, FLOPs a token, names that adapters go to.
+"""Facts from a model's `config.json`, without loading anything: parameters, FLOPs a token, names for adapters.
 
 FLOPs are those of PaLM's appendix B: 6 for each weight of a matrix product and token, and 6 for each head, position
-and dimension of queries and values; causality is not halved, and what is computed once more is not counted.
+and dimension of queries and values; causality is not halved, and recomputation is not counted.
 """
 
 import difflib
@@ -90,7 +90,7 @@ class ModelFacts(msgspec.Struct, frozen=True):
         return self.hidden * self.vocabulary * (1 if self.tied else 2) + self.hidden
 
     def flops_per_token(self, length: int, *, frozen: bool = False) -> float:
-        """Of a forward and a backward, in a document of so many tokens.
+        """FLOPs of a forward and a backward, in a document of `length` tokens.
 
         Args:
             length: of the document.

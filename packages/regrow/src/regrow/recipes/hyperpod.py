@@ -234,7 +234,7 @@ def _method(leaves: Mapping[str, Any]) -> str:
 
 
 def _adapted(leaves: Mapping[str, Any]) -> bool:
-    """Whether it trains an adapter. One of their recipes says so in its name alone."""
+    """True if it trains an adapter. One of their recipes says so in its name alone."""
     told = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
     return bool(told) or _is_lora_by_name(leaves)
 

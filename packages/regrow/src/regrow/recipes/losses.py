@@ -1,4 +1,4 @@
-"""What a batch costs, by method: the mean over what counts, and how much that is."""
+"""Loss of a batch, by method: the mean over the elements that count, and their number."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,10 +16,10 @@ Loss = Callable[[nn.Module, Batch], tuple[torch.Tensor, int]]
 
 
 class BatchLosses:
-    """What batches of one training cost.
+    """Losses of one training's batches.
 
     Args:
-        recipe: what is trained, and how.
+        recipe: the training, with its method.
         config: the model's configuration, as transformers has it.
         device: of this rank.
     """
@@ -43,7 +43,7 @@ class BatchLosses:
         return self._tokens(model, batch)
 
     def logits(self, model: nn.Module, batch: Batch) -> torch.Tensor:
-        """What the model says after each token: [rows, length, vocabulary]. No document sees another."""
+        """Logits after each token: [rows, length, vocabulary]. No document sees another."""
         with forward_type(model, self._recipe, self._device):
             masks = packed_masks(self._config, batch["position_ids"])
             said: torch.Tensor = model(

@@ -1,4 +1,4 @@
-"""What follows from a model, a recipe and a world: shards, micro-batches, memory, and what recovery costs. *Pure*."""
+"""Plan from a model, a recipe and a world: shards, micro-batches, memory, and the cost of recovery. *Pure*."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ _COPIES: Final = 10
 
 
 class PlanWorld(msgspec.Struct, frozen=True):
-    """What there is to train on.
+    """Hardware to train on.
 
     Attributes:
         ranks: of the world at the start.
@@ -52,7 +52,7 @@ class MemoryParts(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> float:
-        """What is protected; gradients are not."""
+        """Bytes of the protected state; gradients are not in it."""
         return self.weights + self.training * 0.75
 
     @property
@@ -190,7 +190,7 @@ def _microbatches(rows: int, shard: int, micro: int) -> int:
 
 
 def recovery_costs(planned: RecipePlan) -> list[tuple[str, str]]:
-    """What being ready for faults costs, by flag: bytes of one state, and where they are."""
+    """Cost of being ready for faults, by flag: bytes of one state, and where they are."""
     state, twice = in_bytes(planned.memory.state), in_bytes(2 * planned.memory.state)
     return [
         ("replicas", "nothing: a lost rank is filled from another" if planned.replicas > 1 else "there is only one"),
@@ -207,7 +207,7 @@ def in_bytes(number: float) -> str:
 
 
 def steps_of(recipe: TrainingRecipe, rows_there_are: int, rows_a_step: int) -> int:
-    """How many updates the training has. Raises `UsageError` where there is less data than one takes."""
+    """Number of updates of the training. Raises `UsageError` if there is less data than one takes."""
     if rows_there_are < 1:
         raise UsageError("there is no row to train on", hint="look at `regrow recipes check`, and at data.length")
     if recipe.train.steps:

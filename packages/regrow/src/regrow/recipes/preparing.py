@@ -32,7 +32,7 @@ _DONE = "about.json"
 
 
 class AboutRows(msgspec.Struct, frozen=True):
-    """What a folder of rows holds."""
+    """Description of a folder of rows."""
 
     format: str
     rows: int
@@ -49,7 +49,7 @@ class AboutRows(msgspec.Struct, frozen=True):
 
 
 class RowsOrder(msgspec.Struct, frozen=True):
-    """What is to be prepared."""
+    """Order to prepare rows."""
 
     files: list[str]
     format: str
@@ -96,7 +96,7 @@ def prepared(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path, AboutR
 
 
 def about(folder: Path) -> AboutRows:
-    """What is in a folder of rows."""
+    """Read the description of a folder of rows."""
     return msgspec.json.decode((folder / _DONE).read_bytes(), type=AboutRows)
 
 

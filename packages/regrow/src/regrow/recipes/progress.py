@@ -1,4 +1,4 @@
-"""What is told while a recipe trains: a line each few steps, with speed and what is left. *Pure* but for its clock."""
+"""Progress of a training recipe: a line each few steps, with speed and time left. *Pure* but for its clock."""
 
 from collections.abc import Callable, Mapping
 from typing import Final

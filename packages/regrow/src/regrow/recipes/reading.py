@@ -28,7 +28,7 @@ def method_text(name: str) -> str:
 
 
 def method_values(name: str) -> dict[str, Any]:
-    """What a method's file comes to, section by section; what a user must give is empty in it."""
+    """Values of a method's file, section by section; those that a user must give are empty."""
     values: Table = {}
     wrong = list(_decoded(tomllib.loads(method_text(name)), values))
     if wrong:
@@ -173,7 +173,7 @@ def _decoded_section(section: str, kind: type, given: Table, values: Table) -> I
 
 
 def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
-    """What does not go together, a sentence each."""
+    """Contradictions in a recipe, a sentence each."""
     model, data, batch, train = recipe.model, recipe.data, recipe.batch, recipe.train
     if model.config and recipe.method != "pretrain":
         yield f"model.config makes a model of random weights, which {recipe.method} cannot start from: give model.path"
@@ -223,7 +223,7 @@ def _one_of(section: str, **pair: float) -> Iterator[str]:
 
 
 def expected(hint: Any) -> str:
-    """What may stand there, in words."""
+    """Describe the values that are allowed there."""
     if typing.get_origin(hint) is typing.Annotated:
         kind, *metas = typing.get_args(hint)
         meta = next((meta for meta in metas if isinstance(meta, msgspec.Meta)), None)

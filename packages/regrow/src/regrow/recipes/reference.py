@@ -1,4 +1,4 @@
-"""What the model said before it was trained, for preferences that train all weights: worked out once, and protected.
+"""Logits before training, for preferences that train all weights: worked out once, and protected.
 
 So no second model is held, and a newcomer gets these numbers from its peers as it gets the weights.
 """

@@ -88,7 +88,7 @@ def write_run(resolved: Resolved) -> Path:
 
 
 def account(resolved: Resolved) -> Iterator[str]:
-    """What will be trained, on what, and what it takes: lines for people."""
+    """Describe the model, the data, the plan and its cost: lines for people."""
     run, facts, planned, about = resolved.run, resolved.facts, resolved.plan, resolved.about
     recipe = run.recipe
     active = "" if facts.active == facts.parameters else f", {facts.active:,} ({short(facts.active)}) active"

@@ -1,4 +1,4 @@
-"""What a recipe may say: every key with its range, its default and what it means."""
+"""Keys of a recipe, each with its range, its default and its meaning."""
 
 from typing import Annotated, Any, Literal
 
@@ -25,7 +25,7 @@ class ModelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What it is trained on."""
+    """Data to train on."""
 
     train: Annotated[list[str], Meta(description="files or patterns: .jsonl, .json, .csv, .parquet, .txt")] = []
     eval: Annotated[list[str], Meta(description="files to evaluate on; none: no evaluation")] = []
@@ -38,7 +38,7 @@ class DataSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BatchSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What one update sees, in a world of any size."""
+    """Batch of one update, in a world of any size."""
 
     tokens: Annotated[Natural, Meta(description="tokens of a step, padding included; 0: samples counts")] = 0
     samples: Annotated[Natural, Meta(description="rows of a step; 0: tokens counts")] = 0
@@ -62,7 +62,7 @@ class OptimSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrainSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long, and what is told meanwhile."""
+    """Length of the training, and the reports meanwhile."""
 
     epochs: Annotated[float, Meta(ge=0, description="passes over the data; 0: steps counts")] = 0.0
     steps: Annotated[Natural, Meta(description="updates; 0: epochs counts")] = 0
@@ -94,7 +94,7 @@ class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ParallelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the planner's choice is pinned."""
+    """Pins for the planner's choices."""
 
     shard: Annotated[
         Count | Literal["auto"], Meta(description="ranks that hold one copy together; 1: each has all (DDP)")
@@ -120,7 +120,7 @@ class ElasticSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OutputSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the result goes."""
+    """Place of the result."""
 
     dir: Annotated[str, Meta(description="folder; the model is in its folder `model`, an adapter in `adapter`")] = ""
     every: Annotated[Natural, Meta(description="steps from one export to the next; 0: after the last")] = 0
@@ -144,7 +144,7 @@ class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def adapts(self) -> bool:
-        """Whether an adapter is trained beside frozen weights."""
+        """True if an adapter is trained beside frozen weights."""
         return self.method == "lora" or (self.method == "dpo" and self.dpo.weights == "adapter")
 
     @property

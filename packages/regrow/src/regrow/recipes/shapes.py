@@ -126,7 +126,7 @@ def messages(record: Record, key: str) -> list[Message]:
 
 
 def counts(message: Message) -> bool:
-    """Whether an answer is to be learnt: `weight` 0 (OpenAI) and `train` or `training` false (axolotl) say no."""
+    """True if an answer is to be learnt: `weight` 0 (OpenAI) and `train` or `training` false (axolotl) say no."""
     return bool(message.get("weight", 1)) and bool(message.get("train", message.get("training", True)))
 
 

@@ -78,7 +78,7 @@ def rate(step: int, *, optim: OptimSection, steps: int) -> float:
 
 
 class _Work:
-    """What stands beside the loop."""
+    """Work beside the loop: losses, evaluation, export."""
 
     def __init__(self, run: Run, session: Session, model: nn.Module, device: torch.device) -> None:
         self.run, self.session, self.model = run, session, model
@@ -98,7 +98,7 @@ class _Work:
         )
 
     def _said_before(self) -> Reference:
-        """What the model says of all pairs before it is trained; a newcomer gets that from its peers."""
+        """Run the model on all pairs before it is trained; a newcomer gets the result from its peers."""
         rows = Rows(self.run.data)
         made = Reference(len(rows), len(self.eval_rows or ()), self.device)
         if not self.session.newcomer:
@@ -109,7 +109,7 @@ class _Work:
 
     @property
     def besides(self) -> list[nn.Module]:
-        """What else is to be protected."""
+        """Modules to protect besides the model."""
         return [] if self._reference is None else [self._reference]
 
     def loss(self, batch: Batch, *, evaluated: bool = False) -> tuple[torch.Tensor, int]:

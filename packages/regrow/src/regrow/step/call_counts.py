@@ -1,14 +1,14 @@
-"""How many collectives of the whole world a body has called up to its update: too few, and the others are asked. Pure.
+"""Count of a body's collectives over the whole world up to its update: after too few, the others are asked. Pure.
 
-A body that skips its reductions (a flag that an earlier one has left) updates with gradients of its own, while the
+A body that skips its reductions (because of a flag left by an earlier one) updates with gradients of its own, while the
 others wait for it. Numbers may vary from step to step, but then they do on all ranks alike: all of them ask in the same
-step, which is a vote. Where one asks alone, its vote meets the others' reductions, and nobody commits.
+step, which is a vote. If one asks alone, its vote meets the others' reductions, and no rank commits.
 """
 
 from regrow.core.ids import Generation
 
 _SURE = 3
-"""So many bodies show a habit."""
+"""Number of bodies that show a habit."""
 
 
 class CallCounts:
@@ -28,7 +28,7 @@ class CallCounts:
         self._counting = self._alone = False
 
     def begin(self, generation: Generation, world: int) -> None:
-        """A body starts, in a world of so many ranks. One rank alone has nobody to ask, and need not reduce."""
+        """A body starts, in a world of `world` ranks. One rank alone has nobody to ask, and need not reduce."""
         self._calls, self._counting, self._alone = 0, True, world == 1
         if generation != self._generation:
             self._generation, self._least = generation, None
@@ -38,7 +38,7 @@ class CallCounts:
         self._calls, self._counting = 0, True
 
     def called(self, size: int, world: int) -> None:
-        """A collective of so many ranks was called."""
+        """A collective of `size` ranks was called."""
         if self._counting and size == world > 1:
             self._calls += 1
 

@@ -1,11 +1,11 @@
-"""Which micro-batches a replica computes, and the one tree in which their gradients are summed. Pure.
+"""Micro-batches of each replica, and the one tree in which their gradients are summed. Pure.
 
 The tree over the micro-batches 0 .. M-1 is fixed by M alone: a node of n micro-batches has the largest power of two
 below n on its left, the rest on its right. So all aligned blocks of 2^k micro-batches are nodes, as in a binary
-counter, and what is left over at the end is added from the smallest block up: for 7 it is ((0 1)(2 3))((4 5)6).
+counter, and the blocks left over at the end are added from the smallest up: for 7 it is ((0 1)(2 3))((4 5)6).
 
-A replica's share is a range, and need not be a node; the largest nodes inside it are its *partial nodes*. Whoever has
-the partial nodes of all replicas adds them along the rest of the tree, and gets what one replica alone would have got.
+A replica's share is a range, and need not be a node; the largest nodes inside it are its *partial nodes*. Adding the
+partial nodes of all replicas along the rest of the tree gives the sum that one replica alone would have got.
 """
 
 import operator
@@ -27,7 +27,7 @@ class MicroBatchRange(NamedTuple):
 
 
 def refusal(count: int, replicas: int) -> str | None:
-    """Why `count` micro-batches cannot be dealt to so many replicas; None: they can."""
+    """Reason why `count` micro-batches cannot be dealt to this number of replicas; None: they can."""
     if count < 1:
         return f"a step of {count} micro-batches has nothing to compute"
     if replicas < 1:
@@ -38,7 +38,7 @@ def refusal(count: int, replicas: int) -> str | None:
 
 
 class MicroBatchCounts:
-    """How many micro-batches a step has.
+    """Number of micro-batches in a step.
 
     Args:
         counts: their number, or a table of numbers by replicas. The row of a size that is not in it is that of the next
@@ -46,8 +46,8 @@ class MicroBatchCounts:
 
     Attributes:
         all: every number that a step may have.
-        fixed: the number, where it is the same for all sizes.
-        most: how many replicas there may be at most.
+        fixed: the number, if it is the same for all sizes.
+        most: largest possible number of replicas.
 
     Raises:
         UsageError: there is no row, or one has fewer micro-batches than a size that it is for has replicas.
@@ -72,7 +72,7 @@ class MicroBatchCounts:
         self.most = table[sizes[-1]]
 
     def of(self, replicas: int) -> int:
-        """That of a step in a world of so many replicas."""
+        """Number of a step in a world of this number of replicas."""
         return row_of(self._table, replicas)
 
 
@@ -93,14 +93,14 @@ def deal(count: int, replicas: int, replica: int) -> MicroBatchRange:
 
 
 def middle(span: MicroBatchRange) -> int:
-    """Where a node of more than one micro-batch is split into its two children."""
+    """Point where a node of more than one micro-batch is split into its two children."""
     size = span.stop - span.start
     return span.start + (1 << ((size - 1).bit_length() - 1))
 
 
 @lru_cache(maxsize=1 << 14)
 def is_node(count: int, span: MicroBatchRange) -> bool:
-    """Whether these are all micro-batches below one node of the tree over `count`."""
+    """True if these are all micro-batches below one node of the tree over `count`."""
     at = MicroBatchRange(0, count)
     while at != span:
         if at.stop - at.start < 2:
@@ -182,7 +182,7 @@ class Counter(Generic[T]):
         self._kept: list[tuple[MicroBatchRange, T]] = []
 
     def neighbour(self, index: int) -> T | None:
-        """What the value of the next micro-batch is added to at once; None: it is kept as it is."""
+        """Value to which the next micro-batch's is added at once; None: it is kept as it is."""
         if self._kept and is_node(self._count, MicroBatchRange(self._kept[-1][0].start, index + 1)):
             return self._kept[-1][1]
         return None
@@ -199,7 +199,7 @@ class Counter(Generic[T]):
 
     @property
     def nodes(self) -> list[tuple[MicroBatchRange, T]]:
-        """What was added up so far: the partial nodes of the micro-batches that have come."""
+        """Sums until now: the partial nodes of the micro-batches that have come."""
         return list(self._kept)
 
     def clear(self) -> None:

@@ -1,7 +1,7 @@
-"""Where a worker's state stands, and what may happen to it next.
+"""Position of a worker's state, and the transitions that may follow.
 
 The training thread and the control thread both use this, under the session's lock. The rule that everything rests on:
-once a worker has said where its state stands, the state stays there until a new generation is formed.
+once a worker has reported the step of its state, the state stays there until a new generation is formed.
 
     Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)
                      ↑                 │ fail/halt   ↑         │ fail
@@ -9,8 +9,8 @@ once a worker has said where its state stands, the state stays there until a new
                                        │ fail     update, roll_forward
                                        └──────── Ready(n) ←ready─ Computing(n)
 
-A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: there nobody could
-give this worker the state after the step, so it may happen everywhere or nowhere.
+A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: there no other
+rank could give this worker the state after the step, so it may happen everywhere or nowhere.
 """
 
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ class Transaction:
     def __init__(self) -> None:
         self.state: State = Empty()
         self._sharded = False
-        """Whether no other worker could give this one the state after a step: then every step is voted for."""
+        """True if no other worker could give this one the state after a step: then every step is voted for."""
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
         self._stop_before: StepNo | None = None
@@ -117,7 +117,7 @@ class Transaction:
 
     @property
     def state_at(self) -> StepNo | None:
-        """Where the state stands for good; None while a body runs, whose end decides it."""
+        """Step before which the state is; None while a body runs, whose end decides it."""
         match self.state:
             case Empty():
                 return NO_STATE
@@ -130,7 +130,7 @@ class Transaction:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the state would go on by one step, if that was the verdict."""
+        """True if the state would go on by one step, if that was the verdict."""
         return isinstance(self.state, Ready)
 
     def ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a training changes with the size of its world: rules for the learning rate, a table of named values. Pure."""
+"""Settings that change with the size of the world: rules for the learning rate, a table of named values. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, get_args
 from regrow.core.errors import UsageError
 
 Rule = Literal["constant", "linear", "sqrt"]
-"""How the learning rate follows the number of replicas: not at all, in proportion, with the square root."""
+"""Rule by which the learning rate follows the number of replicas: not at all, in proportion, by the square root."""
 T = TypeVar("T")
 
 
@@ -59,7 +59,7 @@ class Policy:
             raise UsageError("the rows of settings have different names", hint="give every size a value of each name")
 
     def factor(self, replicas: int) -> float:
-        """What the learning rate is multiplied by."""
+        """Factor of the learning rate."""
         if isinstance(self.learning_rate, str):
             ratio = replicas / self.base
             return {"constant": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.learning_rate]
@@ -74,5 +74,5 @@ class Policy:
 
 
 def row_of(table: Mapping[int, T], replicas: int) -> T:
-    """The row for so many replicas: the next smaller size's, or the smallest's."""
+    """The row for this number of replicas: the next smaller size's, or the smallest's."""
     return table[max((size for size in table if size <= replicas), default=min(table))]

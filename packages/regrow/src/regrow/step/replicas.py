@@ -1,9 +1,9 @@
-"""Which replica's state is wrong: a judgement over what all ranks said at one boundary. Pure.
+"""Judgement of which replica's state is wrong, over the statements of all ranks at one boundary. Pure.
 
-All ranks hear the same statements, so all come to the same verdict without another word.
+All ranks hear the same statements, so all come to the same verdict without another message.
 
-A rank is a *witness* if its state has come about in its own memory since all agreed last. One that has received state
-from others since then says nothing about who is right: it may have received from the one who is not.
+A rank is a *witness* if its state has come about in its own memory since all agreed last. A rank that has received
+state from others since then says nothing about who is right: it may have received from the wrong one.
 """
 
 import math
@@ -16,10 +16,10 @@ from regrow.core.ids import Rank
 
 @dataclass(frozen=True)
 class Statement:
-    """What one rank says of its state.
+    """Statement of one rank about its state.
 
     `holding`: equal for ranks that should have the same state. `distance`: after a run again, how far its former state
-    of this step was from the present one, None where it has none to compare; `was_witness`: of that former state.
+    of this step was from the present one, None if it has none to compare; `was_witness`: of that former state.
     """
 
     rank: Rank
@@ -68,7 +68,7 @@ def _sorted(ranks: Iterable[Rank]) -> tuple[Rank, ...]:
 
 
 def _odd(replicas: Sequence[Statement]) -> list[Rank]:
-    """Who differs from a strict majority of at least two witnesses; empty where there is none."""
+    """Ranks that differ from a strict majority of at least two witnesses; empty if there is none."""
     witnesses = [each for each in replicas if each.witness]
     if not witnesses:
         return []
@@ -81,10 +81,10 @@ def _odd(replicas: Sequence[Statement]) -> list[Rank]:
 
 
 def _farther(replicas: Sequence[Statement]) -> list[Rank]:
-    """Who had been farther from the state that the run again led to than the nearest.
+    """Ranks whose former state was farther than the nearest from the state that the run again led to.
 
-    Not who had been anywhere else: a wrong parameter spoils the gradients that all ranks sum up, so the others' state
-    was off too, but only by what came through the gradients.
+    Being different is no proof: a wrong parameter spoils the gradients that all ranks sum up, so the others' state was
+    off too, but only by what came through the gradients.
     """
     known = {each.rank: each.distance for each in replicas if each.distance is not None}
     if len(known) < 2:

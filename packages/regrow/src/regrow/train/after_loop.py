@@ -1,9 +1,9 @@
-"""What a script does behind its loop: restartable functions and collectives are run again there too, to its end.
+"""Recovery behind the loop: restartable functions and collectives are run again there too, until the script ends.
 
-All ranks leave their loops together, once each has run the last step. From then on what stands in the loop is over for
-all of them: a rank that is replaced receives the last state, passes the loop by, and comes to what stands behind it,
-where the others run again what they have run already. Nobody ends its process, or destroys the group of all ranks,
-before all have come to that. See decision 0057.
+All ranks leave their loops together, once each has run the last step. From then on the loop is over for all of them: a
+rank that is replaced receives the last state, skips the loop, and comes to the code behind it, where the others repeat
+what they have run already. No rank ends its process, or destroys the group of all ranks, before all have come to that.
+See decision 0057.
 """
 
 from typing import Protocol
@@ -20,7 +20,7 @@ class Leaver(Protocol):
     regions: RestartableCalls
     standing: LoopContext
     left: bool
-    """Whether this worker has no part in the job any more."""
+    """True once this worker has no part in the job any more."""
 
     def stops(self) -> None:
         """There are no steps any more."""
@@ -29,10 +29,10 @@ class Leaver(Protocol):
         """Wait for the next membership and stand in it."""
 
     def recover_if_halted(self) -> bool:
-        """Whether the generation was over; then this worker stands in the next one."""
+        """Join the next generation if the present one is over; True if it was."""
 
     def agrees(self) -> bool:
-        """Whether this rank's replicas have the same state, or were not asked."""
+        """True if this rank's replicas have the same state, or were not compared."""
 
 
 class AfterLoop:
@@ -48,7 +48,7 @@ class AfterLoop:
 
     @property
     def open(self) -> bool:
-        """Whether the script is behind its loop, and a fault there is mended."""
+        """True while the script is behind its loop and a fault there is still repaired."""
         return self._begun and not self._ended
 
     def begin(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker tells of its steps: those that it has committed, how long it waited for them, and their numbers."""
+"""Reports of a worker on its steps: which are committed, how long it waited for them, and their numbers."""
 
 import logging
 import time
@@ -52,8 +52,8 @@ class _Untold(NamedTuple):
 
 
 _AHEAD = 1
-"""So many commits may wait for the device at a step's boundary. The next step is enqueued meanwhile, so that the device
-has work; with more of them nobody would gain anything."""
+"""Commits that may wait for the device at a step's boundary. The next step is enqueued meanwhile, so that the device
+has work; more of them would gain nothing."""
 
 
 class Announcing:
@@ -69,7 +69,7 @@ class Announcing:
     def __init__(self, member: Participation) -> None:
         self._member = member
         self.accelerator: Accelerator = Processor()
-        """What computes the steps."""
+        """Device that computes the steps."""
         self._unsent: _Unsent | None = None
         self._late: dict[str, LateNumber] = {}
         """Numbers that the newest step has logged."""
@@ -79,7 +79,7 @@ class Announcing:
         self._data_wait = self._stall = 0.0
 
     def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due; training stands still for so long."""
+        """At a step's boundary: take the copies of the state that are due; training stands still meanwhile."""
         since = time.monotonic()
         self._member.waiting.checkpoint()
         self._stall = time.monotonic() - since

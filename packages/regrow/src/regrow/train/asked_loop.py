@@ -12,7 +12,7 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 
 class Asking(NamedTuple):
-    """Where a call asks for the next step."""
+    """Place in the code at which a call asks for the next step."""
 
     code: CodeType
     instruction: int

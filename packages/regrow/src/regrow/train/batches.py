@@ -1,4 +1,4 @@
-"""What the steps of a session read: batches at this rank's place, and the record of each."""
+"""Batches that the steps of a session read at this rank's place, with a record of each."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -49,7 +49,7 @@ class Batches:
 
     @property
     def dealer(self) -> Dealer | None:
-        """What deals the micro-batches; None where steps have none."""
+        """Dealer of the micro-batches; None if steps have none."""
         return self._loader if isinstance(self._loader, Dealer) else None
 
     def batch(self, step: StepNo) -> Any:
@@ -69,22 +69,22 @@ class Batches:
             return self._loader.prove(step, *self._place())
 
     def record(self, step: StepNo) -> BatchRecord | None:
-        """What was read for `step`; None unless that was read last, and as one batch."""
+        """Record of the batch of `step`; None unless it was read last, and as one batch."""
         return self._loader.record if self._last == step and isinstance(self._loader, StepLoader) else None
 
     def parts(self, step: StepNo) -> list[BatchRecord]:
-        """What was read for the micro-batches of `step`, as far as the body has come; empty where it has none."""
+        """Records of the micro-batches of `step` that the body has read until now; empty if it has none."""
         return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
 
     def reads(self, step: StepNo) -> list[BatchRecord]:
-        """What was read for `step` last, of batches that are data: have tensors, arrays or texts in them."""
+        """Records of the last reads for `step`, if its batches are data: contain tensors, arrays or texts."""
         if self._last != step or not self._loader.is_data():
             return []
         read = self.record(step)
         return [read] if read is not None else self.parts(step)
 
     def told(self, step: StepNo) -> str:
-        """What this rank reads at `step`, for people."""
+        """Describe for people what this rank reads at `step`."""
         share, shares = self._place()
         read = f"it read share {share} of {shares} of step {step}"
         try:

@@ -25,16 +25,16 @@ def dealer(
     recorded: bool = True,
     cache: Caching | None = None,
 ) -> Dealer:
-    """What deals the micro-batches of a step to the replicas.
+    """Make the dealer that gives the micro-batches of a step to the replicas.
 
     Args:
-        loader: what the script gave to `session.steps`.
-        state: what it protects.
-        modules: the modules among that.
+        loader: the loader that the script gave to `session.steps`.
+        state: the protected state.
+        modules: the protected modules.
         seed: of the session.
         count: micro-batches of a step, or a table of their number by replicas.
         invariant: whether the result must not depend on the number of replicas.
-        recorded: whether somebody wants the digests of what is read.
+        recorded: whether the digests of the reads are wanted.
         cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
@@ -58,7 +58,7 @@ def dealer(
 
 
 def _talks_in_forward(modules: Modules) -> str | None:
-    """What speaks to other replicas in every forward, if anything does: all must have as many forwards."""
+    """Name a module that communicates in every forward, so that all replicas need as many; None if there is none."""
     roots: list[nn.Module] = [*modules.replicated, *modules.plain]
     for root in roots:
         for name, module in root.named_modules():

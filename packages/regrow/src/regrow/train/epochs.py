@@ -27,7 +27,7 @@ class Epoch:
 
     @property
     def number(self) -> int:
-        """Which epoch, from 0. Ask, do not remember: a rank that is replaced begins in the middle of the training."""
+        """Number of the epoch, from 0. Ask, do not remember: a replaced rank begins in the middle of the training."""
         return self._owner.number
 
     def __index__(self) -> int:
@@ -69,12 +69,12 @@ class Epochs:
         self._loop, self._steps, self._until = loop, steps, until
         self._turn: Epoch | None = None
         self._step: Step | None = None
-        """What the script was given last in this turn."""
+        """Last step given to the script in this turn."""
         self._pending: Step | None = None
         self._ended = False
-        """Whether the script has gone through the steps of this turn."""
+        """True once the script has gone through the steps of this turn."""
         self._over = False
-        """Whether there are no steps any more."""
+        """True once there are no more steps."""
         self._alone = contextlib.ExitStack()
 
     @property
@@ -130,9 +130,9 @@ class Epochs:
         self._ended = True
 
     def _stands_at_end(self) -> bool:
-        """Whether the last step that was given has happened, is its epoch's last, and the state is the one behind it.
+        """True if the last step given is committed, ends its epoch, and the state is the one right after it.
 
-        Where the state has gone back meanwhile, steps of this epoch are still to be run.
+        If the state has gone back meanwhile, steps of this epoch are still to be run.
         """
         step = self._step
         if step is None or not step.committed or self._loop.member.step != step.number + 1:
@@ -140,7 +140,7 @@ class Epochs:
         return (step.number + 1) % self.length == 0 or step.number + 1 >= self._until
 
     def _has_ended(self) -> bool:
-        """Whether no epoch follows. The last step may be run again until all ranks have been through what follows."""
+        """True if no epoch follows. The last step may be run again until all ranks have passed the code after it."""
         if self._step is None and self._turn is None:
             return self._until == 0
         if self._loop.member.step >= self._until:

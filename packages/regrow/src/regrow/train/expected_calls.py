@@ -1,7 +1,7 @@
-"""Whether a script may call collectives between its steps, as far as its text says: before the first such call.
+"""Predict from a script's text whether it calls collectives between its steps, before the first such call.
 
-What stands behind a guard (`if step.number % 1000 == 0: evaluate()`) is not seen in the rehearsal. Where its text leads
-to the name of a collective, all ranks make ready for one from the first step on; that costs a newcomer one body more.
+A call behind a guard (`if step.number % 1000 == 0: evaluate()`) is not seen in the rehearsal. If the text of the loop
+leads to the name of a collective, all ranks prepare for one from the first step on; it costs a newcomer one more body.
 """
 
 import ast
@@ -34,17 +34,17 @@ _MOST_PARSED = 1_000_000
 
 _WORDS = re.compile(r"\w+").findall
 _LEAVES = (ast.Constant, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
-"""What has no names in it: half of the nodes of a tree."""
+"""Nodes without names in them: half of the nodes of a tree."""
 
 Uses = dict[str, set[str]]
-"""What a name leads to: a function's by the names in it, a variable's by those that it was made of."""
+"""Names that a name leads to: for a function those in it, for a variable those that it was made of."""
 
 
 def may_call_collectives(innermost: FrameType | None) -> bool:
-    """Whether the loop that asks for a step there, or what it calls, names a collective behind its step's body.
+    """True if the loop that asks for a step there, or a function it calls, names a collective after the step's body.
 
-    Names are followed wherever the script's own files give them a meaning, so the answer may be yes too often. It is no
-    where the loop's text cannot be read, and of collectives that a library calls by itself.
+    Names are followed wherever the script's own files define them, so the answer is True too often rather than too
+    rarely. It is False if the loop's text cannot be read, and for collectives that a library calls by itself.
     """
     frame = asking_frame(innermost)
     loop = loop_at(frame, frame.f_lasti) if frame is not None else None
@@ -56,10 +56,10 @@ def may_call_collectives(innermost: FrameType | None) -> bool:
 
 
 def leads_to_collectives(named: AbstractSet[str], texts: Iterable[str]) -> bool:
-    """Whether one of these names is a collective's, or leads to one by what the texts say.
+    """True if one of these names is a collective's, or the texts lead from it to one.
 
-    It goes from the collectives to who uses them, and to who uses those: most texts have none of these names and are
-    not parsed. A text that cannot be parsed leads nowhere.
+    The search goes from the collectives to their users, and to the users of those: most texts have none of these names
+    and are not parsed. A text that cannot be parsed leads nowhere.
     """
     if not named:
         return False

@@ -1,4 +1,4 @@
-"""What a loop goes through and reads first: told, to be compared between ranks, and with who replaces one."""
+"""Announce the loop and the first reads of a rank, to compare them between ranks and with a replacement's."""
 
 from regrow.core.ids import StepNo
 from regrow.core.messages.data import BatchRecord, LoaderShown

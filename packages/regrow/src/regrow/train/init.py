@@ -1,4 +1,4 @@
-"""How a process comes to its session."""
+"""Creation of the session of a process."""
 
 import torch
 

@@ -23,7 +23,7 @@ ALIKE = frozenset(
 
 
 class Kept:
-    """How much is kept of the calls since the last step. All ranks come to the same answer for the same calls."""
+    """Bound on the memory kept for calls since the last step. All ranks decide the same for the same calls."""
 
     MOST_BYTES = 16 << 20
     """An evaluation under FSDP gathers all parameters for each batch: these are not kept."""
@@ -36,11 +36,11 @@ class Kept:
         self._bytes = 0
 
     def takes(self, call: AskedCollective) -> bool:
-        """Whether there is room for what a call is given."""
+        """True if there is room for the arguments of this call."""
         return call.name in ALIKE and self._bytes + largest(call.args) <= self.MOST_BYTES
 
     def add(self, call: AskedCollective) -> None:
-        """What this call is given is kept."""
+        """Count the arguments of this call as kept."""
         self._bytes += largest(call.args)
 
 

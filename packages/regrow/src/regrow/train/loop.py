@@ -31,7 +31,7 @@ from regrow.train.worker.rejoin import WorkerReleased
 
 STEPS = "steps()"
 _EXACT = 13
-"""So many hexadecimal digits a float holds exactly."""
+"""Hexadecimal digits that a float holds exactly."""
 
 
 class StepLoop(ScriptPlace):
@@ -57,15 +57,15 @@ class StepLoop(ScriptPlace):
         self.turns = Turns(self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
         self._owing = False
-        """Whether this worker has told of an error after its update, and so waits for the next membership."""
+        """True if this worker has reported an error after its update, and so waits for the next membership."""
         self._at_boundary = True
-        """Whether the script has done all that it does between two steps."""
+        """True once the script has done all its work between two steps."""
         self.settling = Settling(member.local)
         self._rehearsal = Rehearsal(self, self.standing)
         self.shadow = Shadow(self, self.standing)
         self.bindings, self.hear = BodyBindings(), member.body.logged
         self.has_epochs = False
-        """Whether something may follow the steps of an epoch, which the text of the loop of steps does not show."""
+        """True if code may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.regions = RestartableCalls(self)
         self.after = AfterLoop(self)
 
@@ -301,7 +301,7 @@ class StepLoop(ScriptPlace):
         return True
 
     def recover_if_halted(self) -> bool:
-        """Whether the generation was over; then this worker stands in the next one."""
+        """Join the next generation if the present one is over; True if it was."""
         if not (self.member.halted or self._owing):
             return False
         self.recover()
@@ -354,7 +354,7 @@ class StepLoop(ScriptPlace):
         self._announcing.logged(step, self.standing.batches)
 
     def agrees(self, *, last: bool = False) -> bool:
-        """Whether this rank's replicas have the same state, or were not asked; False: a new membership stands."""
+        """True if this rank's replicas have the same state, or were not compared; False: there is a new membership."""
         self.regions.passed()
         try:
             if self.member.compare(last=last):

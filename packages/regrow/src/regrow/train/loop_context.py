@@ -1,4 +1,4 @@
-"""What a worker's loop rests on: its member, its protected state, its batches, and its place in the world."""
+"""Context of a worker's loop: its part in the job, its protected state, its batches, and its place in the world."""
 
 from collections.abc import Iterable
 
@@ -28,7 +28,7 @@ class LoopContext:
         self.batches: Batches | None = None
         self.first_reads: FirstReads | None = None
         self.objects: list[object] = []
-        """What the script protects."""
+        """Objects that the script protects."""
         self.hooks = ScaleHooks()
         self.kept = ""
         """Why the world keeps its size, where the script says that it does."""
@@ -46,7 +46,7 @@ class LoopContext:
 
     @property
     def dealer(self) -> Dealer | None:
-        """What deals the micro-batches; None where steps have none."""
+        """Dealer of the micro-batches; None if steps have none."""
         return self.batches.dealer if self.batches is not None else None
 
     def read_share(self, data: DeviceMesh | Share | None) -> None:
@@ -54,7 +54,7 @@ class LoopContext:
         self._data_of, self._share = data, share_of(data)
 
     def place(self) -> Share:
-        """Which share of the global batch is read here, of how many."""
+        """Share of the global batch that this rank reads, and the number of shares."""
         return self._share or (self.member.rank, self.member.world)
 
     def fixed(self) -> str:
@@ -101,21 +101,21 @@ class LoopContext:
 
     @property
     def others_left(self) -> bool:
-        """Whether all have left their loop, or those who gave this worker its state had: there is no step after it."""
+        """True if no step follows: all have left their loop, or those who gave this worker its state had."""
         return self.member.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
-        """What is protected. Raises `UsageError` where nothing is."""
+        """The protected state. Raises `UsageError` if nothing is protected."""
         if self.state is None:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self.state
 
     def held(self) -> list[object]:
-        """What the script protects, with what is around it and within."""
+        """Objects that the script protects, and the modules in them."""
         return [*self.objects, *self.protected().modules]
 
     def data(self) -> Batches:
-        """What the steps read. Raises `UsageError` where there is no loader."""
+        """The batches of the steps. Raises `UsageError` if there is no loader."""
         if self.batches is None:
             raise UsageError("no loader yet", hint="call session.steps(loader, until=...)")
         return self.batches

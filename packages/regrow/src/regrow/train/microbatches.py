@@ -25,11 +25,11 @@ _REHEARSED = 2
 
 
 class StepInProgress(Protocol):
-    """What micro-batches need of the step that they belong to."""
+    """View of the present step that micro-batches need."""
 
     @property
     def rehearsed(self) -> bool:
-        """Whether it is run for warmth alone, so that a part of it will do."""
+        """True in a rehearsal, for which a part of the step is enough."""
 
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of the whole step."""
@@ -97,12 +97,12 @@ class MicroBatches:
         self._open: MicroBatch | None = None
         self._begun = self._complete = False
         self.backward, self.all = "micro.backward(loss)", "step.microbatches"
-        """What the script writes, for people: an adapter has other names for it."""
+        """Text that the script contains, for people: an adapter has other names for it."""
         self._weights: dict[int, int] = {}
         self._logged: dict[int, dict[str, torch.Tensor | float]] = {}
 
     def __len__(self) -> int:
-        """How many this rank has."""
+        """Number of this rank's micro-batches."""
         return self.share.stop - self.share.start
 
     def enter(self, step: StepInProgress) -> None:
@@ -287,7 +287,7 @@ class Dealer:
         self._seed, self._even = seed, even
         self._loader = StepLoader(loader, seed=seed, cache=cache, recorded=recorded, micro=True)
         self._cut = self._counts.all[0] * unit
-        """How many shares a step's global batch has."""
+        """Number of shares of a step's global batch."""
         if self._counts.fixed is None:
             self._check_constant()
         self._shares: list[int] = []
@@ -305,18 +305,18 @@ class Dealer:
 
     @property
     def most(self) -> int:
-        """How many replicas there may be at most: each needs a micro-batch."""
+        """Largest possible number of replicas: each needs a micro-batch."""
         return self._counts.most
 
     def refusal(self, replicas: int) -> str | None:
-        """Why there cannot be so many replicas; None: there can."""
+        """Reason why this number of replicas is not possible; None: it is."""
         count = self._counts.of(replicas)
         if self._even is not None and count % replicas:
             return f"{count} micro-batches are dealt unevenly to {replicas} replicas, and {self._even}"
         return refusal(count, replicas)
 
     def count_for(self, shares: int) -> int:
-        """How many micro-batches a step has where so many ranks read data of their own."""
+        """Number of micro-batches of a step in which `shares` ranks read data of their own."""
         return self._counts.of(shares // self.unit)
 
     def usual(self, count: int) -> int:
@@ -332,7 +332,7 @@ class Dealer:
         return self._loader.spec
 
     def records(self, step: int) -> list[BatchRecord]:
-        """What this rank has read for its micro-batches of a step, as far as it has come."""
+        """Records of the micro-batches of a step that this rank has read until now."""
         return self._loader.records(step, [(share, self._cut) for share in self._shares])
 
     def batch(self, step: int, share: int, shares: int) -> MicroBatches:

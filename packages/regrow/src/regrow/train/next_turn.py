@@ -23,7 +23,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class Turn(NamedTuple):
-    """Where a loop is in its present turn.
+    """Position of a loop in its present turn.
 
     Attributes:
         frame: the call that the loop is in.
@@ -55,7 +55,7 @@ class Turns:
         self._walks.append(weakref.ref(iterator))
 
     def walks(self) -> list[object]:
-        """What the script goes through, the steps first; None in the place of what it has let go."""
+        """Iterators that the script goes through, the steps first; None in place of those it has let go."""
         return [each() for each in self._walks]
 
     def asks(self, frame: FrameType) -> None:
@@ -63,17 +63,17 @@ class Turns:
         self._asked = asking(frame)
 
     def forget(self) -> None:
-        """What has asked last is no loop of steps: it has no next turn to be sent to."""
+        """Forget the last caller: it is no loop of steps, so it has no next turn to be sent to."""
         self._asked = None
 
     def known(self, frame: FrameType) -> bool:
-        """Whether what asks for the next step, there or beyond, can be sent to its next turn."""
+        """True if the loop that asks for the next step, in this frame or a caller's, can be sent to its next turn."""
         self.asks(frame)
         asker = asking_frame(frame)
         return self._asked is not None and asker is not None and loop_at(asker, self._asked.instruction) is not None
 
     def not_left(self, step: Step | None, innermost: FrameType, *, always: bool = False) -> None:
-        """Where the loop may be left behind the body of a step that has not happened, take the next turn instead.
+        """Take the loop's next turn if the script might leave the loop after a step that was not committed.
 
         Args:
             always: also where it cannot be left there.
@@ -122,7 +122,7 @@ def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False)
 
 
 def _leaves(statement: ast.AST) -> bool:
-    """Whether the loop may be left in this statement."""
+    """True if the loop may be left in this statement."""
     ahead = [statement]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
         node = ahead.pop()
@@ -137,10 +137,10 @@ def _leaves(statement: ast.AST) -> bool:
 
 
 def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
-    """When the statement under way is through: begin the loop's body anew, once `ask` has made the next turn ready.
+    """After the present statement, begin the loop's body anew, once `ask` has prepared the next turn.
 
-    Where that cannot be done, or `ask` says that there is none, the loop goes on as it is. Python lets a frame be sent
-    to another line by a trace function only; who traces already goes on with it afterwards.
+    If that cannot be done, or `ask` returns False, the loop goes on as it is. Python lets only a trace function send a
+    frame to another line; a tracer that is already installed goes on with the frame afterwards.
     """
     frame, traced, tracing = turn.frame, turn.frame.f_trace, sys.gettrace()
 

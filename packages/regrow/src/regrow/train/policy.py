@@ -31,7 +31,7 @@ class Scaled:
 
     @property
     def factor(self) -> float:
-        """What the learning rates are multiplied by now."""
+        """Factor of the learning rates now."""
         return self._policy.factor(self._replicas())
 
     def setting(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a script meets in the process that makes batches for its node: enough of a session to come to its loader."""
+"""Session in the process that makes batches for its node: just enough for a script to come to its loader."""
 
 import os
 import sys

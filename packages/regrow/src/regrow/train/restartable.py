@@ -32,7 +32,7 @@ _STREAM = 1_000_003
 """Functions between steps draw other random numbers than the step that follows."""
 _current: "RestartableCalls | None" = None
 _declared = False
-"""Whether the script has functions that may run between its steps."""
+"""True if the script has functions that may run between its steps."""
 
 
 class Rehearsed(BaseException):
@@ -40,7 +40,7 @@ class Rehearsed(BaseException):
 
 
 class _Called(NamedTuple):
-    """What was called between two steps; `lone`: a collective without a function around it."""
+    """A call between two steps; `lone`: a collective without a restartable function around it."""
 
     name: str
     call: Call
@@ -65,7 +65,7 @@ class RestartableCalls:
         self._at = 0
         self._due = 0
         self._unknown = False
-        """Whether a collective was called since the last step before it was known that the script calls any there."""
+        """True if a collective was called since the last step before the script was known to call any there."""
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
@@ -231,7 +231,7 @@ class RestartableCalls:
         return int(_declared)
 
     def passed(self) -> None:
-        """What stands after a step has been run; the next one begins."""
+        """Forget the calls since the last step: the next step begins."""
         self.past.end()
         self._loop.member.place_after_step(0)
 
@@ -273,7 +273,7 @@ class RestartableCalls:
 
     @property
     def inside(self) -> bool:
-        """Whether the script is in a function that is the whole training, or in its rehearsal."""
+        """True if the script is in a function that is the whole training, or in its rehearsal."""
         return self._rehearsing or (self._training and self._at > 0)
 
     def train(self, name: str, call: Call) -> Any:
@@ -308,7 +308,7 @@ class RestartableCalls:
             )
 
     def _seed_at_forward(self, module: nn.Module, _: object) -> None:
-        """What a trainer draws before its first forward differs where it is called again: seed there once more."""
+        """Seed again at the first forward: a trainer that is called again draws other numbers before it."""
         if self._seed is not None and module in self._loop.standing.protected().modules:
             parts, self._seed = self._seed, None
             seed_everything(*parts)

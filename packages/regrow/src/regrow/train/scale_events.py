@@ -1,4 +1,4 @@
-"""What a script hears of a world that changes its size."""
+"""Notice to a script that the world changes its size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Where a script is in its loop: in a step, behind one, or between two."""
+"""The script's place in its loop: in a step, after one, or between two."""
 
 from types import FrameType
 
@@ -21,22 +21,22 @@ class ScriptPlace:
     _latest: Step | None
     _looping: bool
     _at_boundary: bool
-    """Whether the script has done all that it does between two steps."""
+    """True once the script has done all its work between two steps."""
 
     @property
     def runs_again(self) -> bool:
-        """Whether the step whose body has just ended did not happen."""
+        """True if the step whose body has just ended was not committed."""
         return not self.after.open and self._latest is not None and not self._latest.committed
 
     @property
     def behind_a_body(self) -> bool:
-        """Whether the script is at what it does after a step's body, rehearsed or real."""
+        """True if the script is past a step's body, rehearsed or real."""
         step = self._rehearsal.step or (None if self._at_boundary else self._latest)
         return self.after.open or (step is not None and step.left)
 
     @property
     def between_steps(self) -> bool:
-        """Whether steps are being run and none of them now, or have been."""
+        """True if the loop of steps has begun and the script is in none of them."""
         return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
 
     def _stands_for_latest(self, step: Step) -> None:

@@ -17,7 +17,7 @@ _texts: dict[str, str] = {}
 
 
 def is_script(file: str) -> bool:
-    """Whether code in this file is the script's own: not ours, no installed package's, no standard library's."""
+    """True if code in this file is the script's own: not ours, an installed package's or the standard library's."""
     if any(folder in file for folder in _INSTALLED):
         return False  # also a user's own, and another environment's that is on the path
     return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
@@ -41,7 +41,7 @@ def parsed(frame: FrameType) -> ast.Module | None:
 
 
 def tree_of(text: str) -> ast.Module | None:
-    """What a text says in Python; None where it is not Python, or nested too deeply."""
+    """Parse a text as Python; None if it is not Python, or nested too deeply."""
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -78,16 +78,16 @@ class Session:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is rank 0."""
+        """True on rank 0."""
         self._member.early.note(PlaceInWorld.RANK, "session.is_main")
         return self._member.rank == 0
 
     @property
     def newcomer(self) -> bool:
-        """Whether this worker comes to a training that runs: its state comes from its peers, all of it.
+        """True if this worker joins a running training: it receives all of its state from its peers.
 
-        Known as soon as there is a session. What is built for a newcomer needs shapes and no values, so weights need
-        not be read: what `protect` is given is overwritten before its first step.
+        Known as soon as there is a session. A newcomer's objects need shapes but no values, so weights need not be
+        loaded: everything given to `protect` is overwritten before its first step.
         """
         return self._member.newcomer
 
@@ -97,7 +97,7 @@ class Session:
         return self._member.generation
 
     def policy(self, policy: Policy) -> None:
-        """What changes with the number of replicas: the learning rate at each update, and the values of `setting`.
+        """Set what changes with the number of replicas: the learning rate at each update, and the values of `setting`.
 
         Raises:
             UsageError: nothing is protected yet, or there is a policy already.
@@ -218,7 +218,7 @@ class Session:
         data: "DeviceMesh | Share | None" = None,
         microbatches: int | Mapping[int, int] | None = None,
     ) -> Iterator[Epoch]:
-        """As `steps`, for a training of so many passes over the data: each item has the steps of one epoch.
+        """As `steps`, for a training of `epochs` passes over the data: each item has the steps of one epoch.
 
             for epoch in session.epochs(loader, 10):
                 for step in epoch:
@@ -280,7 +280,7 @@ class Session:
         return steps
 
     def _shares(self, microbatches: int | Mapping[int, int] | None) -> Share:
-        """Which share of a step's global batch is read here, of how many."""
+        """Share of a step's global batch that this rank reads, and the number of shares."""
         if microbatches is None:
             return self._standing.place()
         count = microbatches if isinstance(microbatches, int) else min(microbatches.values(), default=1)

@@ -1,4 +1,4 @@
-"""Which share of the global batch a rank reads."""
+"""A rank's share of the global batch."""
 
 from torch.distributed.device_mesh import DeviceMesh
 

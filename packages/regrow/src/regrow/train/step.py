@@ -14,7 +14,7 @@ from regrow.train.state.body_bindings import BodyBindings
 
 
 class BodyHeard(Protocol):
-    """Who is told of numbers that a body logs, and of what it reads."""
+    """Listener to the numbers that a body logs, and to its reads."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """The body has logged these."""
@@ -24,7 +24,7 @@ class BodyHeard(Protocol):
 
 
 class StepOwner(Protocol):
-    """What runs a step, as far as the step knows it."""
+    """Runner of a step, as far as the step knows it."""
 
     bindings: BodyBindings
 
@@ -125,7 +125,7 @@ class Step:
 
     @property
     def rehearsed(self) -> bool:
-        """Whether the body is run for warmth alone: what it computes is nobody's."""
+        """True if the body runs only to warm up and its results are not used."""
         return self.rehearsal and not self.proof
 
     @property
@@ -177,7 +177,7 @@ class Step:
         self._owner.shadow.read(batch, what)
 
     def numbers(self) -> dict[str, float]:
-        """What was logged so far, as floats."""
+        """Numbers logged until now, as floats."""
         return {name: float(value) for name, value in self.staged.items()}
 
 

@@ -18,7 +18,7 @@ from regrow_clusters.operator.resource import TrainingJob
 from regrow_clusters.operator.status import JobFinding
 
 KEEP_EVERY: Final[Seconds] = 300.0
-"""Somebody may have deleted the service or the secret: they are made again so often, and with each pod."""
+"""Interval at which the service and the secret are made again, for they may be deleted; also with each pod."""
 _KEEP_SOON: Final[Seconds] = 20.0
 """The same where a pod waits for them."""
 _ENDING_FOR: Final[Seconds] = 60.0
@@ -57,7 +57,7 @@ class PodHands:
         """Namespaces that take nothing new, and when that was heard."""
 
     def is_ending(self, namespace: str, now: Instant) -> bool:
-        """Whether the namespace was just said to be deleted: nothing can be made there, and all of it goes."""
+        """True if the namespace was just said to be deleted: nothing can be made there, and all of it goes."""
         return now < self._ending.get(namespace, -_ENDING_FOR) + _ENDING_FOR
 
     async def find_unsure(self, key: JobKey) -> None:

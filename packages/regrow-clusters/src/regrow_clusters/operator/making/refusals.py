@@ -21,7 +21,7 @@ _CURES: Final = (
 
 
 def cure_of(what: str, failure: ApiFailure) -> str:
-    """What to do about it. `what`: the object that was refused."""
+    """Cure for a refusal. `what`: the object that was refused."""
     if failure.code == 422:
         return "mend spec.template"
     if failure.code != 403:
@@ -32,5 +32,5 @@ def cure_of(what: str, failure: ApiFailure) -> str:
 
 
 def namespace_ends(failure: ApiFailure) -> bool:
-    """Whether nothing can be made since the namespace is being deleted."""
+    """True if nothing can be made because the namespace is being deleted."""
     return failure.code == 403 and _TERMINATED in str(failure)

@@ -1,4 +1,4 @@
-"""What the cluster shows of a job: its pods, its replicas, its nodes, as the planner is told of them.
+"""View of a job in the cluster for the planner: its pods, its replicas, its nodes.
 
 Reads what `cache.py` and the job's coordinator have; decides nothing and writes nothing.
 """

@@ -17,11 +17,11 @@ _MOST_AVOIDED = 64
 
 
 class NodeWatch:
-    """What is known of nodes.
+    """Watch on the nodes.
 
     Args:
         api: the cluster.
-        table: what its words mean.
+        table: the meanings of its words.
         mark: whether nodes are tainted, and given a condition, for what jobs have found on them.
     """
 
@@ -54,7 +54,7 @@ class NodeWatch:
         return first or _shape(before) != _shape(self.verdicts)
 
     def bad_nodes(self) -> tuple[BadNode, ...] | None:
-        """Where no replica is to be started, as long as the cluster says so. None: it has not been asked yet."""
+        """Nodes on which no replica is to be started, as long as the cluster says so. None: it was not asked yet."""
         if not self._asked:
             return None
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
@@ -73,7 +73,7 @@ class NodeWatch:
         return {key: self._labels[node][key] for key in keys if key in self._labels[node]}
 
     def _keep_labels(self, nodes: list[Manifest]) -> bool:
-        """Whether somebody waits for them."""
+        """Keep the labels of nodes; True if a job waits for them."""
         self.look_soon.clear()
         found = {each["metadata"]["name"]: each["metadata"].get("labels") or {} for each in nodes} if self._keys else {}
         sought = {node: found.get(node, {}) for node in self._sought} | found

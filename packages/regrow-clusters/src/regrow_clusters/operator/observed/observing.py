@@ -1,4 +1,4 @@
-"""What a job's pods say of it, in the planner's words. Pure."""
+"""Reading of a job from its pods, in the planner's words. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -53,9 +53,9 @@ class JobReading(msgspec.Struct, frozen=True):
 
 
 def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] | None = ()) -> JobReading:
-    """What stands now, of all pods of the job there are, without those that are gone but for a finalizer.
+    """Read the present state from all of the job's pods, without those that are gone but for a finalizer.
 
-    `bad`: nodes on which the cluster has something to blame; None: it has not been asked yet, so who waits is left to.
+    `bad`: nodes that the cluster blames; None: it has not been asked yet, so waiting pods are left alone.
     """
     if bad is None:
         pods, bad = [msgspec.structs.replace(pod, avoids=()) for pod in pods], ()
@@ -116,7 +116,7 @@ def _bad(node: KeptNode) -> BadNode:
 
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
-    """Where the pod is that regrow calls by this name of a node; empty: it is not there, or has no node."""
+    """Cluster's node of the pod that regrow calls by this name; empty: it is not there, or has no node."""
     for pod in pods:
         called = name in (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
         if called and pod.attempt == job.status.attempt and not has_ended(pod):
@@ -125,14 +125,14 @@ def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
 
 
 def _mended(job: TrainingJob) -> bool:
-    """Whether a job that failed before its gang had run has another specification since: it is tried again."""
+    """True if a job that failed before its gang had run has another specification since: it is tried again."""
     edited = job.generation > job.status.observed_generation
     early = job.status.started_attempt == 0
     return job.status.over == MENDED or (job.status.over == "Failed" and early and edited)
 
 
 def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
-    """Whether pod 0 has said how the job ended, for good."""
+    """Final outcome that pod 0 has reported; empty: none."""
     if leader is None or not has_ended(leader) or leader.deleted_at is not None:
         return "", ""
     code = leader.exit_code
@@ -182,7 +182,7 @@ def found_nodes(
 def against(
     pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[KeptNode, ...]
 ) -> dict[str, str]:
-    """What speaks against the nodes that the job has now: the cluster's word, and what it found itself."""
+    """Evidence against the nodes that the job has now: the cluster's word, and the job's own findings."""
     here = {pod.node for pod in pods if pod.node and not has_ended(pod)}
     own = {each.name: each.reason for each in found if each.name in here}
     return {node: known[node][0].text for node in here if node in known} | own

@@ -43,7 +43,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     gated: bool = False
     ready: bool = False
     deleted_at: Instant | None = None
-    """When it should have ended, its grace included, after it was deleted."""
+    """Time when it should have ended, its grace included, after it was deleted."""
     forced: bool = False
     """It was deleted, and has no grace (any more): it is there for its finalizers alone, or since nobody reaches it."""
     group: str = ""
@@ -64,9 +64,9 @@ class PodSeen(msgspec.Struct, frozen=True):
     avoids: tuple[str, ...] = ()
     """Nodes that it was kept away from when it was made."""
     topology: str = ""
-    """Where it was told that its node is; empty: nobody has yet."""
+    """Place of its node as it was told; empty: not yet."""
     seated: bool = True
-    """Whether it knows which node of the job it is, or does not ask."""
+    """True if it knows which node of the job it is, or does not ask."""
 
 
 def read_pod(found: dict[str, Any]) -> PodSeen | None:
@@ -125,19 +125,19 @@ def instant(text: str | None) -> Instant | None:
 
 
 def index_of(job: TrainingJob, pod: PodSeen) -> int:
-    """Which of its replica's pods it is."""
+    """Number of the pod in its replica."""
     return int(pod.name.rsplit("-", 1)[-1]) if job.spec.pods_per_replica > 1 else 0
 
 
 def has_ended(pod: PodSeen) -> bool:
-    """Whether the container that trains runs no more and never will."""
+    """True if the container that trains has ended for good."""
     return pod.exit_code is not None or pod.phase in ENDED
 
 
 def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
-    """Whether it was deleted and nothing of it runs: what is left is an object that somebody's finalizer keeps.
+    """True if it was deleted and nothing of it runs: only an object that some finalizer keeps is left.
 
-    A pod without a node gets none after it was deleted. `fence`: after that nothing runs of who was ended by force.
+    A pod without a node gets none after it was deleted. `fence`: time after which nothing of a pod ended by force runs.
     """
     if pod.deleted_at is None:
         return False

@@ -1,6 +1,6 @@
-"""What a job's pods are to the planner: replicas; or places of their own, where one is replaced alone. Pure.
+"""Replicas that a job's pods form for the planner; or single places, if one pod is replaced alone. Pure.
 
-The pods of a replica come and go together: where one is gone the others are ended too. Two are different. In a gang
+The pods of a replica come and go together: if one is gone the others are ended too. There are two exceptions. In a gang
 that is still to begin every pod is a place; and while the job trains so is every pod of replica 0, for the coordinator
 is in the first of them, and must not go because another is lost.
 """
@@ -17,7 +17,7 @@ from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
-"""Who has ended in peace is not replaced sooner: it may be the job that has ended, and pod 0 says so later."""
+"""Time before a pod that ended in peace is replaced: the job may have ended, and pod 0 says so later."""
 _NODES_FAULT: Final = frozenset(
     {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory"}
 )

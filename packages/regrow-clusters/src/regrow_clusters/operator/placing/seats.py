@@ -1,4 +1,4 @@
-"""Which node of the job each pod of its gang is, by where the pods are in the network. Pure."""
+"""Numbers of the nodes for the pods of a job's gang, by their places in the network. Pure."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ Paths = Mapping[str, Sequence[str]]
 
 
 def path_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
-    """What a node's labels say of its place, from the widest level to the last that is known."""
+    """Place of a node by its labels, from the widest level to the last that is known."""
     path = [labels.get(key, "") for key in keys]
     while path and not path[-1]:
         path.pop()
@@ -28,7 +28,7 @@ def path_text(path: Sequence[str]) -> str:
 
 
 def domain_in(text: str) -> str:
-    """What a node fails together with, by that annotation: all that has the same path; empty: the node alone."""
+    """Failure domain of a node, by that annotation: all with the same path; empty: the node alone."""
     name = ".".join(word for word in text.split("/") if word)
     return name if len(name) <= _LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()[:_LONGEST_NAME]
 
@@ -67,7 +67,7 @@ def _near(paths: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _common(paths: Sequence[Sequence[str]]) -> Sequence[str]:
-    """How far all of them are the same."""
+    """Common beginning of all of them."""
     first = paths[0]
     same = next(
         (at for at in range(len(first)) if any(path[at : at + 1] != first[at : at + 1] for path in paths)), None

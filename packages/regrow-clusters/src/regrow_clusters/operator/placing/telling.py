@@ -58,7 +58,7 @@ class PodPlacer:
         return told
 
     def findings(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[JobFinding]:
-        """Whether pods were told where they are, in a condition; nothing where nobody is to be."""
+        """Condition that says if pods were told where they are; empty if none is to be."""
         if job.uid in self._refused:
             text = f"pods cannot be told where they are: {self._refused[job.uid]}; apply the operator's manifests again"
             return [JobFinding("PodsPlaced", False, "Refused", f"{text}, which have the right to patch pods")]

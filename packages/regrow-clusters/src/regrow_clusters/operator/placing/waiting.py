@@ -12,7 +12,7 @@ from regrow_clusters.operator.placing.seats import domain_in
 
 _LOOK_EVERY_S: Final[Seconds] = 0.1
 _DOMAIN_S: Final[Seconds] = 60.0
-"""What fails together is good to know, and no reason not to train."""
+"""Wait for the failure domain: it is good to know, and no reason not to train."""
 
 
 class NotPlaced(RegrowError):

@@ -1,4 +1,4 @@
-"""What carries words between simulated launchers: processes, a network and a shared disk."""
+"""Carriers of messages between simulated launchers: processes, a network and a shared disk."""
 
 import random
 from collections.abc import Callable
@@ -53,7 +53,7 @@ class Carriers:
         self.timeline = Timeline(0.0)
         self.launchers: list[SimLauncher] = []
         self.log: list[tuple[Instant, str, tuple[Any, ...]]] = []
-        """What has happened: when, a format, and what stands in it."""
+        """Events until now: the time, a format, and its values."""
         self.places: dict[int, WitnessWord] = {}
         self.cuts: list[tuple[Instant, frozenset[int]]] = []
         self.off: dict[int, Instant] = {}
@@ -84,7 +84,7 @@ class Carriers:
         return made
 
     def clock(self, launcher: SimLauncher) -> Instant:
-        """What its clock says."""
+        """Time on a launcher's clock."""
         return launcher.skew + launcher.rate * self.now
 
     def apart(self, a: int, b: int) -> Instant | None:
@@ -96,7 +96,7 @@ class Carriers:
         return max((end for end, side in self.cuts if (a in side) != (b in side)), default=None)
 
     def seen_gone(self, by: SimLauncher, number: int, *, hosts: bool) -> bool:
-        """Whether nothing listens there any more, as another one finds. `hosts`: where a coordinator did."""
+        """True if another launcher finds that nothing listens there any more. `hosts`: a coordinator did."""
         there = self.launchers[number]
         return (there.dead or (hosts and there.voters is None)) and self.apart(by.number, number) is None
 
@@ -110,7 +110,7 @@ class Carriers:
             act()
 
     def again(self, launcher: SimLauncher, delay: Seconds, act: Callable[[], None]) -> None:
-        """Act so much later, if it is alive then."""
+        """Act after a delay, if the launcher is alive then."""
         self.timeline.after(delay, lambda: self.at(launcher, act))
 
     def send(self, sender: SimLauncher, to: int, deliver: Callable[[SimLauncher], None]) -> None:

@@ -15,13 +15,13 @@ _POLL_S: Seconds = 0.5
 
 
 class SimDeputies:
-    """What all of them do.
+    """Behaviour of all deputies.
 
     Args:
         carriers: between them.
-        laws: what must hold.
+        laws: that must hold.
         disk: with the witness.
-        present: a launcher tells a coordinator that it is there, and is answered.
+        present: a launcher reports to a coordinator, and is answered.
         begin: a coordinator begins.
     """
 

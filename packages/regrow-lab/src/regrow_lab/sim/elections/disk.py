@@ -9,7 +9,7 @@ from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
 
 WITNESS = Voter("witness", NodeId(""), "file:/shared")
 _OLD_LIST = 0.1
-"""So often the newest name is missing in a list of names."""
+"""Probability that the newest name is missing in a list of names."""
 
 
 class WitnessDisk:

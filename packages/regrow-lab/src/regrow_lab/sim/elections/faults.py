@@ -1,4 +1,4 @@
-"""What goes wrong around an election, as values."""
+"""Faults around an election, as values."""
 
 import random
 from typing import Literal
@@ -27,10 +27,10 @@ class ElectionFault(msgspec.Struct, frozen=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How messages and clocks behave. Probabilities from 0 to 1.
+    """Behaviour of messages and clocks. Probabilities from 0 to 1.
 
-    `lost`: a message never comes. `slow`: it takes up to two leases. `doubled`: a request comes twice. `drift`: by so
-    much a clock is faster or slower, at most. Clocks are also hours apart.
+    `lost`: a message never comes. `slow`: it takes up to two leases. `doubled`: a request comes twice. `drift`: largest
+    deviation of a clock's rate. Clocks are also hours apart.
     """
 
     lost: float = 0.0

@@ -1,4 +1,4 @@
-"""What must hold of elections, whatever goes wrong."""
+"""Laws of elections, which hold whatever goes wrong."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ class ElectionLaws:
     def __init__(self, carriers: Carriers) -> None:
         self.decisions: list[Decided] = []
         self.offices: dict[int, int] = {1: 0}
-        """Who was elected in which term."""
+        """Launcher elected in each term."""
         self._terms: dict[int, int] = {}
         self._obeyed: dict[int, int] = {}
         self._carriers = carriers
@@ -68,7 +68,7 @@ class ElectionLaws:
         self._terms[launcher.number] = launcher.election.term
 
     def settled(self) -> bool:
-        """Whether nothing more is to be awaited: all follow a coordinator that decides, or nobody can be elected."""
+        """True if nothing more is awaited: all follow a coordinator that decides, or none can be elected."""
         alive = [each for each in self._carriers.launchers if not each.dead]
         last = self.decisions[-1]
         if self._carriers.now - last.at < 0.5:
@@ -76,7 +76,7 @@ class ElectionLaws:
         return electable(self._carriers) is None
 
     def recovered(self, healed: Instant) -> None:
-        """So long after all is well again somebody decides, where that can be."""
+        """Require a deciding coordinator some time after healing, if one could be elected."""
         now = self._carriers.now
         last = self.decisions[-1].at if self.decisions else 0.0
         if now - last > 1.0 and (who := electable(self._carriers)) is not None:
@@ -85,10 +85,10 @@ class ElectionLaws:
 
 
 def limit(healed: Instant, *, witness: bool) -> Instant:
-    """When `ElectionLaws.recovered` must hold.
+    """Time by which `ElectionLaws.recovered` must hold.
 
     Of two launchers that stand at the same moment one may have the witness and the other the votes: that binds the
-    witness for a lease more.
+    witness for another lease.
     """
     return healed + VOTE_LEASE * (1 + witness) + ELECTED_S
 

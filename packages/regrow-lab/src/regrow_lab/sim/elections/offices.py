@@ -15,18 +15,18 @@ from regrow_lab.sim.elections.laws import ElectionLaws
 
 _DECIDE_S: Seconds = 0.3
 _BIND = 0.2
-"""So often a coordinator that decides has its witness stand for it."""
+"""Probability that a deciding coordinator has its witness stand for it."""
 
 
 class SimOffices:
-    """What all coordinators do.
+    """Behaviour of all coordinators.
 
     Args:
         carriers: between launchers.
-        laws: what must hold.
+        laws: that must hold.
         disk: with the witness; None: there is none.
         answered: a launcher hears from the coordinator.
-        deposed: a coordinator has learned of another of a later term, or is answered no more.
+        deposed: a coordinator has learned of another of a later term, or gets no answers any more.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SimOffices:
         self._carriers, self._laws, self._disk = carriers, laws, disk
         self._answered, self._deposed = answered, deposed
         self._decided: dict[int, Instant] = {}
-        """When each coordinator has decided last, by its clock."""
+        """Time of each coordinator's last decision, by its clock."""
 
     def begin(self, host: SimLauncher, voters: Voters) -> None:
         """A coordinator begins."""
@@ -88,7 +88,7 @@ class SimOffices:
             self._gives_way(host, voters, None)
 
     def _ask(self, host: SimLauncher, voters: Voters, voter: Voter) -> None:
-        """Whether it has ended; else, whom it follows."""
+        """Note that a launcher has ended; else, whom it follows."""
         carriers, number = self._carriers, int(voter.address)
         if carriers.seen_gone(host, number, hosts=False):
             voters.ended(voter.name, carriers.clock(host))

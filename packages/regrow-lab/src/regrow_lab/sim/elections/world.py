@@ -18,7 +18,7 @@ from regrow_lab.sim.elections.offices import SimOffices
 from regrow_lab.sim.schedule import BROKEN
 
 ELECTION = "election:"
-"""How the name of an election begins that its number follows."""
+"""Prefix of the name of an election; its number follows."""
 
 
 class ElectionWorld:
@@ -127,7 +127,7 @@ def run_election(number: int) -> ElectionWorld:
 
 
 def election_lines(schedule: ElectionSchedule) -> Iterator[str]:
-    """What happens in a run, a line an event, and how it ends. What is broken is its last line."""
+    """Yield the events of a run, a line each, and its end. A broken law is its last line."""
     yield f"the election: {msgspec.json.encode(schedule).decode()}"
     world, last = ElectionWorld(schedule), ""
     try:

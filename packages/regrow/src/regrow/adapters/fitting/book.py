@@ -1,4 +1,4 @@
-"""What a Lightning trainer remembers from one step to the next, as protected state: equal on all ranks."""
+"""Memory of a Lightning trainer from one step to the next, as protected state: equal on all ranks."""
 
 import json
 from collections.abc import Mapping

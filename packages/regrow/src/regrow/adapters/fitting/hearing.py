@@ -66,5 +66,5 @@ class Hearing:
 
 
 def stateful(callback: Any, base: type) -> bool:
-    """Whether a callback has a state of its own that it can tell."""
+    """True if a callback has a state of its own in `state_dict`."""
     return type(callback).state_dict is not base.state_dict  # type: ignore[attr-defined]

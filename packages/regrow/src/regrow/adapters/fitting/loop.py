@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Behind:
-    """What the mixin is put before, as far as types go."""
+    """Base class that the mixin expects, for the types alone."""
 
     if TYPE_CHECKING:
         trainer: Any
@@ -49,7 +49,7 @@ class EpochsOfSteps(_Behind):
     _hearing: Hearing
     _loader: Any
     _closing: "list[tuple[Any, Any]]"
-    """What `training_step` gave for the batches of the last step that this process made whole, and each batch.
+    """Results of `training_step` for the batches of the last step that this process completed, and each batch.
 
     A rank whose step was cut short, and which takes over its peers' state after it, has those of the step before.
     """
@@ -216,7 +216,7 @@ class EpochsOfSteps(_Behind):
     # --- between two steps --------------------------------------------------------------------------------------
 
     def follow_up(self, number: int) -> None:
-        """What stands after an update: callbacks, the log, validation, an epoch's end. Runs again, from one state."""
+        """Do the work after an update: callbacks, the log, validation, an epoch's end. Runs again, from one state."""
         trainer, epochs, hearing = self.trainer, self.epoch_loop, self._hearing
         self.tell_place()
         trainer.training = True

@@ -1,4 +1,4 @@
-"""What a `Trainer` remembers from one step to the next, as protected state: equal on all ranks."""
+"""Memory of a `Trainer` from one step to the next, as protected state: equal on all ranks."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _FIELDS = (
     "best_model_checkpoint",
 )
 _OWN_TIME = ("_runtime", "_per_second", "_preparation_time")
-"""What ends like this is measured by each rank for itself."""
+"""Endings of numbers that each rank measures for itself."""
 
 Entry = dict[str, Any]
 """A line of the log history."""
@@ -126,7 +126,7 @@ class Book:
 
 
 def shared(line: Entry) -> Entry:
-    """What of a line is the same on all ranks."""
+    """Part of a line that is the same on all ranks."""
     return {name: value for name, value in line.items() if not name.endswith(_OWN_TIME)}
 
 

@@ -10,7 +10,7 @@ _EACH_TIME = frozenset({"on_prediction_step"})
 
 
 class _Heard(NamedTuple):
-    """What one callback made of one event."""
+    """Effect of one event on one callback."""
 
     event: str
     control: dict[str, Any]

@@ -1,4 +1,4 @@
-"""How a script that never says `regrow.init` comes to its session."""
+"""Session of a script that never calls `regrow.init`."""
 
 from typing import Any
 

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from regrow.train.step import Step
 
 _WORD = 32
-"""FLOPs of a step are added up in two whole numbers of so many bits: floats would round."""
+"""Bits of each of the two whole numbers in which a step's FLOPs are added up: floats would round."""
 
 
 class _Behind:
-    """What the mixin is put before, as far as types go: a `Trainer` of any version."""
+    """Base class that the mixin expects, for the types alone: a `Trainer` of any version."""
 
     if TYPE_CHECKING:
 
@@ -260,7 +260,7 @@ class Recoverable(_Behind):
     # --- between two steps --------------------------------------------------------------------------------------
 
     def _follow_up(self, number: int) -> None:
-        """What stands after an update: callbacks, the log, evaluation, saving. Runs again, from the same state."""
+        """Do the work after an update: callbacks, the log, evaluation, saving. Runs again, from the same state."""
         private_names.leave_loaders(self.accelerator)
         self._tell_place()
         args, handler, plan = self.args, self.callback_handler, self._schedule

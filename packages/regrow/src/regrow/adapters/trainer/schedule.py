@@ -1,4 +1,4 @@
-"""How updates make up epochs, whatever the world. Pure."""
+"""Division of updates into epochs, whatever the world. Pure."""
 
 from collections.abc import Sized
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class _Sized:
-    """What a `Trainer` asks of a loader before it trains."""
+    """View of a loader that a `Trainer` needs before it trains."""
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset, self._length = dataset, length
@@ -29,19 +29,19 @@ class Schedule:
 
     @classmethod
     def of(cls, samples: int | None, *, batch_size: int, microbatches: int, drop_last: bool) -> "Schedule":
-        """The schedule for a data set of so many samples; None: it does not say."""
+        """The schedule for a data set of `samples` samples; None: their number is not known."""
         if samples is None:
             return cls(microbatches, 0)
         full, rest = divmod(samples, batch_size * microbatches)
         return cls(microbatches, max(1, full + (rest > 0 and not drop_last)))
 
     def epoch_after(self, number: int, *, of: int) -> float:
-        """Where update `number`, from 0, of so many ends, in epochs; without a length of them, all are one."""
+        """Epochs done after update `number`, from 0, of `of` updates; without a length of epochs, all are one."""
         epoch, at = divmod(number, self.per_epoch or of)
         return epoch + (at + 1) / (self.per_epoch or of)
 
     def ends_epoch(self, number: int) -> bool:
-        """Whether update `number` is the last one of an epoch."""
+        """True if update `number` is the last one of an epoch."""
         return bool(self.per_epoch) and (number + 1) % self.per_epoch == 0
 
     def stand_in(self, loader: Any, args: Any) -> Any:
@@ -52,6 +52,6 @@ class Schedule:
 
 
 def samples_of(loader: Any) -> int | None:
-    """How many samples an epoch has; None where nobody knows."""
+    """Number of samples in an epoch; None if it is not known."""
     holders = (getattr(loader, "sampler", None), getattr(loader, "dataset", None))
     return next((len(holder) for holder in holders if isinstance(holder, Sized)), None)

@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 def place_of(config: AgentConfig) -> CheckpointPlace | None:
-    """Where a job keeps its checkpoints; None: nowhere."""
+    """Place of a job's checkpoints; None: there is none."""
     return None if config.checkpoint_dir is None else CheckpointPlace(config.checkpoint_dir, config.spec.lineage)
 
 

@@ -69,16 +69,16 @@ class CopyServer:
         self._server.known(sock)
 
     def knows(self, token: str) -> bool:
-        """Whether this is the job's secret."""
+        """True if this is the job's secret."""
         return same_secret(token, self._token)
 
     @property
     def shelf(self) -> CopyVersions:
-        """What there is."""
+        """The copies here."""
         return self._shelf
 
     def take_partial(self, copy: KeepCopy) -> "_Partial | None":
-        """What arrived of this very copy over a connection that was lost; whatever else there is of its rank goes."""
+        """Take the part of this very copy that arrived over a lost connection; drop any other of its rank."""
         with self._lock:
             found = self._partial.pop(copy.rank, None)
         return found if found is not None and found.version.name == copy.version else None

@@ -132,13 +132,13 @@ class CopyStore:
     # --- from the coordinator ----------------------------------------------------------------------------------
 
     def place(self, order: PlaceCopies) -> None:
-        """Where the copies of this node's ranks go from now on."""
+        """Set where the copies of this node's ranks go from now on."""
         self._placement = Placement(order.buddy, order.endpoint)
         for stream in self._streams.values():
             stream.place(self._placement)
 
     def report(self, order: ReportCopies) -> CopiesHeld:
-        """What is here, whole."""
+        """Report the complete copies here."""
         copies = [version.described for version in self._shelf.all()]
         return CopiesHeld(self._config.node, order.generation, copies)
 

@@ -26,7 +26,7 @@ from regrow.hydration.copies.segment import Torn
 from regrow.hydration.streams import STALL
 
 PATIENCE: Seconds = 20.0
-"""How long no byte of a copy may get to a buddy that answered before; then training goes on without it."""
+"""Longest time without a byte of a copy to a buddy that answered before; then training goes on without it."""
 _SHORT_PATIENCE: Seconds = 2.0
 _RETRY_S: Seconds = 0.2
 _END_S: Seconds = 5.0
@@ -34,14 +34,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class Placement(NamedTuple):
-    """Where copies go; an empty endpoint: nowhere."""
+    """Destination of copies; an empty endpoint: none."""
 
     buddy: NodeId
     endpoint: str
 
 
 class StreamOutcome(NamedTuple):
-    """What became of one version. `error`: why the buddy has it not."""
+    """Fate of one version. `error`: why the buddy does not have it."""
 
     version: CopyVersion
     placement: Placement

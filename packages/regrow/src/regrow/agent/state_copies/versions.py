@@ -1,4 +1,4 @@
-"""Which copies of state an agent keeps: two versions of each rank of its node and of the node that it is buddy to."""
+"""Copies of state that an agent keeps: two versions of each rank of its node and of the node that it is buddy to."""
 
 import secrets
 import threading
@@ -52,7 +52,7 @@ class CopyVersion:
 
     @property
     def whole(self) -> bool:
-        """Whether it still is what it was; a worker writes over its oldest copy when that is needed no more."""
+        """True if it is still the same copy; a worker writes over its oldest copy when that is not needed any more."""
         return self.segment.step == self.step
 
     @property

@@ -1,7 +1,7 @@
-"""What an agent caches of keys that live elsewhere, and who below it was given a copy. No value is ever stale.
+"""Cache of keys that live on other agents, and of who was given a copy of them. No value is ever stale.
 
 A copy is handed out only together with an entry in `holders`, and the home of a key changes its value only after every
-holder, and theirs in turn, has answered that it forgot (`StoreNode`). A value that was asked for before it was to be
+holder, and theirs in turn, has answered that it forgot (`StoreNode`). A value that was requested before it was to be
 forgotten and arrives after that (`Fetch.spoiled`) serves those who had asked for it by then, and is not kept.
 """
 
@@ -17,7 +17,7 @@ FetchKey = tuple[str, bool, bool]
 
 
 class Found(NamedTuple):
-    """What a read has found. `value`: None where only a queue of that name is there. `keep`: it may be cached."""
+    """Result of a read. `value`: None if only a queue of that name exists. `keep`: it may be cached."""
 
     value: bytes | None
     keep: bool
@@ -49,9 +49,9 @@ class Fetch:
         self._task.add_done_callback(lambda _: over())
 
     async def result(self, within: float) -> Found | None:
-        """What was found, None where it was not in time. Raises what the question raised.
+        """The value that was found, or None if it was not in time. Raises the error of the request.
 
-        When its last reader has gone, the question is withdrawn.
+        When its last reader has gone, the request is withdrawn.
         """
         if self._task is None:
             return None
@@ -65,7 +65,7 @@ class Fetch:
                 self.cancel()
 
     def spoil(self) -> None:
-        """What arrives must not be kept."""
+        """Mark the value on its way as one that must not be kept."""
         self.spoiled = True
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class CachedValues:
         self._holders.setdefault(key, set()).add(holder)
 
     def is_held(self, key: str) -> bool:
-        """Whether somebody was given a copy."""
+        """True if an agent or worker was given a copy."""
         return key in self._holders
 
     def fetch(self, key: FetchKey) -> Fetch | None:

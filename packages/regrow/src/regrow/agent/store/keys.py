@@ -82,7 +82,7 @@ class KeyTable:
         return expected if found is None else found
 
     def delete(self, key: str) -> bool:
-        """Whether it was there."""
+        """Delete a key; True if it existed."""
         value = self._values.pop(key, None)
         if value is None:
             return False
@@ -114,14 +114,14 @@ class KeyTable:
         return value
 
     def length(self, key: str) -> int:
-        """How many values a queue has."""
+        """Number of values in a queue."""
         self.refuse_old(key)
         return len(self._queues.get(key, ()))
 
     # --- waiting -----------------------------------------------------------------------------------------------
 
     def is_there(self, key: str) -> bool:
-        """Whether it has a value, or a queue that is not empty."""
+        """True if it has a value, or a queue that is not empty."""
         self.refuse_old(key)
         return key in self._values or key in self._queues
 
@@ -170,7 +170,7 @@ class KeyTable:
                     waiter.set_exception(StoreRefusal(self._over(key)))
 
     def is_old(self, key: str) -> bool:
-        """Whether its generation is over."""
+        """True if its generation is over."""
         generation = generation_of(key)
         return generation is not None and generation < self._oldest
 

@@ -1,4 +1,4 @@
-"""Where the keys of each generation live, as one agent knows it."""
+"""Homes of the keys of each generation, as one agent knows them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Agents:
 
 @dataclass(frozen=True)
 class KeyRoute:
-    """How to get to a key that lives elsewhere: through `hop` to `home`."""
+    """Route to a key that lives elsewhere: through `hop` to `home`."""
 
     hop: str
     home: str
@@ -81,7 +81,7 @@ class KeyOwnership:
         return agents
 
     def is_here(self, key: str) -> bool | None:
-        """Whether this agent keeps the key; None where nothing is known of its generation, yet or any more."""
+        """True if this agent keeps the key; None if its generation is not known, yet or any more."""
         generation = generation_of(key)
         if self._alone or generation is None:
             return True
@@ -89,7 +89,7 @@ class KeyOwnership:
         return None if agents is None else home(key, len(agents.stores), agents.world) == agents.own
 
     async def to(self, key: str) -> KeyRoute | None:
-        """How to get to the key; None where it lives here. Raises `StoreRefusal`."""
+        """Route to the key; None if it lives here. Raises `StoreRefusal`."""
         agents = await self.agents(key)
         if agents is None:
             return None

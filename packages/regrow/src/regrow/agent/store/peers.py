@@ -27,7 +27,7 @@ class StorePeers(Protocol):
     """The other agents."""
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
-        """What the agent at this address answers. Raises `StoreNodeLost`."""
+        """Answer of the agent at this address. Raises `StoreNodeLost`."""
         ...
 
     def keep_only(self, agents: set[str]) -> None:
@@ -52,7 +52,7 @@ class PeerLinks:
         self._own = own
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
-        """What the agent answers. Raises `StoreNodeLost`."""
+        """Answer of the agent at this address. Raises `StoreNodeLost`."""
         opening = self._links.get(agent)
         if opening is None or (opening.done() and _is_dead(opening)):
             opening = self._links[agent] = shared(self._connect(agent))
@@ -110,7 +110,7 @@ class _Link(asyncio.Protocol):
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended."""
+        """True if the link has ended."""
         return bool(self._lost)
 
     def tell(self, message: StoreMessage) -> None:

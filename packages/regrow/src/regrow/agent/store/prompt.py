@@ -32,7 +32,7 @@ _DONE = StoreReply()
 
 
 class PromptAnswers:
-    """What one agent can answer by itself.
+    """Requests that one agent can answer by itself.
 
     Args:
         table: the keys that live here.
@@ -97,7 +97,7 @@ class PromptAnswers:
         return None if value is None else self.hand_out(key, value, caller)
 
     def find_here(self, key: str, caller: str, *, queue: bool) -> Found | None:
-        """What is there of a key that lives here."""
+        """Find the value of a key that lives here."""
         value = self._table.get(key)
         if value is not None:
             # A key that changes is not worth the work of forgetting it each time; one that is being changed has its old

@@ -1,7 +1,7 @@
-"""What ranks tell of themselves, such as where they listen: who asks for one piece of it soon asks for more.
+"""Keys that ranks publish of themselves, such as their addresses: a reader of one soon asks for more.
 
-So it gets with the first what it has not got yet: an agent all that this one's ranks have written, and a worker what is
-known here of the same group. How far it has got it says itself, and nothing has to be kept for each.
+So the first answer brings the rest: an agent gets all that this one's ranks have written, and a worker all that is
+known here of the same group. The readers say themselves how many they have, so nothing is kept for each of them.
 """
 
 from collections.abc import Callable
@@ -41,12 +41,12 @@ class Published:
             self._groups.setdefault(group_of(key), []).append(key)
 
     def to_agent(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """What goes to an agent with the key that it asks for, and how many it has then, in the order of writing."""
+        """Keys to send to an agent with the one it asks for, and the number it has then, in the order of writing."""
         generation = generation_of(asked)
         return _more([] if generation is None else self._here.get(generation, []), asked, has, self._written)
 
     def to_worker(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """What goes to a worker, and how many of this group it has then, in the order in which they came here."""
+        """Keys to send to a worker, and the number of this group it has then, in the order in which they came here."""
         return _more(self._groups.get(group_of(asked), []), asked, has, self._known)
 
     def drop_before(self, oldest: Generation) -> None:
@@ -58,7 +58,7 @@ class Published:
 
 
 def group_of(key: str) -> str:
-    """What the names of the addresses of one group have in common."""
+    """Common prefix of the addresses of one group."""
     return key.rpartition("/")[0]
 
 

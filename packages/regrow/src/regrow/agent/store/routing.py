@@ -1,9 +1,9 @@
-"""Which agent keeps a key, and through whom a request gets there. Pure: the simulation uses the same functions.
+"""Homes of keys, and the way of a request to them. Pure: the simulation uses the same functions.
 
-Agents stand in a table, the same for all of a generation. A key that many read is read through a tree of agents, whose
-root is the key's home. The trees are those of a hypercube: node numbers are written with `RADIX` digits, and each hop
-makes one digit equal to the home's, the lowest first. So a node is asked by at most `RADIX - 1` others for each digit
-of the table's size, whatever the world, and it only ever talks to those same neighbours, whatever the key.
+Agents stand in a table, the same for all of a generation. A key with many readers is read through a tree of agents,
+whose root is the key's home. The trees are those of a hypercube: node numbers are written with `RADIX` digits, and each
+hop makes one digit equal to the home's, the lowest first. So a node is asked by at most `RADIX - 1` others for each
+digit of the table's size, whatever the world, and it only ever talks to those same neighbours, whatever the key.
 """
 
 import re
@@ -42,7 +42,7 @@ def _rank_of(key: str) -> int | None:
 
 
 def is_direct(key: str) -> bool:
-    """Whether the key tells something of one rank, such as its address: then few read it, or each rank has one.
+    """True if the key belongs to one rank, such as its address: then few read it, or each rank has one.
 
     Such keys have different homes, so their readers ask these without a tree, and still no agent is asked more than
     others. They are the placed ones, and those in which gloo publishes where a rank listens.
@@ -51,7 +51,7 @@ def is_direct(key: str) -> bool:
 
 
 def parent(node: int, root: int, nodes: int) -> int:
-    """Whom `node` asks on the way to `root`; for the root itself, the root."""
+    """Node that `node` asks on the way to `root`; for the root itself, the root."""
     unit = 1
     while node != root:
         step = (root // unit % RADIX - node // unit % RADIX) * unit
@@ -62,11 +62,11 @@ def parent(node: int, root: int, nodes: int) -> int:
 
 
 def next_hop(key: str, node: int | None, nodes: int, world: int) -> int:
-    """Whom a node asks for a key; the key's home asks itself.
+    """Node that a node asks for a key; the key's home asks itself.
 
     Args:
         key: as the store knows it.
-        node: the asking node's number; None where it is not in the table.
+        node: the asking node's number; None if it is not in the table.
         nodes: agents in the table.
         world: ranks of the job.
     """

@@ -58,7 +58,7 @@ class StoreServer:
         self.peers = PeerLinks(config.token)
         self._tables = tables
         self.answers = SetUpAnswers(self.peers)
-        """What the first workers have heard before their loop."""
+        """Answers that the first workers got before their loop."""
         self._server: asyncio.Server | None = None
         self._serving: set[_Conversation] = set()
         self._crowd = _Crowd()
@@ -168,7 +168,7 @@ class _Conversation(asyncio.Protocol):
         self._caller: str | None = None
         self._received = bytearray()
         self._full = False
-        """Whether the client takes its answers too slowly: then its requests wait."""
+        """True if the client takes its answers too slowly: then its requests wait."""
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._taking = False
         self._said = bytearray()

@@ -20,9 +20,9 @@ _ANSWER_S: Seconds = 5.0
 _COPY_S: Seconds = 60.0
 _TOGETHER_BYTES = 8 << 20
 _PIECE = "p/"
-"""So begins the name of a piece of an answer."""
+"""Prefix of the name of a piece of an answer."""
 _EVERYBODY = 4
-"""Each so many times all agents are asked, not only those that should have it."""
+"""Interval, in tries, at which all agents are asked, not only those that should have it."""
 
 
 def keepers(rank: int, world: int, nodes: int) -> tuple[int, int]:
@@ -32,7 +32,7 @@ def keepers(rank: int, world: int, nodes: int) -> tuple[int, int]:
 
 
 def copy_place(own: int, nodes: int) -> int:
-    """Where the copies of a node are: half of all nodes further, so rarely in one rack with it."""
+    """Node that has the copies of a node: half of all nodes further, so rarely in one rack with it."""
     return (own + max(1, nodes // 2)) % nodes
 
 
@@ -48,14 +48,14 @@ class SetUpAnswers:
         self._build = -1
         self._kept: dict[str, bytes] = {}
         self._ranks: dict[str, int] = {}
-        """Whose each of these is."""
+        """Rank of each of these."""
         self._brought: set[str] = set()
         """Those of workers of this node, or fetched for them."""
         self._stores: tuple[str, ...] = ()
         self._world = 1
         self._own = ""
         self._source: dict[int, str] = {}
-        """Who has answered for a rank before."""
+        """Store that has answered for a rank before."""
         self._news: asyncio.Future[None] | None = None
         self._uncopied: dict[str, int] = {}
         self._copying: asyncio.Task[None] | None = None
@@ -191,7 +191,7 @@ class SetUpAnswers:
         return dict.fromkeys([*([source] if source else []), *(self._stores[place] for place in places)])
 
     async def _first(self, whom: Sequence[str], request: AnswersAsked) -> dict[str, bytes]:
-        """What the first has that has anything."""
+        """The answer of the first store that has any."""
         if not whom:
             return {}
         asking = {shared(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}

@@ -46,7 +46,7 @@ from regrow.core.messages.store import (
 from regrow.core.process.tasks import Tasks, seen, shared
 
 ANSWER_S: Seconds = 30.0
-"""How long another agent may take to answer what needs no waiting."""
+"""Time for another agent to answer a request that needs no wait."""
 _FORGET_S: Seconds = 10.0
 _WAIT_LIMIT_S: Seconds = 24 * 3600.0
 _log = logging.getLogger("regrow.agent")
@@ -72,7 +72,7 @@ class StoreNode:
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
         self._heard: dict[tuple[Generation | None, str], int] = {}
-        """How much of what another agent's ranks publish has come from it."""
+        """Number of another agent's published keys that have come from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing = Tasks(lambda key, error: _log.error("the sum of %r failed", key, exc_info=error))
 
@@ -137,7 +137,7 @@ class StoreNode:
                 return await self._change(request, caller)
 
     async def _change(self, request: Change, caller: str) -> StoreReply:
-        """What is done where the key lives."""
+        """Carry out a change at the key's home."""
         way = await self._ways.to(request.key)
         if way is not None:
             return await self._at_home(way, request, caller)
@@ -153,7 +153,7 @@ class StoreNode:
                 return await self._write(request)
 
     async def _at_home(self, way: KeyRoute, request: Change, caller: str) -> StoreReply:
-        """What the key's home answers; a pop may have to wait there."""
+        """Answer of the key's home; a pop may have to wait there."""
         if caller:
             raise StoreRefusal("two agents disagree about where a key lives")
         within = ANSWER_S + (min(request.timeout, _WAIT_LIMIT_S) if isinstance(request, StorePop) else 0.0)
@@ -188,7 +188,7 @@ class StoreNode:
         return there if len(there) == len(keys) else None
 
     async def _read(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
-        """What is there at some moment during the call; waits for it until then. None where it did not come."""
+        """Read a key, waiting until it appears; None if it did not come in time."""
         way = await self._ways.to(key)
         if way is None:
             return await self._read_here(key, until, caller, queue=queue)

@@ -1,4 +1,4 @@
-"""What runs in a freshly forked worker: it becomes a process like any other, then runs the script."""
+"""First code of a freshly forked worker: it becomes a process like any other, then runs the script."""
 
 import atexit
 import contextlib

@@ -14,11 +14,11 @@ from regrow.core.messages.data import CacheSeat
 
 _THREADS = "OMP_NUM_THREADS"
 _PATIENCE_S: Seconds = 3600.0
-"""A worker waits so much longer for the coordinator's word than that waits for nodes."""
+"""Time that a worker waits for the coordinator's word beyond the coordinator's own wait for nodes."""
 _LAZY_WORLD = 16
 """In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are as fast."""
 _RANKS_PER_ROOT = 32
-"""NCCL's own bootstrap: so many ranks send their addresses to one root. torch's default is 128."""
+"""NCCL's own bootstrap: number of ranks that send their addresses to one root. torch's default is 128."""
 
 
 class MasterPorts:
@@ -52,7 +52,7 @@ def _free_port(host: str) -> int:
 
 
 def master_address(config: AgentConfig) -> str:
-    """Where rank 0 listens: on the coordinator's node, which is the first of the job."""
+    """Address at which rank 0 listens: on the coordinator's node, which is the first of the job."""
     if config.spec.node_limit == 1:
         return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
     return urlsplit(config.coordinator).hostname or config.advertise
@@ -87,7 +87,7 @@ def script_variables(
 
 
 def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """What keeps any one rank from being asked by all; where the user has a wish, that counts."""
+    """Settings that keep all ranks from asking a single one; the user's own settings win."""
     if not rootless(inherited):
         return {}
     wanted = {"TORCH_GLOO_LAZY_INIT": "1"} if world > _LAZY_WORLD else {}
@@ -97,7 +97,7 @@ def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
-    """Whether workers get one thread each, as under torchrun: room for several on a node and no wish of the user's."""
+    """True if workers get one thread each, as under torchrun: several fit on a node and the user has not chosen."""
     return max(config.spec.nproc, config.slots) > 1 and _THREADS not in inherited
 
 
@@ -108,14 +108,14 @@ def worker_script(script: Script, local_rank: int) -> Script:
 
 
 def path_entry(script: Script) -> str | None:
-    """What `python` would put first into `sys.path` for this script."""
+    """Entry that `python` would put first into `sys.path` for this script."""
     if script.binary:
         return None
     return os.getcwd() if script.module else str(Path(script.target).resolve().parent)
 
 
 class SpawnRequests:
-    """What each worker of this node is to be: what the zygote is asked for.
+    """Requests to the zygote that describe each worker of this node.
 
     Args:
         config: of the agent.
@@ -137,7 +137,7 @@ class SpawnRequests:
 
 
 def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
-    """What the worker is told of its place; the descriptors are filled in where they arrive.
+    """Description of its place that the worker gets; the descriptors are filled in where they arrive.
 
     Args:
         store: where the agent of this node serves the keys.

@@ -1,4 +1,4 @@
-"""What the kernel says of workers that stand still: are they stopped, do they compute, what do they wait in."""
+"""The kernel's evidence on workers that stand still: whether they are stopped or compute, and what they wait in."""
 
 import os
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class Watched(Protocol):
 
 
 def evidence(workers: Iterable[Watched]) -> dict[WorkerId, Evidence]:
-    """What is known of those of these workers that are there. Each leads a session of its own."""
+    """Evidence on those of these workers that exist. Each leads a session of its own."""
     pids = {worker.id: worker.pid for worker in workers if worker.pid is not None}
     states: dict[int, str] = {}
     used = dict.fromkeys(pids.values(), 0.0)

@@ -1,4 +1,4 @@
-"""What a script imports: learnt in a worker, and imported ahead of the script in a standby that waits before it."""
+"""Imports of a script: learnt in a worker, and imported ahead of the script in a standby that waits before it."""
 
 import importlib
 import os
@@ -56,7 +56,7 @@ def import_ahead(names: Iterable[str], environment: Iterable[str]) -> tuple[str,
 
 
 def thread_names() -> list[str]:
-    """What the threads of this process besides its main one call themselves, those of libraries too."""
+    """Names of this process's threads besides its main one, those of libraries too."""
     if threads() == 1:
         return []
     found = []

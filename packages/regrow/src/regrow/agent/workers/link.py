@@ -26,10 +26,10 @@ class AgentGone(RegrowError):
 
 
 class WorkerLink:
-    """What a worker has from its agent: its description, the progress page, and the channel.
+    """A worker's connection to its agent: its description, the progress page, and the channel.
 
     Args:
-        env: what the agent told this worker.
+        env: the agent's description of this worker.
         sock: the connected channel; the link owns it.
         board: the progress page.
     """
@@ -41,23 +41,23 @@ class WorkerLink:
         self.env = env
         self.board = board
         self.failed = False
-        """Whether the script has ended with an error: nobody must be waited for any more."""
+        """True once the script has ended with an error: it need not wait for others any more."""
         self.ended_badly = False
-        """Whether it has ended itself with another exit code than 0, or was interrupted."""
+        """True once it has ended itself with another exit code than 0, or was interrupted."""
         self.advice: Callable[[], str] = lambda: ""
-        """What the script could do so that such an error would not end it."""
+        """Advice for the script, so that such an error would not end it."""
         self.excused: Callable[[], bool] = lambda: False
-        """Whether an error of the script may be the consequence of a fault elsewhere."""
+        """True if an error of the script may follow from a fault elsewhere."""
         self.failing: Callable[[BaseException], None] = lambda error: None
         """Ends this process where an error of the script is its accelerator's, which has failed."""
         self.early = EarlyReads()
-        """What the script asks of its place before its loop."""
+        """Reads by the script of its place before its loop."""
         self.modules = frozenset(sys.modules)
-        """What was imported before the script began."""
+        """Modules imported before the script began."""
         self.environment = inherited_environment()
         """As it was then."""
         self.prompt: PromptThread | None = None
-        """Where this process gives way to all others: does what others wait for; None: everything is done so."""
+        """Thread for work that others wait for, if this process gives way to all others; None: all work is prompt."""
         self.pid = os.getpid()
         """The process that may use it; its forks may not."""
         self._gone = self._closed = False
@@ -87,7 +87,7 @@ class WorkerLink:
 
     @property
     def gone(self) -> bool:
-        """Whether the agent has closed the channel."""
+        """True if the agent has closed the channel."""
         return self._gone
 
     def check(self) -> None:

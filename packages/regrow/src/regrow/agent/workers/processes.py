@@ -1,4 +1,4 @@
-"""What the kernel knows of processes: who is whose child, in which session, in which state. Linux only."""
+"""The kernel's view of processes: parents, sessions, states. Linux only."""
 
 import contextlib
 import ctypes
@@ -76,7 +76,7 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
-    """What is started within this is not ended by such a signal before it can say `heed_nobody`."""
+    """Keep signals from ending a process started in this context before it can call `heed_nobody`."""
     former = signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)
     try:
         yield
@@ -102,7 +102,7 @@ def adopt_orphans() -> None:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """What `/proc/<pid>/stat` says after the name; None when there is no such process."""
+    """Fields of `/proc/<pid>/stat` after the name; None when there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -130,7 +130,7 @@ def exit_code_of(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal that would end it. Python takes its own away as it ends."""
+    """True if a process has a handler for a signal that would end it. Python takes its own away as it ends."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
@@ -139,7 +139,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_in_signal(pid: int, number: int) -> bool:
-    """Whether a process has yet to take a signal, or its main thread is in the handler of it."""
+    """True if a process has yet to take a signal, or its main thread is in the handler of it."""
     held = 0
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
@@ -181,5 +181,5 @@ def children_of(parent: int) -> list[int]:
 
 
 def threads() -> int:
-    """How many threads the calling process has, those of libraries too."""
+    """Number of threads of the calling process, those of libraries too."""
     return len(os.listdir("/proc/self/task"))

@@ -1,4 +1,4 @@
-"""What an agent sees of its workers that stand still. Whether one of them hangs is the coordinator's to judge."""
+"""An agent's watch on workers that stand still. The coordinator judges whether one of them hangs."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ _TELL_AFTER_S: Seconds = 5.0
 _TELL_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _LOOKS, _LOOKS_WHILE_STILL = 8, 40
-"""How often within the bound boards are looked at, and looked at and told of while a rank stands still, at least."""
+"""Least number of looks at boards within the bound, and of looks and reports while a rank stands still."""
 _GAP_S: Seconds = 1.0
-"""An agent that looks so much later than it should was paused itself, and maybe all its workers with it."""
+"""Delay of a look that shows that the agent was paused itself, and maybe all its workers with it."""
 _BUSY = 0.05
 """Of a processor: who uses more computes."""
 _CPU_WINDOW_S: Seconds = 10.0
 
 
 class BoardView(NamedTuple):
-    """What a worker's own page shows, and whether it holds a rank: for a standby that waits nobody waits."""
+    """View of a worker's own page, and whether it holds a rank: no rank waits for a standby that waits."""
 
     reading: BoardReading
     flight: Flight
@@ -61,7 +61,7 @@ class Watcher:
         self._steps.append(seconds)
 
     def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
-        """What is to be told, if it is time; workers not among these are forgotten. To be called after `interval`."""
+        """The report that is due now, if one is; forgets workers not among these. To be called after `interval`."""
         self._note(boards, now)
         still = [boards[worker] for worker, (_, since) in self._since.items() if now - since >= self._after]
         urgent = any(board.holds_rank for board in still)
@@ -106,7 +106,7 @@ class Watcher:
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:
-        """Whether its processes have used the processor in the last seconds of its standstill."""
+        """True if its processes have used the processor in the last seconds of its standstill."""
         used = self._cpu.setdefault(worker, deque())
         used.append((now, cpu))
         window = min(_CPU_WINDOW_S, still / 2)

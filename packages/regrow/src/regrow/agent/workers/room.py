@@ -1,4 +1,4 @@
-"""Whether a node has memory for one more worker, beside those that it has: the kernel is asked, nothing is reserved."""
+"""Check that a node has memory for one more worker: the kernel is asked, nothing is reserved."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def _available(proc: Path) -> int:
 
 
 def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """What each control group of this process, and each above it, lets it have beyond what cannot be given back."""
+    """Memory that each control group of this process, and each above it, leaves beyond what cannot be reclaimed."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -64,7 +64,7 @@ def _left(root: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """What the kernel would give back at once: pages of files that nobody has used for long."""
+    """Memory that the kernel would give back at once: pages of files that were not used for long."""
     with contextlib.suppress(OSError):
         for line in (folder / "memory.stat").read_text().splitlines():
             if line.startswith(f"{name} "):

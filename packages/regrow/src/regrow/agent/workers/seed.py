@@ -1,4 +1,4 @@
-"""What a forked worker starts from."""
+"""Start values of a forked worker."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from regrow.agent.workers.zygote_messages import SpawnRequest
 
 
 class WorkerSeed(NamedTuple):
-    """What a forked worker starts from. `middle`: the process between it and the zygote, about to end."""
+    """Start values of a forked worker. `middle`: the process between it and the zygote, about to end."""
 
     request: SpawnRequest
     descriptors: list[int]

@@ -89,7 +89,7 @@ class Shield:
 
 
 def _waits_for(pid: int, number: int) -> bool:
-    """Whether a process was sent a signal and has not come to it, since it is stopped or gets no processor."""
+    """True if a process was sent a signal and has not taken it, since it is stopped or gets no processor."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             held = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]

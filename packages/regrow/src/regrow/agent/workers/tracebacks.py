@@ -70,7 +70,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
 
 
 def _is_of_ours(shown: traceback.TracebackException, error: BaseException | None) -> bool:
-    """Whether the innermost frame is regrow's, and the error none of those that it raises for people."""
+    """True if the innermost frame is regrow's, and the error none of those that it raises for people."""
     return bool(shown.stack) and shown.stack[-1].filename.startswith(_OWN) and not isinstance(error, RegrowError)
 
 

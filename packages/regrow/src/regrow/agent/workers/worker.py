@@ -48,9 +48,9 @@ class Worker:
         self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
         """Its rank since each generation that gave it one, the oldest first."""
         self.proves = order.role is Role.PROVER
-        """Whether it is there for a proof alone: nobody waits for its end."""
+        """True if it is there for a proof alone: nothing waits for its end."""
         self.shown = order.role.placed
-        """Whether it holds a rank; a standby's is provisional."""
+        """True if it holds a rank; a standby's is provisional."""
         self.pid: int | None = None
         self.doomed = False
         """It has been fenced: whatever its process does from now on is nobody's business."""
@@ -62,7 +62,7 @@ class Worker:
         """Of the newest two steps, the older one first: it may be in one, and not have said that it has committed the
         one before."""
         self.shown_batch: BatchShown | None = None
-        """What it had read for its last step; known when it has ended."""
+        """Read for its last step; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
         """The newest generation of which the coordinator was told a commit of this worker."""
@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def stopped(self) -> bool:
-        """Whether its process is stopped (SIGSTOP)."""
+        """True if its process is stopped (SIGSTOP)."""
         stat = None if self.pid is None else stat_of(self.pid)
         return stat is not None and stat.state in ("T", "t")
 

@@ -38,12 +38,12 @@ _END_S: Seconds = 2.0
 AGAIN_S: Seconds = 1.0
 """After which is tried again what the system had nothing left for."""
 TRIES = 10
-"""So often a worker is tried to be started before it is told as one that failed."""
+"""Tries to start a worker before it is reported as failed."""
 _log = logging.getLogger("regrow.agent")
 
 
 class ZygoteListener(Protocol):
-    """Who hears what became of spawn requests."""
+    """Listener to the outcome of spawn requests."""
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
         """The process exists; it is, or within a moment will be, a child of this one."""
@@ -57,7 +57,7 @@ class _Pending:
     request: SpawnRequest
     descriptors: list[int]
     asked: bool = False
-    """Whether a zygote has been asked, and has not refused."""
+    """True if a zygote has been asked, and has not refused."""
     refusals: int = 0
 
 
@@ -100,7 +100,7 @@ class ZygoteClient:
 
     @property
     def busy(self) -> bool:
-        """Whether a worker may have been forked that nobody has heard of yet."""
+        """True if a worker may have been forked that was not reported yet."""
         return bool(self._pending)
 
     def start(self) -> None:

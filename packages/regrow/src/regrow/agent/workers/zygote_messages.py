@@ -1,4 +1,4 @@
-"""What an agent and its zygote say to one another: one packet a message over an inherited socket pair."""
+"""Messages between an agent and its zygote: one packet each over an inherited socket pair."""
 
 import msgspec
 

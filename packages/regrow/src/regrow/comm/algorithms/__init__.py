@@ -1,1 +1,1 @@
-"""Which rank speaks to which in a collective, and in what order it adds: by size of group and of tensor."""
+"""Algorithms of collectives: who speaks to whom, in what order they add, by size of group and of tensor."""

@@ -32,7 +32,7 @@ class Hypercube:
     Args:
         rounds: who speaks to whom.
         exchange: sends to some peers and receives from some.
-        room: so many tensors like the given one, in memory that is used again at the next call of it.
+        room: makes tensors like the given one, in memory that is used again at its next call.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ class Pairwise:
         rank: of the group.
         size: ranks in the group.
         exchange: sends to some peers and receives from some.
-        room: so many tensors like the given one, in memory that is used again at the next call of it.
+        room: makes tensors like the given one, in memory that is used again at its next call.
     """
 
     def __init__(

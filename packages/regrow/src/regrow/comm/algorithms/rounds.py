@@ -1,4 +1,4 @@
-"""Who speaks to whom in which round, so that a large group needs few connections. Pure.
+"""Rounds of a collective and the partners in each, so that a large group needs few connections. Pure.
 
 In groups of up to `DIRECT` ranks each speaks to each, in one round, or on one machine with large tensors to one
 partner after the other (`pairwise.py`). In larger ones a power of two of ranks, the core,
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 DIRECT = 16
 """Up to this many ranks, one round to all others is faster than several to some."""
 PAIRED, PAIRED_BYTES = 4, 8 << 20
-"""From so many ranks and bytes of all parts on, one partner after the other is faster than one round to all others."""
+"""Ranks and bytes of all parts from which one partner after the other is faster than one round to all others."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Rounds:
 
     @property
     def direct(self) -> bool:
-        """Whether each rank speaks to each."""
+        """True if each rank speaks to each."""
         return self.size <= self.most_direct
 
     def paired(self, whole: int) -> bool:
-        """Whether each rank goes to one partner after the other, where the parts of all have so many bytes together.
+        """True if each rank goes to one partner after the other, for parts that together have `whole` bytes.
 
         Between machines each step would wait for one delay of the network, and there are many.
         """
@@ -55,7 +55,7 @@ class Rounds:
 
     @property
     def guest(self) -> int | None:
-        """Which rank goes through this one; None: none does."""
+        """Rank that goes through this one; None: none does."""
         return self.rank + self.core if self.rank + self.core < self.size else None
 
     @property

@@ -1,4 +1,4 @@
-"""What ranks tell each other before their loop: noted by the first workers, told again to those that build later."""
+"""Collectives before the loop: noted by the first workers, and answered from the notes for those that build later."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ class CallingGroup(Protocol):
 
 
 class SetUp(Protocol):
-    """What becomes of the collectives that the script calls before its loop."""
+    """Handling of the collectives that the script calls before its loop."""
 
     def answer(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""Which tensors a collective fills, and for whom its answer is the same."""
+"""Tensors that a collective fills, and the ranks for which its answer is the same."""
 
 import os
 import sysconfig
@@ -16,7 +16,7 @@ _DEPTH = 64
 
 
 class AnswerKind(Enum):
-    """Who gets the answer of a collective."""
+    """Ranks that get the answer of a collective."""
 
     ALIKE = auto()
     """All of the group the same."""
@@ -74,12 +74,12 @@ class SetUpCall(NamedTuple):
 
     @property
     def needs_size(self) -> bool:
-        """Whether the answer depends on how many ranks the group has."""
+        """True if the answer depends on the size of the group."""
         return self.note.name not in _ANY_SIZE
 
 
 def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) -> SetUpCall | None:
-    """What a call is; None where it has no answer, or is not the script's to have one of.
+    """Read a call; None if it has no answer, or is not the script's own.
 
     Args:
         place: the caller's rank in the group.
@@ -153,7 +153,7 @@ _DISTRIBUTING = {
 
 
 def _builds_protected_state() -> bool:
-    """Whether DDP, FSDP or DTensor brings parameters to all ranks: newcomers receive protected state anyway."""
+    """True if DDP, FSDP or DTensor brings parameters to all ranks: newcomers receive protected state anyway."""
     for frame in callers(_DEPTH):
         file = frame.f_code.co_filename
         if file.startswith(_WRAPPERS) or frame.f_code.co_name in _DISTRIBUTING.get(file, ()):

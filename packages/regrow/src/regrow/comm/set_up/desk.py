@@ -15,14 +15,14 @@ _SLICE_S: Seconds = 30.0
 
 
 class Desk(Protocol):
-    """Where notes are kept."""
+    """Place where notes are kept."""
 
     def note(self, answers: dict[str, bytes]) -> None:
         """Keep these, from any thread; what is there stays. Raises `OSError` or `ProtocolError`."""
         ...
 
     def have(self, names: list[str]) -> set[str]:
-        """Which of these are on this node."""
+        """Names among these that are on this node."""
         ...
 
     def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:

@@ -1,9 +1,9 @@
-"""What is noted of a collective before the loop, when a newcomer's call is the same one, and how much is noted. Pure.
+"""Notes of collectives before the loop: their content, their bounds, and when a newcomer's call is the same. Pure.
 
-Names of notes: `a/GROUP/N` is collective N of a group, for all of its members, with its answer where that is alike;
-`rR/GROUP/N` what rank R alone got from it; `rR/GROUP/recvS/N` what it received from rank S of the group; `b/GROUP/N`
-that barrier N is passed; `p/DIGEST` a piece of a large answer; `rR/end` how many calls there were; `refused` why nobody
-can be told; `world` how many ranks the first workers were.
+Names of notes: `a/GROUP/N` is collective N of a group, for all of its members, with its answer if that is alike;
+`rR/GROUP/N` the answer that rank R alone got; `rR/GROUP/recvS/N` what it received from rank S of the group; `b/GROUP/N`
+says that barrier N is passed; `p/DIGEST` is a piece of a large answer; `rR/end` the number of calls; `refused` why
+nobody can be answered; `world` the number of the first workers.
 """
 
 from collections.abc import Sequence
@@ -48,20 +48,20 @@ class Note(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class SetUpEnd(msgspec.Struct, frozen=True, array_like=True):
-    """How many calls a rank had made when it came to its loop, by the part of their notes' names before the number."""
+    """Number of calls that a rank had made when it came to its loop, by the part of their notes' names before it."""
 
     counts: dict[str, int]
 
 
 def group_name(ranks: Sequence[int], seated: RankInWorld, unit: int, *, whole: bool, replica: int) -> str:
-    """What a group is called in notes: the same for those that take its ranks, in a world of another size too.
+    """Name of a group in notes: the same for those that take its ranks, in a world of another size too.
 
     Args:
         ranks: of the group, in its order.
         seated: one of its ranks, and the world it was made in.
         unit: ranks of one replica.
         whole: whether it is the group of all ranks.
-        replica: whose notes are asked for, where that is not the replica of `seated`.
+        replica: the one whose notes are asked for, if that is not the replica of `seated`.
     """
     if whole or spans(ranks, seated, unit):
         return "x" + ",".join(map(str, sorted({rank % unit for rank in ranks})))
@@ -85,7 +85,7 @@ _SPOKEN = {
 
 
 def spoken(note: Note) -> str:
-    """What a call is called in scripts, and the line."""
+    """Name of a call in scripts, and the line."""
     return f"{_SPOKEN.get(note.name, note.name)} at {note.where}"
 
 
@@ -109,7 +109,7 @@ def _shapes(outputs: Sequence[TensorShape]) -> str:
 
 
 def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[str, int] | None:
-    """Where a newcomer has made fewer or more calls than the first workers: of what, and the first call too few."""
+    """First kind of call that a newcomer has made fewer or more times than the first workers, and the first missing."""
     for counted in sorted({*first, *mine}):
         if first.get(counted, 0) != mine.get(counted, 0):
             return counted, min(first.get(counted, 0), mine.get(counted, 0))
@@ -117,7 +117,7 @@ def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[st
 
 
 class NoteBounds:
-    """How much may be noted of one rank's set-up."""
+    """Bounds on the notes of one rank's set-up."""
 
     def __init__(self) -> None:
         self._alike = self._own = self._calls = 0

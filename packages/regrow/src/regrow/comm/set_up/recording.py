@@ -162,7 +162,7 @@ class Recording:
         return FollowedWork(work, follow) if waiting else work
 
     def _done(self, heard: _Heard, source: int) -> None:
-        """What a call fills is there; in the thread that has filled it, before anybody else may change it."""
+        """Note the result of a call, in the thread that has filled it, before it may change."""
         keep = heard not in self._late or self._held + heard.nbytes <= ALIKE_BYTES + OWN_BYTES
         try:
             value = calls.value_of(heard.call.outputs) if keep else None

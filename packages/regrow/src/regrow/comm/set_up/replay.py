@@ -98,7 +98,7 @@ class Replay:
         return finished_work(result, source=note.source)
 
     def _send_again(self, sent: list[Any], note: Note, value: bytes) -> None:
-        """Who sends objects keeps its own: they become those that the others have (a name with the time in it)."""
+        """Replace the objects that a newcomer would send by those that the others have (a name with the time in it)."""
         tensor = torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
         if note.outputs[0].dtype != "uint8":
             self._sizes = tensor.view(torch.int64).tolist()

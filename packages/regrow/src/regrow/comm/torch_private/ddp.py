@@ -1,4 +1,4 @@
-"""What all ranks must have alike in DistributedDataParallel: buffers, and which gradients are reduced together.
+"""Common state of all ranks' DistributedDataParallel: buffers, and which gradients are reduced together.
 
 DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A
 newcomer that still has the first layout would hang or corrupt the others, so every worker settles it before its first
@@ -16,7 +16,7 @@ from regrow.core.errors import UsageError
 
 
 def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
-    """What DDP wraps in these objects: also inside other modules, and below `torch.compile`; each once."""
+    """DDP wrappers in these objects: also inside other modules, and below `torch.compile`; each once."""
     found: dict[int, DistributedDataParallel] = {}
     for item in objects:
         for module in item.modules() if isinstance(item, nn.Module) else ():
@@ -134,7 +134,7 @@ def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
 
 
 def synchronize(modules: Iterable[DistributedDataParallel], on: bool) -> None:
-    """Whether the forwards and backwards from here on reduce gradients: what `no_sync` sets for a while."""
+    """Switch the reduction of gradients on or off for the next forwards and backwards, as `no_sync` does."""
     for module in modules:
         module.require_backward_grad_sync = on
 

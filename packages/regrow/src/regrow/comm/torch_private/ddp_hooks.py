@@ -45,7 +45,7 @@ class HookStates:
 
 
 def _marks(value: Any, depth: int = _DEPTH) -> Any:
-    """What tells whether a value has been changed, without a copy of its tensors."""
+    """Marks that show whether a value has been changed, without a copy of its tensors."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, torch.Tensor):

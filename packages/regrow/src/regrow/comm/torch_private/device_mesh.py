@@ -145,7 +145,7 @@ def _known() -> list[DeviceMesh]:
 
 
 def _inner(root: DeviceMesh) -> int:
-    """How many ranks each place along the first dimension has."""
+    """Number of ranks at each place along the first dimension."""
     return math.prod(root.shape[1:])
 
 
@@ -181,7 +181,7 @@ def _is_whole(root: DeviceMesh, world: int) -> bool:
 
 
 def _is_across(root: DeviceMesh, unit: int, world: int) -> bool:
-    """Whether the first dimension of a root counts replicas, or places and replicas."""
+    """True if the first dimension of a root counts replicas, or places and replicas."""
     return bool(_across(root, unit, world))
 
 
@@ -218,7 +218,7 @@ def _refusal_of(mesh: DeviceMesh, unit: int, world: int) -> str:
 
 
 def _grows(axis: Any, root: DeviceMesh) -> bool:
-    """Whether a dimension has all of the root's first one in it, outermost."""
+    """True if a dimension has all of the root's first one in it, outermost."""
     inner, length = _inner(root), root.shape[0]
     if length == 1:
         return True
@@ -292,7 +292,7 @@ def _rename(family: list[DeviceMesh], rank_map: torch.Tensor) -> None:
 
 
 def _infos(objects: list[object]) -> Iterator[Any]:
-    """What FSDP2 knows of its meshes, each once."""
+    """Mesh descriptions that FSDP2 keeps, each once."""
     seen: set[int] = set()
     for group in fsdp.parameter_groups(fsdp.roots(objects)):
         for info in (group.mesh_info, group.post_forward_mesh_info):

@@ -1,7 +1,7 @@
-"""What an aborted step leaves behind in FSDP2 modules (`fully_shard`, `replicate`), and how to clear it.
+"""Remains of an aborted step in FSDP2 modules (`fully_shard`, `replicate`), and how to clear them.
 
-FSDP keeps the state of an iteration: which module's parameters are whole at the moment, what is still being gathered or
-reduced, which hooks are to come. A step that ends in its middle leaves that as it is.
+FSDP keeps the state of an iteration: which module's parameters are gathered at the moment, which gathers and
+reductions are under way, which hooks are to come. A step that is cut off leaves that as it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -105,7 +105,7 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
 
 
 def synchronize(modules: Iterable[FSDPModule], on: bool) -> None:
-    """Whether the backwards from here on reduce gradients; if not, whole gradients pile up until one does."""
+    """Switch the reduction in the next backwards on or off; without it, whole gradients add up until one reduces."""
     for root in modules:
         root.set_requires_gradient_sync(on)
 

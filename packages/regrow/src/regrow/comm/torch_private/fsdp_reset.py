@@ -18,7 +18,7 @@ _OF_GROUP = (*_EVENTS, *_UNDER_WAY, "_post_forward_indices", "_training_state", 
 
 
 def by_torch() -> bool:
-    """Whether this torch can do it itself."""
+    """True if this torch can do it itself."""
     return hasattr(FSDPModule, "reset_iter_state")
 
 

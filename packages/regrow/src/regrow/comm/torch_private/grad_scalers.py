@@ -1,4 +1,4 @@
-"""What a `GradScaler` keeps outside its `state_dict`: how far each optimizer has come in a step that was given up."""
+"""State that a `GradScaler` keeps outside its `state_dict`: each optimizer's stage in a step that was given up."""
 
 from collections.abc import Iterable
 

@@ -1,7 +1,7 @@
-"""Which ranks a group has that torch is making, for as long as it makes it.
+"""Ranks of the group that torch is making, for as long as it makes it.
 
-torch tells a backend what its group is called and which place this rank has in it. The backend leaves its address in
-the store then, before torch notes the group's ranks anywhere. A store that knows them keeps each address near its rank.
+torch gives a backend the group's name and this rank's place in it. The backend leaves its address in the store then,
+before torch notes the group's ranks anywhere. A store that knows them keeps each address near its rank.
 """
 
 import functools

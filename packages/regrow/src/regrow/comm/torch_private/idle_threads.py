@@ -13,15 +13,15 @@ from regrow.core.ids import Seconds
 
 _TASKS = Path("/proc/self/task")
 _PREFIX = "pt_"
-"""How torch names its threads."""
+"""Prefix of the names of torch's threads."""
 _LOOK_S: Seconds = 0.002
 
 
 def await_idle_threads(within: Seconds) -> bool:
-    """Whether all of torch's threads sleep, and did so between two looks; waits for it without the interpreter's lock.
+    """Wait until all of torch's threads sleep, and did so between two looks, without the interpreter's lock.
 
     Args:
-        within: how long to wait, in seconds.
+        within: how long to wait, in seconds; False after that.
     """
     until = time.monotonic() + within
     before = None

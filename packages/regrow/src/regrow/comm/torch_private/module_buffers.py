@@ -1,4 +1,4 @@
-"""Where a module keeps its buffers."""
+"""Access to the place where a module keeps its buffers."""
 
 import torch
 from torch import nn

@@ -14,7 +14,7 @@ from regrow.core.ids import Seconds
 from regrow.devices import nvidia
 
 CALL_S: Seconds = 1.0
-"""How long an abort waits for calls of other threads, which only enqueue something."""
+"""Wait of an abort for calls of other threads, which only enqueue something."""
 
 
 class Communicator:
@@ -48,7 +48,7 @@ class Communicator:
 
     @property
     def aborting(self) -> bool:
-        """Whether its abort has begun."""
+        """True once its abort has begun."""
         return self._aborting is not None
 
     def begin_abort(self) -> None:
@@ -90,7 +90,7 @@ class Communicator:
         return "" if found is None or found.value == 0 else str(getattr(found, "name", found))
 
     def await_abort(self, within: Seconds) -> bool:
-        """Wait until what was begun by `begin_abort` is done, at most so long; whether it is."""
+        """Wait until the abort begun by `begin_abort` is done, `within` seconds at most; True if it is."""
         with self._changed:
             aborting = self._aborting
         if aborting is None:
@@ -119,7 +119,7 @@ class Communicator:
         return work
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """How long a collective may take that begins from now on."""
+        """Set the time limit of collectives that begin from now on."""
         change = getattr(self.backend, "_set_default_timeout", None) or self.backend.set_timeout
         change(timedelta(seconds=seconds))
 

@@ -15,7 +15,7 @@ _LEFT_OVERS = (
     "unsharded_stages",
     "backward_counter",
 )
-"""What `torch.distributed.pipelining` empties at the end of a schedule's step, and expects to be empty at its start."""
+"""Containers that `torch.distributed.pipelining` empties after a schedule's step, and expects empty at its start."""
 
 
 def reset_unfinished(error: BaseException) -> None:
@@ -38,7 +38,7 @@ def reset_unfinished(error: BaseException) -> None:
 
 
 def vote_on_shapes(stage: Any) -> int:
-    """What all other stages vote: that shapes need no asking, as this one's do not."""
+    """Vote as all other stages do: no shapes need to be asked for."""
     from torch.distributed.pipelining._utils import InferenceMode
 
     if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):

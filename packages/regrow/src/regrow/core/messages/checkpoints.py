@@ -1,4 +1,4 @@
-"""What is said about durable checkpoints: a worker's copy in shared memory, parts on disk, the manifest over them.
+"""Messages about durable checkpoints: a worker's copy in shared memory, parts on disk, the manifest over them.
 
     TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
       → FinishCheckpoint → CheckpointWritten
@@ -110,14 +110,14 @@ class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True):
-    """What a writer process is told first: where checkpoints are kept, and whose they are."""
+    """First message to a writer process: where checkpoints are kept, and which training owns them."""
 
     url: str
     lineage: Lineage = NOBODY
 
 
 WriterOrder = WriteCheckpoint | FinishCheckpoint | AbandonCheckpoint
-"""What an agent passes on to its writer process."""
+"""Orders that an agent passes on to its writer process."""
 
 WriterFact = PartsWritten | CheckpointWritten | CheckpointFailed
-"""What the writer process answers."""
+"""Answers of the writer process."""

@@ -1,4 +1,4 @@
-"""What is said about copies of state that are kept outside the workers: in an agent's shared memory, or its buddy's."""
+"""Messages about copies of state outside the workers: in an agent's shared memory, or its buddy's."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ class KeptCopy(msgspec.Struct, frozen=True):
 
 
 class CopySource(msgspec.Struct, frozen=True):
-    """Where a worker reads `state@step` of rank `rank` from: the vault of an agent."""
+    """Place from which a worker reads `state@step` of rank `rank`: the copy store of an agent."""
 
     rank: Rank
     step: StepNo

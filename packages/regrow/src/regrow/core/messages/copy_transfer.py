@@ -1,4 +1,4 @@
-"""What is said at an agent's vault: a worker fetches a copy of state, another agent leaves one.
+"""Messages at an agent's copy store: a worker fetches a copy of state, another agent leaves one.
 
     anyone: CopyHello                           token; then any number of requests, one after the other
 
@@ -37,7 +37,7 @@ class AskCopy(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendCopy(msgspec.Struct, frozen=True, tag=True):
-    """What was offered fits: send its bytes."""
+    """Accept the offer: send its bytes."""
 
 
 class KeepCopy(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What is said about training data: its order, its cache on a node, and what a committed step has read."""
+"""Messages about training data: its order, its cache on a node, and the reads of a committed step."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from regrow.core.ids import NodeId, Rank, WorkerId
 
 
 class BatchRecord(msgspec.Struct, frozen=True):
-    """What one rank read for one step.
+    """Record of one rank's read for one step.
 
     `share` of `shares`: its slice of the step's global batch. `digest`: xxh3 of the batch's content, 16 hexadecimal
-    digits, empty where the batch has no canonical bytes. `samples`: xxh3 of the samples' addresses as they were read
-    (`regrow.data.order.samples_digest`), empty where the loader has no addresses.
+    digits, empty if the batch has no canonical bytes. `samples`: xxh3 of the samples' addresses as they were read
+    (`regrow.data.order.samples_digest`), empty if the loader has no addresses.
     """
 
     share: int
@@ -46,7 +46,7 @@ class OrderSpec(msgspec.Struct, frozen=True):
 
 
 class CacheSeat(msgspec.Struct, frozen=True):
-    """Where a worker finds the data cache of its node. `folder` is the agent's alone; `budget`: bytes it may hold."""
+    """Place of a node's data cache, for a worker. `folder` is the agent's alone; `budget`: bytes it may hold."""
 
     folder: str
     budget: int
@@ -59,7 +59,7 @@ class ProducerSeat(msgspec.Struct, frozen=True):
 
 
 def producer_socket(socket_dir: str, loader: int) -> str:
-    """Where the producer of a loader listens, once it serves."""
+    """Socket on which the producer of a loader listens, once it serves."""
     return f"{socket_dir}/data-{loader}"
 
 
@@ -80,11 +80,11 @@ class OrderDeclared(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoaderShown(msgspec.Struct, frozen=True, tag=True):
-    """What the worker's loop goes through, and what it reads first.
+    """Description of a worker's loop and of its first reads.
 
-    `loader`: its name, for people. `until`: steps of the training; `length`: of an epoch, 0 where it has none. `reads`:
-    of step 0, said before the worker is ready, and once more with those of step 1 when these are there; without records
-    of batches that have no tensors, arrays or texts in them.
+    `loader`: its name, for people. `until`: steps of the training; `length`: of an epoch, 0 if it has none. `reads`: of
+    step 0, sent before the worker is ready, and once more with those of step 1 when these are there; without records of
+    batches that have no tensors, arrays or texts in them.
     """
 
     worker: WorkerId

@@ -1,4 +1,4 @@
-"""What launchers say to the coordinator and to one another, so that another coordinator can take its place."""
+"""Messages of launchers to the coordinator and to one another, so that another coordinator can take over."""
 
 import msgspec
 
@@ -14,7 +14,7 @@ class Voter(msgspec.Struct, frozen=True):
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """What a launcher needs to take over: who votes, and what the coordinator knew.
+    """Knowledge that a launcher needs to take over: the voters, and the coordinator's memory.
 
     `term`, `writer`: of the coordinator that wrote it, and its node. `number`: counted by that one. `memory`: an
     encoded `WrittenMemory`; empty for a launcher that is no voter.
@@ -33,7 +33,7 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def quorum(self) -> int:
-        """So many votes elect."""
+        """Number of votes that elect."""
         return len(self.voters) // 2 + 1
 
 
@@ -87,7 +87,7 @@ class VoteAnswered(msgspec.Struct, frozen=True):
 
 
 class WitnessWord(msgspec.Struct, frozen=True):
-    """What a witness has said for good, in one of its places: for whom it stands.
+    """Permanent word of a witness, in one of its places: the launcher it stands for.
 
     `term`, `name`: of a coordinator that counts on it, or of a launcher that it elects. `version`: of the handover that
     this one has.
@@ -99,7 +99,7 @@ class WitnessWord(msgspec.Struct, frozen=True):
 
 
 class Office(msgspec.Struct, frozen=True):
-    """Who is coordinator. `address`: its URL. `voted`: in which term who says so has voted last, or would."""
+    """The present coordinator. `address`: its URL. `voted`: the term in which the sender has voted last, or would."""
 
     term: int
     address: str

@@ -1,4 +1,4 @@
-"""What has happened, told upwards: by workers to their agent, by agents to the coordinator, and by people."""
+"""Facts, sent upwards: by workers to their agent, by agents to the coordinator, and by people."""
 
 import msgspec
 
@@ -27,7 +27,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """An agent's connection ended without a goodbye. `silent`: so long nothing had been heard of it by then."""
+    """An agent's connection ended without a goodbye. `silent`: time since the last message from it."""
 
     node: NodeId
     reason: str

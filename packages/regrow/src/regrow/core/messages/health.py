@@ -1,4 +1,4 @@
-"""What an agent has found on its node."""
+"""Findings of an agent on its node."""
 
 import msgspec
 

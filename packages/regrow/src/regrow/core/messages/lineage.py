@@ -1,4 +1,4 @@
-"""Whose durable checkpoints are: the identity of a training, which a run that goes on from them adopts."""
+"""Owner of durable checkpoints: the identity of a training, which a run that goes on from them adopts."""
 
 import msgspec
 
@@ -16,7 +16,7 @@ class Lineage(msgspec.Struct, frozen=True):
     adopted: tuple[str, ...] = ()
 
     def owns(self, other: str) -> bool:
-        """Whether what carries that id is this training's: it may go back to it, and remove it."""
+        """True if an object with that id is this training's: it may go back to it, and remove it."""
         return other == self.id or other in self.adopted
 
 

@@ -1,4 +1,4 @@
-"""What is looked for in the lines that workers print (`--log-rules`), and what is said of it."""
+"""Rules for the lines that workers print (`--log-rules`), and messages about their findings."""
 
 import msgspec
 
@@ -13,8 +13,8 @@ class LogRule(msgspec.Struct, frozen=True):
     """A pattern and how often a worker's lines may, or must, have it.
 
     `at_most`: more matches within `within` (None: since the worker was started) break the rule. `at_least`: fewer
-    within `within` do, once the worker has had a first one. One of the two is given. `first_within`: so long after the
-    worker has its rank the first one breaks an `at_least` rule if it has not come; None: it is not missed.
+    within `within` do, once the worker has had a first one. One of the two is given. `first_within`: time after the
+    worker has its rank within which the first one must come for an `at_least` rule; None: it is not missed.
     """
 
     name: str
@@ -28,7 +28,7 @@ class LogRule(msgspec.Struct, frozen=True):
 
     @property
     def replaces(self) -> bool:
-        """Whether a worker that breaks it is replaced."""
+        """True if a worker that breaks it is replaced."""
         return self.action is Action.REPLACE
 
 
@@ -55,11 +55,11 @@ class LogRulesNoted(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogRuleOrder(msgspec.Struct, frozen=True):
-    """What an agent tells the process that applies the rules, before all lines."""
+    """First message of an agent to the process that applies the rules."""
 
     node: NodeId
     rules: list[LogRule]
 
 
 LogSaid = LogRuleNews | LogRulesNoted
-"""What that process answers, a line of JSON each."""
+"""Answers of that process, a line of JSON each."""

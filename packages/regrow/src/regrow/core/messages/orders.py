@@ -1,4 +1,4 @@
-"""What is to be done, told downwards: by the coordinator to agents, and through them to workers."""
+"""Orders, sent downwards: by the coordinator to agents, and through them to workers."""
 
 import msgspec
 
@@ -27,12 +27,12 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     resume: bool
     faults: list[FaultSpec] = []
     warmth: Warmth | None = None
-    """How far a standby goes; None: as the job was started with."""
+    """Warmth of a standby; None: as the job was started with."""
     restored: bool = False
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that some rank could not read."""
     stores: list[str] = []
-    """Where the agents serve their stores, for a node that has not been told with a table."""
+    """Addresses of the agents' stores, for a node that has not got them with a table."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What workers say about one another's state: silent corruption, seen where replicas compare digests."""
+"""Messages of workers about one another's state: silent corruption, seen when replicas compare digests."""
 
 import msgspec
 

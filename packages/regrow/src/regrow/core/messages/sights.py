@@ -1,4 +1,4 @@
-"""What can be seen of workers from outside: told to the coordinator, which alone judges who hangs."""
+"""Sights of workers from outside, sent to the coordinator, which alone judges which of them hang."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from regrow.core.ids import Generation, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.phase import Phase
 
 DEVICE = "the device"
-"""What a worker awaits whose work is enqueued, and which waits until its accelerator has come to its end."""
+"""Name for the wait of a worker whose work is enqueued, and which waits until its accelerator has come to its end."""
 
 
 class WorkerSight(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class WorkerSight(msgspec.Struct, frozen=True):
 
 
 class NodeSeen(msgspec.Struct, frozen=True, tag=True):
-    """What an agent sees of its workers; told again and again while one of them stands still, and once after that.
+    """Sight that an agent has of its workers; sent repeatedly while one of them stands still, and once after that.
 
     `longest`: the longest of the last steps, in seconds.
     """
@@ -58,7 +58,7 @@ class WorkerAlive(msgspec.Struct, frozen=True, tag=True):
 
 
 class StacksTaken(msgspec.Struct, frozen=True, tag=True):
-    """Where all threads of a worker are; the answer to `TakeStacks`, for its log."""
+    """Stacks of all threads of a worker; the answer to `TakeStacks`, for its log."""
 
     worker: WorkerId
     text: str

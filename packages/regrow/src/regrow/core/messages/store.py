@@ -1,4 +1,4 @@
-"""What workers and agents say to the key-value store, over a stream of frames.
+"""Messages to the key-value store, from workers and agents, over a stream of frames.
 
 A worker speaks to the agent of its node, agents speak to one another. `ask` numbers the requests of a connection; a
 reply carries the number of its request, and may overtake others.
@@ -27,7 +27,7 @@ class GlooAddress(NamedTuple):
 
 
 def gloo_address(key: str) -> GlooAddress | None:
-    """What the key says, if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`, and perhaps placed."""
+    """Parse the key if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`, and perhaps placed."""
     match = _GLOO.search(key)
     return None if match is None else GlooAddress(match.group(1), int(match.group(2)))
 
@@ -153,13 +153,13 @@ class StorePop(StoreMessage, frozen=True, tag=True):
 
 
 class StoreLength(StoreMessage, frozen=True, tag=True):
-    """How many values a queue has, in `number`."""
+    """Ask for the length of a queue, returned in `number`."""
 
     key: str
 
 
 class StoreCount(StoreMessage, frozen=True, tag=True):
-    """How many keys there are that begin with `prefix`, in `number`. `here`: in this agent's memory alone."""
+    """Ask for the number of keys that begin with `prefix`, in `number`. `here`: in this agent's memory alone."""
 
     prefix: str = ""
     here: bool = False

@@ -1,4 +1,4 @@
-"""What agents tell a coordinator that takes a running job over from another: what they know of their workers."""
+"""Reports of agents on their workers, to a coordinator that takes a running job over from another."""
 
 import msgspec
 
@@ -63,7 +63,7 @@ class WorkerPast(msgspec.Struct, frozen=True):
 
     @property
     def alive(self) -> bool:
-        """Whether its process may still act."""
+        """True if its process may still act."""
         return self.code is None
 
 

@@ -40,7 +40,7 @@ class TableHead(msgspec.Struct, frozen=True):
 
 
 class GenerationTable(msgspec.Struct, frozen=True, tag=True):
-    """Who is where. `stores`: the agents' stores in the order of nodes, over which the generation's keys are spread.
+    """Places of all workers. `stores`: the agents' stores in the order of nodes, over which the keys are spread.
 
     `members`: by rank; empty while the workers build.
     """
@@ -116,7 +116,7 @@ class ChangeTable(msgspec.Struct, frozen=True, tag=True):
 class FetchTable(msgspec.Struct, frozen=True, tag=True):
     """To an agent: another one has the table with this number, or is about to get it.
 
-    `source`: where that one's store is served. Who has not got it `within` so many seconds says `TableMissed`.
+    `source`: the address of that one's store. An agent that does not get it `within` these seconds sends `TableMissed`.
     """
 
     node: NodeId
@@ -133,13 +133,13 @@ class TableMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 TableOrder = KeepTable | ChangeTable | FetchTable
-"""How a table comes to a node."""
+"""Ways of a table to a node."""
 
 
 def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank]) -> FormGeneration:
-    """What a worker is told, with all that stands in the table. `holders`: those of its head, as ranks.
+    """Complete a worker's order with the contents of the table. `holders`: those of its head, as ranks.
 
-    Raises `ProtocolError` where the worker does not have that rank in the table.
+    Raises `ProtocolError` if the worker does not have that rank in the table.
     """
     head = table.head
     place = table.members[join.rank] if 0 <= join.rank < len(table.members) else None

@@ -1,4 +1,4 @@
-"""Who may say what: the messages of a worker, of an agent, of a coordinator, each as one type."""
+"""Messages that each sender may send: a worker, an agent, a coordinator, each as one type."""
 
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
@@ -68,7 +68,7 @@ WorkerFact = (
     | WorkerAlive
     | StacksTaken
 )
-"""What a worker tells its agent."""
+"""Facts from a worker to its agent."""
 
 WorkerOrder = (
     orders.StartScript
@@ -84,7 +84,7 @@ WorkerOrder = (
     | ProveAlive
     | TakeStacks
 )
-"""What an agent passes on to a worker."""
+"""Orders that an agent passes on to a worker."""
 
 AgentFact = (
     facts.NodeJoined
@@ -129,7 +129,7 @@ AgentFact = (
     | LogRulesNoted
     | NodeReport
 )
-"""What an agent tells the coordinator."""
+"""Facts from an agent to the coordinator."""
 
 NodeTask = (
     orders.SpawnWorker
@@ -144,10 +144,10 @@ NodeTask = (
     | FinishCheckpoint
     | AbandonCheckpoint
 )
-"""What an agent is to do itself."""
+"""Orders that an agent carries out itself."""
 
 NodeOrder = NodeTask | TableOrder
-"""What the coordinator orders an agent for itself: these name its node."""
+"""Orders of the coordinator to an agent itself: these name its node."""
 
 AgentOrder = (
     NodeOrder
@@ -163,7 +163,7 @@ AgentOrder = (
     | ProveAlive
     | TakeStacks
 )
-"""What the coordinator orders an agent, for itself or for one of its workers."""
+"""Orders of the coordinator to an agent, for itself or for one of its workers."""
 
 Fact = (
     AgentFact

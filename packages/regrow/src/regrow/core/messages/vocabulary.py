@@ -8,7 +8,7 @@ from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 
 
 class FaultStage(StrEnum):
-    """Where in a step (or in a recovery) an injected fault strikes."""
+    """Stage of a step (or of a recovery) at which an injected fault strikes."""
 
     NOW = "now"
     DATA = "data"
@@ -46,7 +46,7 @@ STATE_METRIC = "regrow.state"
 
 
 class FaultHow(StrEnum):
-    """What an injected fault does to its worker."""
+    """Effect of an injected fault on its worker."""
 
     SIGKILL = "sigkill"
     SIGSTOP = "sigstop"
@@ -60,7 +60,7 @@ class FaultHow(StrEnum):
 
 
 class FaultKind(StrEnum):
-    """What a worker saw go wrong in its own step."""
+    """Kind of fault that a worker saw in its own step."""
 
     COLLECTIVE = "collective"
     BODY = "body"
@@ -70,7 +70,7 @@ class FaultKind(StrEnum):
 
 
 class Role(StrEnum):
-    """What a worker was started as."""
+    """Role in which a worker was started."""
 
     RANK = "rank"
     JOINER = "joiner"
@@ -80,12 +80,12 @@ class Role(StrEnum):
 
     @property
     def placed(self) -> bool:
-        """Whether it holds a rank, or is to, from the beginning."""
+        """True if it holds a rank, or is to, from the beginning."""
         return self in (Role.RANK, Role.JOINER)
 
 
 class Warmth(StrEnum):
-    """How far a standby goes before it waits: torch imported, or the script run up to `session.steps`."""
+    """Progress of a standby before it waits: torch imported, or the script run up to `session.steps`."""
 
     IMPORTS = "imports"
     BUILT = "built"
@@ -127,10 +127,10 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorldChange(msgspec.Struct, frozen=True):
-    """What becomes of the world at a boundary. `kind`: `grow`, `shrink`, `preempt` or `fault`.
+    """Change of the world at a boundary. `kind`: `grow`, `shrink`, `preempt` or `fault`.
 
-    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds left to who must
-    leave; None: there is no hurry.
+    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds left to those who
+    must leave; None: there is no hurry.
     """
 
     kind: str

@@ -60,7 +60,7 @@ class ChildEnd:
         on_end()
 
     def wait(self, within: Seconds) -> bool:
-        """Whether it ends in time."""
+        """Wait for the child's end; True if it comes in time."""
         if self.descriptor is not None:
             return bool(select.select([self.descriptor], [], [], within)[0])
         until = time.monotonic() + within

@@ -1,8 +1,8 @@
-"""What a fork of a process must not have of it: connections, and what is done at its exit.
+"""Things that a fork of a process must not inherit: connections, and exit handlers.
 
 A script may fork, by `multiprocessing` or by itself. The child has the parent's descriptors and exit handlers: it would
-keep connections open that peers wait to see end, read what is the parent's, and say its goodbye. So it lets go of them
-before it runs a line. Programs that a process starts have neither (descriptors close as they are executed).
+keep connections open that peers wait to see end, read data meant for the parent, and say its goodbye. So it lets go of
+them before it runs a line. Programs that a process starts have neither (descriptors close as they are executed).
 """
 
 import atexit

@@ -41,7 +41,7 @@ def _unlinked(name: str, refused: OSError) -> int:
 
 
 def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
-    """Whether that is one of this name; `sealed`: as far as the kernel could hold it."""
+    """True if that is a memory file of this name; `sealed`: sealed as well, as far as the kernel allows."""
     try:
         shown = os.readlink(f"/proc/self/fd/{descriptor}")
         if sealed and shown.startswith("/memfd:"):

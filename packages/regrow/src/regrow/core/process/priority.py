@@ -1,4 +1,4 @@
-"""How much of a processor a process takes where others want it too."""
+"""Share of a processor that a process takes while others want it too."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def give_way(*, spared: Collection[int] = ()) -> None:
 
 
 def offer_memory() -> None:
-    """Where memory runs out, the kernel is to end this process before others, and what it starts."""
+    """Let the kernel end this process, and those it starts, before others when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
 

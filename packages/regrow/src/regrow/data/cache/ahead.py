@@ -49,7 +49,7 @@ class Ahead(Generic[Asked, Found]):
             self._changed.notify_all()
 
     def take(self, asked: Asked) -> Found | None:
-        """What was found, once; None where nothing was, or where it was not looked for. Raises what `look` raised."""
+        """Take the result of the look, once; None if it found nothing or was not made. Raises what `look` raised."""
         deadline = time.monotonic() + _WAIT_S
         with self._changed:
             if self._wanted == asked:

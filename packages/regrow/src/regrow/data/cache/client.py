@@ -28,10 +28,10 @@ _log = logging.getLogger("regrow")
 
 @dataclass(frozen=True)
 class NodeCache:
-    """What a worker has of the data cache of its node.
+    """A worker's access to the data cache of its node.
 
-    socket_dir: where producers listen. until: steps of the training in all. speaks: whether this worker says for all
-    of its node what everybody should know. reader: the worker, as far as waiting concerns it.
+    socket_dir: where producers listen. until: steps of the training in all. speaks: whether this worker's warnings
+    speak for its whole node. reader: the worker, as far as waiting concerns it.
     """
 
     seat: CacheSeat
@@ -48,7 +48,7 @@ class NodeCache:
 
 @dataclass
 class Counts:
-    """Where batches came from. `served`: the cache, of which `waited` after the producer was asked; `made`: here."""
+    """Origins of batches. `served`: by the cache, of which `waited` after the producer was asked; `made`: here."""
 
     served: int = 0
     waited: int = 0
@@ -82,7 +82,7 @@ class CachedSource:
         self._keeps = True
         self._said = self._closed = False
         self._last: Key | None = None
-        """What was fetched last."""
+        """Key that was fetched last."""
         self._walk: Walk = StepWalk()
         self._pins = loader.loader.pin_memory and torch.accelerator.is_available()
         self.counts = Counts()
@@ -134,7 +134,7 @@ class CachedSource:
         return fetched
 
     def _after(self, key: Key) -> Key | None:
-        """What is asked for after that; None where the walk does not come by there any more."""
+        """Key to ask for after this one; None if the walk does not pass it any more."""
         return Key(*self._walk.after(key)) if self._walk.passes(key) else None
 
     def wake(self) -> None:
@@ -174,7 +174,7 @@ class CachedSource:
         return Fetched(self._pinned(entry.batch()), entry.samples, entry.digest)
 
     def _asked_for(self, key: Key) -> Fetched | None:
-        """What the producer has put into the cache for us, waited for; None where it does not."""
+        """Fetch the entry that the producer was asked for; None if it refuses or does not deliver."""
         reach = self._reach
         if reach is None or not self._keeps:
             return None
@@ -236,7 +236,7 @@ class CachedSource:
         self._say(f"training goes on without the data cache of loader {self._loader.number}: {why}")
 
     def _say(self, text: str) -> None:
-        """What everybody should know, once: what follows from it is no news."""
+        """Warn about the first failure only: later ones follow from it."""
         if self._cache.speaks and not self._said:
             self._said = True
             _log.warning("%s", text)

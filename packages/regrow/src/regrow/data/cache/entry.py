@@ -40,7 +40,7 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """Which entry."""
+        """Key of the entry."""
         return self._mapped.head.key
 
     @property

@@ -41,7 +41,7 @@ class CacheUnusable(RegrowError):
 
 @dataclass
 class Counters:
-    """What has become of entries in this process. `nbytes`: written."""
+    """Counts of entries in this process. `nbytes`: written."""
 
     served: int = 0
     made: int = 0
@@ -72,12 +72,12 @@ class CacheFolder:
         self.refresh(sweep=True)
 
     def path_of(self, key: Key) -> Path:
-        """Where the entry of `key` is, if it is."""
+        """Path of the entry of `key`, whether or not it exists."""
         return self.path / name_of(key)
 
     @property
     def entries(self) -> dict[Key, int]:
-        """What is there, and its bytes, as of the last listing and of what this object has done since."""
+        """Present entries and their bytes, as of the last listing and of the changes made here since."""
         return dict(self._sizes)
 
     @property

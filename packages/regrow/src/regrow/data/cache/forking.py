@@ -1,7 +1,7 @@
-"""Whether a data set bears being read by several forked processes at once, where its author did not ask for that.
+"""Check whether several forked processes can read a data set at once, though its author did not plan for it.
 
 A file that is open when a process forks has one position for parent and child: two of them that seek and read get each
-other's bytes, and nothing tells. A connection to a database is shared the same way. Files that are only mapped into
+other's bytes, and no error shows it. A connection to a database is shared the same way. Files that are only mapped into
 memory have no position that counts.
 """
 
@@ -16,9 +16,9 @@ def open_descriptors() -> frozenset[int]:
 
 
 def shared_positions(before: frozenset[int]) -> list[str]:
-    """What is open now, was not `before`, and could not be read by two processes at once: paths, or kinds.
+    """Descriptors opened since `before` that two processes could not read at once: paths, or kinds.
 
-    before: what was open before the script began.
+    before: the descriptors that were open before the script began.
     """
     mapped = _mapped_files()
     found = []

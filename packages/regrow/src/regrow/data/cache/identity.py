@@ -1,7 +1,7 @@
-"""Whose batches an entry holds: 16 bytes that change with data set, transforms, order and format; and what differs.
+"""Identity of a loader's batches: 16 bytes that change with data set, transforms, order and format; differences.
 
-A process that runs the same script gets the same identity; another job or another transform gets another one. What
-cannot be seen from here, such as a file that a transform reads or code of a compiled module, is for the user's
+A process that runs the same script gets the same identity; another job or another transform gets another one. Changes
+that cannot be seen from here, such as a file that a transform reads or code of a compiled module, are for the user's
 `version`.
 """
 
@@ -22,7 +22,7 @@ _KINDS = (bool, int, float, str, type(None))
 
 
 class Identified(Protocol):
-    """What a loader must say of itself; `regrow.data.loader.CachedLoader` is one."""
+    """Loader that can be identified; `regrow.data.loader.CachedLoader` is one."""
 
     @property
     def dataset(self) -> Any:
@@ -31,7 +31,7 @@ class Identified(Protocol):
 
     @property
     def collate_fn(self) -> Any:
-        """What makes a batch of samples."""
+        """Function that makes a batch of samples."""
         ...
 
     @property

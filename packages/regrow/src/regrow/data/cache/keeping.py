@@ -1,9 +1,9 @@
-"""Which entries go when room is short, and which are made next. Decides only: no clock, no files.
+"""Choice of the entries to evict when room is short, and of those to make next. Decides only: no clock, no files.
 
-A reader stands at the entry that it needs next and goes through its lane (share, shares) step by step. What is needed
-claims room in this order, as far as the budget goes: what somebody waits for; what is being made; each reader's current
-step and the next one; the two steps behind each reader, which a retry after a fault reads again; then step after step
-ahead, all lanes side by side.
+A reader stands at the entry that it needs next and goes through its lane (share, shares) step by step. Needed entries
+claim room in this order, as far as the budget goes: entries that readers wait for; those being made; each reader's
+current step and the next one; the two steps behind each reader, which a retry after a fault reads again; then step
+after step ahead, all lanes side by side.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -55,15 +55,15 @@ class Keeping:
         underway: Collection[Key] = (),
         limit: int = 1,
     ) -> Decision:
-        """What to do now.
+        """Decide what to evict and what to make now.
 
         Args:
-            readers: where each stands: the entry that it needs next. Who goes back stands where it goes to.
-            there: the entries that are there, and their bytes.
+            readers: the entry that each needs next. A reader that goes back stands where it goes to.
+            there: the present entries, and their bytes.
             estimate: bytes of an entry whose size is not known.
             until: steps of the training in all; None: without end.
-            wants: what readers wait for; it comes first.
-            underway: what is being made already.
+            wants: entries that readers wait for; they come first.
+            underway: entries that are being made already.
             limit: how many to name that can be made next.
         """
         lanes = _lanes_of(readers)
@@ -93,7 +93,7 @@ class Keeping:
         underway: Collection[Key],
         limit: int,
     ) -> tuple[set[Key], list[Key]]:
-        """What must stay, and what is to be made, until room or `limit` is reached."""
+        """Entries that must stay, and those to be made, until room or `limit` is reached."""
         room = self.budget
         claimed: set[Key] = set()
         make: list[Key] = []
@@ -132,7 +132,7 @@ def _lanes_of(readers: Iterable[Key]) -> _Lanes:
 
 
 def _needs(lanes: _Lanes, there: Collection[Key], until: int | None) -> Iterator[Key]:
-    """What readers need, most urgent first; keys can come more than once."""
+    """Entries that readers need, most urgent first; keys can come more than once."""
     yield from _ahead(lanes, range(_NEAR + 1), until)
     # What lies behind is not made for its own sake.
     yield from (key for key in _ahead(lanes, range(-1, -BEHIND - 1, -1), until) if key in there)

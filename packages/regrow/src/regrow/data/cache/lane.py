@@ -38,7 +38,7 @@ class Missed(NamedTuple):
 
 
 class Drafting(NamedTuple):
-    """Where loader workers write what they make."""
+    """Place where loader workers write the entries they make."""
 
     folder: Path
     identity: bytes
@@ -88,12 +88,12 @@ class Lane:
 
     @property
     def underway(self) -> list[Key]:
-        """What was chosen and not taken yet."""
+        """Keys that were chosen and not taken yet."""
         return [started.key for started in self._started] + list(self._chosen)
 
     @property
     def has_room(self) -> bool:
-        """Whether `fill` would ask for one more."""
+        """True if `fill` would ask for one more."""
         return len(self._started) + len(self._chosen) < self._capacity
 
     @property
@@ -104,7 +104,7 @@ class Lane:
 
     @property
     def ready(self) -> bool:
-        """Whether `take` has something to give."""
+        """True if `take` has something to give."""
         if self._iterator is None or not self.workers:
             return bool(self.underway)
         queue = getattr(self._iterator, "_data_queue", None)
@@ -151,7 +151,7 @@ class Lane:
         self._started.clear()
 
     def _give_up(self, error: Exception) -> list[Missed]:
-        """Where the pipeline stands is not known: the next one begins anew. Its first batch counts as missed."""
+        """Close a pipeline in an unknown state, so that the next one begins anew. Its first batch counts as missed."""
         first = min(self.underway, default=None)
         self.close()
         return [] if first is None else [Missed(first, _in_words(error))]

@@ -46,7 +46,7 @@ Bytes = bytes | memoryview
 
 
 class Key(NamedTuple):
-    """Which entry: slice `share` of `shares` of the global batch of `step`."""
+    """Key of an entry: slice `share` of `shares` of the global batch of `step`."""
 
     step: int
     share: int
@@ -58,7 +58,7 @@ class Damaged(RegrowError):
 
 
 class Head(NamedTuple):
-    """What an entry says about itself. `tree`: bytes of the tree; `nbytes`: of the file."""
+    """An entry's description of itself. `tree`: bytes of the tree; `nbytes`: of the file."""
 
     identity: bytes
     key: Key
@@ -108,7 +108,7 @@ class Mapped:
 
     @property
     def payload_at(self) -> int:
-        """Where in `memory` the payload begins."""
+        """Offset in `memory` at which the payload begins."""
         return aligned(_BODY_AT + self.head.tree)
 
 
@@ -123,7 +123,7 @@ def name_of(key: Key) -> str:
 
 
 def key_of(name: str) -> Key | None:
-    """Whose entry a file of this name is; None where it is none."""
+    """Key of the entry in a file of this name; None if it is no entry."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None

@@ -65,7 +65,7 @@ def read_tensor(node: TensorNode, memory: Any, payload_at: int) -> torch.Tensor:
 
 
 def _why_not(tensor: torch.Tensor) -> str:
-    """What keeps a tensor from being given again as it is; empty where nothing does."""
+    """Reason why a tensor cannot be given again as it is; empty if it can."""
     if type(tensor) is not torch.Tensor:
         return f"a {type(tensor).__qualname__}, not a plain tensor"
     if tensor.layout is not torch.strided:
@@ -95,7 +95,7 @@ def _row_by_row(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill one stretch of memory, each once, in whatever order."""
+    """True if its elements fill one stretch of memory, each once, in whatever order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

@@ -1,4 +1,4 @@
-"""What a producer makes next, and how it gets into the cache."""
+"""A producer's choice of the next entry, and its way into the cache."""
 
 import logging
 import time
@@ -19,13 +19,13 @@ from regrow.data.cache.shelf import Shelf
 from regrow.data.loader import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""A portion that nobody reads keeps its loader workers so long: its reader is about to be replaced."""
+"""Time that a portion without readers keeps its loader workers: its reader is about to be replaced."""
 _PLAN = 256
 """Entries that are planned at a time: a plan looks at all that is ahead."""
 _PLAN_S: Seconds = 0.05
-"""So long nothing is planned anew where there was nothing to make, unless somebody waits."""
+"""Time without a new plan after one that had nothing to make, unless a reader waits."""
 _CHECK_S: Seconds = 1.0
-"""How often it is looked whether loader workers live that give nothing."""
+"""Interval of checks that silent loader workers live."""
 _LARGER = 1.5
 
 _NO_ROOM = "the cache has no room for what its readers need at the same time"
@@ -67,13 +67,13 @@ class Making:
         self._served: dict[Portion, _Served] = {}
         self._wants: set[Key] = set()
         self._stale = True
-        """Whether something has changed since the last plan."""
+        """True if something has changed since the last plan."""
         self._planned_at: Instant = 0.0
         self._checked_at: Instant = 0.0
         self.refusal = ""
         """Why this producer will never make anything any more; empty while it may."""
         self.slowest: Seconds = 0.0
-        """What an entry has taken at most, from its start to its file."""
+        """Longest time of an entry, from its start to its file."""
 
     def check(self, hello: Hello) -> None:
         """A worker has come. Raises `Unfit` where its batches are not those that are made here."""
@@ -150,25 +150,25 @@ class Making:
 
     @property
     def busy(self) -> bool:
-        """Whether `make` has something to do."""
+        """True if `make` has something to do."""
         lanes = [(served.lane, served.planned) for served in self._served.values()]
         return any(lane.ready or (planned and lane.has_room) for lane, planned in lanes)
 
     @property
     def descriptors(self) -> set[int]:
-        """What can be read from when `make` has something to do again."""
+        """Descriptors that become readable when `make` has something to do again."""
         found = (served.lane.descriptor for served in self._served.values())
         return {descriptor for descriptor in found if descriptor is not None}
 
     @property
     def rest(self) -> Seconds | None:
-        """How long `make` will have nothing to do, unless somebody comes; None: until then."""
+        """Time for which `make` will have nothing to do, unless a message comes; None: until one comes."""
         if not self._stale or any(served.planned for served in self._served.values()) or not self._served:
             return None  # what is planned is begun when a loader worker is free, and only then planned anew
         return max(0.0, self._planned_at + _PLAN_S - time.monotonic())
 
     def has(self, key: Key) -> bool:
-        """Whether the entry is in the cache."""
+        """True if the entry is in the cache."""
         return self._shelf is not None and self._shelf.has(key)
 
     def failed(self, key: Key) -> str | None:
@@ -265,7 +265,7 @@ class Making:
         return list(in_vain)
 
     def _maker_of(self, key: Key) -> _Served | None:
-        """Where an entry is made; best where somebody reads."""
+        """Loader that makes an entry; best one that a worker reads."""
         found = (served for portion, served in self._served.items() if portion.has(key))
         return min(found, key=lambda served: served.left is not None, default=None)
 

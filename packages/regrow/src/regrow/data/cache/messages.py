@@ -1,4 +1,4 @@
-"""What a worker and its node's producer say to one another: frames over a unix stream socket that never blocks."""
+"""Messages between a worker and its node's producer: frames over a unix stream socket that never blocks."""
 
 import socket
 from typing import Generic, NamedTuple, TypeVar
@@ -32,13 +32,13 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Portion(NamedTuple):
-    """What a worker reads of each step's global batch: these shares, in this order, of so many."""
+    """A worker's part of each step's global batch: these shares, in this order, of `of`."""
 
     shares: tuple[int, ...]
     of: int
 
     def has(self, key: Key) -> bool:
-        """Whether an entry is part of it."""
+        """True if an entry is part of it."""
         return key.share in self.shares and key.shares == self.of
 
 
@@ -50,7 +50,7 @@ class _Told(msgspec.Struct, frozen=True):
 
     @property
     def portion(self) -> Portion:
-        """What the worker reads."""
+        """The worker's portion."""
         return Portion(self.shares if self.key.share in self.shares else (self.key.share,), self.key.shares)
 
 
@@ -122,7 +122,7 @@ class Line(Generic[Incoming]):
 
     @property
     def unsent(self) -> bool:
-        """Whether something waits until the peer reads: call `flush` when the socket can be written to."""
+        """True if data waits until the peer reads: call `flush` when the socket can be written to."""
         return bool(self._unsent)
 
     def send(self, message: msgspec.Struct) -> None:
@@ -145,7 +145,7 @@ class Line(Generic[Incoming]):
             del self._unsent[:sent]
 
     def receive(self) -> list[Incoming]:
-        """What has arrived. Raises `OSError` when the peer has gone, and `ProtocolError`."""
+        """Messages that have arrived. Raises `OSError` when the peer has gone, and `ProtocolError`."""
         while True:
             try:
                 new = self._sock.recv(_RECEIVE_BYTES)

@@ -33,7 +33,7 @@ _BACKLOG = 128
 _IDLE_S: Seconds = 1.0
 _BIND_S: Seconds = 10.0
 _BIND_AGAIN_S: Seconds = 0.02
-"""How often it looks whether lanes that nobody reads any more can be given up."""
+"""Interval of checks for lanes without readers, to give them up."""
 _log = logging.getLogger("regrow")
 
 

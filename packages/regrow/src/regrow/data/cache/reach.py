@@ -29,10 +29,10 @@ from regrow.data.cache.messages import (
 )
 
 PATIENCE_S: Seconds = 5.0
-"""A worker waits so long for an entry, or three times as long as the slowest one took: the longer of the two."""
+"""Wait of a worker for an entry, at least; else three times as long as the slowest one took."""
 _FACTOR = 3.0
 EXPECTED_S: Seconds = 15.0
-"""A producer that was not there for so long is not expected any more, though it may still come."""
+"""Absence after which a producer is not expected any more, though it may still come."""
 _BEAT_S: Seconds = 1.0
 
 
@@ -41,17 +41,17 @@ class Reader(Protocol):
 
     @property
     def halted(self) -> bool:
-        """Whether the generation is over, so that nobody needs the batch that is waited for."""
+        """True if the generation is over, so that the awaited batch is not needed."""
         ...
 
     @property
     def stepping(self) -> bool:
-        """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
+        """True while it takes part in the training: not in a rehearsal, nor before a standby has its rank."""
         ...
 
     @property
     def moved(self) -> bool:
-        """Whether it stands in a world that has just changed its size, of which nothing can have been made ahead."""
+        """True if the world has just changed its size, so that nothing can have been made ahead for it."""
         ...
 
     def want_producer(self, loader: int) -> None:
@@ -95,13 +95,13 @@ class Reach:
         self.refusal = ""
         """Why the producer does not serve this worker; empty unless it said so."""
         self.shares: tuple[int, ...] = ()
-        """Which ones the worker reads in each step; empty: the one that it asks for."""
+        """Shares that the worker reads in each step; empty: the one that it asks for."""
         self.over = False
-        """Whether none will ever serve this worker."""
+        """True if no producer will ever serve this worker."""
 
     @property
     def expected(self) -> bool:
-        """Whether it is there or should be soon."""
+        """True if the producer is there or should be soon."""
         if self.over or self._stalled:
             return False
         return self._away_since is None or time.monotonic() - self._away_since < EXPECTED_S
@@ -196,7 +196,7 @@ class Reach:
     # --- what it says --------------------------------------------------------------------------------------------
 
     def _answers(self) -> bool:
-        """Whether one that did not answer in time has said something since."""
+        """True if a producer that did not answer in time has sent something since."""
         try:
             self._hear(None)
         except (OSError, ProtocolError):

@@ -11,9 +11,9 @@ from regrow.data.cache.keeping import Keeping
 from regrow.data.cache.layout import Draft, Encoded, Key, discard
 
 _OTHERS_S: Seconds = 1.0
-"""How often it is looked how much other loaders of the job take."""
+"""Interval of looks at the memory of the job's other loaders."""
 _SPARED = 0.75
-"""Where the file system is full before the budget is, what is there is brought down to this part of itself."""
+"""Part to which the entries are reduced if the file system is full before the budget is."""
 
 
 class Shelf:
@@ -39,7 +39,7 @@ class Shelf:
         """Bytes of an entry that is still to be made."""
 
     def has(self, key: Key) -> bool:
-        """Whether the entry is there now."""
+        """True if the entry is there now."""
         if self.folder.path_of(key).exists():
             return True
         self.folder.evict([key])  # from the books

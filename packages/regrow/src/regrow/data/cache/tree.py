@@ -197,7 +197,7 @@ def _class_name(kind: type, path: str) -> str:
 
 
 def _rebuilt(make: Callable[[], object], kind: type, path: str) -> object:
-    """What the class itself makes of the parts. Raises `NotCacheable` where that is not of the class."""
+    """Object that the class itself makes of the parts. Raises `NotCacheable` if it is not of the class."""
     try:
         again = make()
     except Exception as error:
@@ -253,7 +253,7 @@ class _Reader:
         self._known: dict[int, Any] = {}
 
     def value(self, node: Node) -> Any:
-        """What the node stands for."""
+        """Value that the node stands for."""
         if not isinstance(node, NodeBase):
             return node
         if isinstance(node, TensorNode | ArrayNode):
@@ -297,7 +297,7 @@ class _Reader:
 
 
 def _class_of(name: str) -> object:
-    """What the name says in the modules that are imported; None where it says nothing."""
+    """Object of this name in the imported modules; None if there is none."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
     for part in path.split("."):

@@ -1,4 +1,4 @@
-"""What the tree of a batch is made of: msgpack's own words, and a tagged list of a type below for everything else."""
+"""Nodes of a batch's tree: msgpack's own types, and a tagged list of a type below for everything else."""
 
 from typing import Union
 

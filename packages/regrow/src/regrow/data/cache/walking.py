@@ -23,7 +23,7 @@ from regrow.data.cache.evenly import SAMPLED_ITEMS, Digest, bytes_of_array, of, 
 
 _DEEPEST = 60
 _MOST_VISITS = 50_000
-"""After so many, what follows counts by its type alone: a bound for the time, some 0.2 s."""
+"""Visits after which objects count by their type alone: a bound for the time, some 0.2 s."""
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -64,7 +64,7 @@ class Walk:
         self._within: set[int] = set()
         self._visits = 0
         self._in_code = 0
-        """How many functions deep: what their code refers to may be a file that it writes."""
+        """Depth in functions: their code may refer to a file that it writes."""
 
     def digest(self, value: Any) -> Digest:
         """16 bytes. Raises nothing, whatever the value's own methods do."""
@@ -90,10 +90,10 @@ class Walk:
         return digest
 
     def attributes(self, value: Any) -> dict[str, Any]:
-        """What an object consists of: what it would be pickled as, or its attributes; what it says of itself first.
+        """Parts of an object: its pickled form or its attributes, and first its own fingerprint.
 
-        Where it has a `fingerprint()`, or `_fingerprint` as Hugging Face's data sets, only that and its public
-        attributes count.
+        If it has a `fingerprint()`, or `_fingerprint` as Hugging Face's data sets, only that and its public attributes
+        count.
         """
         told = fingerprint_of(value)
         state = _state_of(value)
@@ -225,7 +225,7 @@ class Walk:
 
 
 def fingerprint_of(value: Any) -> str | None:
-    """What an object says of its content itself; None where it says nothing."""
+    """Fingerprint that an object gives of its own content; None if it gives none."""
     told = _own(value, "_fingerprint")
     if isinstance(told, str) and told:
         return told
@@ -305,7 +305,7 @@ def _chosen(value: "set[Any] | frozenset[Any]") -> Iterable[Any]:
 
 
 def _referred(code: types.CodeType, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What the code's own instructions look up in its module: of a module among that, the attribute that they use."""
+    """Names that the code's own instructions look up in its module; of a module among them, the attribute they use."""
     found: dict[str, Any] = {}
     instructions = list(dis.get_instructions(code))
     for at, instruction in enumerate(instructions):

@@ -92,7 +92,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def damage(folder: Path, shard: Shard, dtype: str) -> str:
-    """What is wrong with the sizes of a shard's files, in words; empty where nothing is."""
+    """Describe a wrong size of a shard's files; empty if there is none."""
     expected = {".bin": shard.tokens * item_size(dtype), ".idx": shard.documents * 8}
     for suffix, size in expected.items():
         path = folder / f"{shard.name}{suffix}"

@@ -27,18 +27,18 @@ _LOOK_S = 0.5
 
 
 def progress_bars(shown: bool) -> None:
-    """Whether `datasets` draws them."""
+    """Switch the progress bars of `datasets` on or off."""
     (enable_progress_bars if shown else disable_progress_bars)()
 
 
 class Encoding:
-    """What becomes of rows. `names`: of the files that the rows say by number where they are from."""
+    """Encoding of rows into documents. `names`: of the files to which the rows refer by number."""
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe, names: list[str]) -> None:
         self._tokenizer, self._recipe, self._names = tokenizer, recipe, names
 
     def of(self, rows: Any, workers: int, path: Path) -> Iterator[Documents]:
-        """The documents in order, tokenized by so many processes; kept at `path` for another time."""
+        """The documents in order, tokenized by `workers` processes; kept at `path` for another time."""
         if not len(rows):
             return
         with _forks_end_with_us(), _interrupts_kept():
@@ -59,7 +59,7 @@ class Encoding:
             yield column.flatten().to_numpy(), column.value_lengths().to_numpy()
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """What `map` asks for. Raises `DataError` with file and line where a document is malformed."""
+        """Encode a table for `map`. Raises `DataError` with file and line if a document is malformed."""
         tokens = [self._tokens(row) for row in table.to_pylist()]
         offsets = pa.array(np.cumsum([0, *map(len, tokens)]))
         return pa.table({"tokens": pa.LargeListArray.from_arrays(offsets, pa.array(np.concatenate(tokens)))})

@@ -26,7 +26,7 @@ _TRIES, _PAUSE_S = 100, 0.05
 
 @dataclass(frozen=True)
 class PackWords:
-    """What the user asks for. `tokenizer`: `bytes`, a path, or `module:function`; `append_eos`: a number or a token."""
+    """Arguments of the user. `tokenizer`: `bytes`, a path, or `module:function`; `append_eos`: a number or a token."""
 
     inputs: Sequence[str]
     out: Path

@@ -20,10 +20,10 @@ Tokens = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """What turns the text of one document into tokens, of any integer dtype.
+    """Converter of one document's text into tokens, of any integer dtype.
 
-    `digest` changes when the tokens may. `vocabulary`: tokens are below it; None where that is not known. `id_of`: the
-    number of a token that is named by its text; None where there is none.
+    `digest` changes when the tokens may. `vocabulary`: tokens are below it; None if it is not known. `id_of`: the
+    number of a token that is named by its text; None if there is none.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Which files a path, a glob or a URL names, and whether they are still what they were."""
+"""Files that a path, a glob or a URL names, and the check that they are unchanged."""
 
 import glob
 import os
@@ -17,7 +17,7 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _VERSIONS = ("ETag", "etag", "md5Hash", "version_id", "mtime", "LastModified", "last_modified", "updated", "created")
-"""What a store tells about an object that changes with its content, the surest first."""
+"""Fields of a store's object that change with its content, the surest first."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class SourceFile:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a file of this machine's file systems."""
+        """True if it is a file of this machine's file systems."""
         return "://" not in self.name
 
     @property
     def is_table(self) -> bool:
-        """Whether its name is that of a Parquet or Arrow file."""
+        """True if its name is that of a Parquet or Arrow file."""
         return self.suffix in PARQUET + ARROW
 
     @property

@@ -37,7 +37,7 @@ _KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 def kind_of(value: object) -> str:
-    """What JSON calls a value."""
+    """JSON's name for the type of a value."""
     return _KINDS.get(type(value), "a number")
 
 

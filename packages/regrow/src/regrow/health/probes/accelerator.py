@@ -28,7 +28,7 @@ _PATTERN_BYTES = 64 << 20
 _COPY_BYTES = 256 << 20
 _COPIES = 10
 _TILES = 8
-"""The factors stand so often beside themselves, that a large chip has work for all of its parts."""
+"""Copies of the factors side by side, so that a large chip has work for all of its parts."""
 _PRODUCTS = 8
 
 

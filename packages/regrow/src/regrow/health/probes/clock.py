@@ -1,4 +1,4 @@
-"""How far this node's wall clock is from the coordinator's."""
+"""Difference between this node's wall clock and the coordinator's."""
 
 import json
 import time

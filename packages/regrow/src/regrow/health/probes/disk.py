@@ -1,4 +1,4 @@
-"""Whether what is written to the disk gets there, and comes back as it was."""
+"""Test that a disk stores data, and gives it back as it was."""
 
 import contextlib
 import os

@@ -31,7 +31,7 @@ def product(left: Matrix, right: Matrix) -> Matrix:
 
 
 def differences(got: Matrix, want: Matrix) -> tuple[int, str]:
-    """How many elements are wrong, and the first of them in words."""
+    """Number of wrong elements, and the first of them in words."""
     wrong = np.argwhere(~(got == want))
     if len(wrong) == 0:
         return 0, ""

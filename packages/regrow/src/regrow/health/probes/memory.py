@@ -1,4 +1,4 @@
-"""How fast the node's memory is, on one core, beside whatever else runs."""
+"""Speed of the node's memory, on one core, beside whatever else runs."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the NVIDIA driver knows of its GPUs, by NVML. It opens no context on them.
+"""Readings of the NVIDIA driver about its GPUs, by NVML. It opens no context on them.
 
 NVML: https://docs.nvidia.com/deploy/nvml-api/; `nvidia-ml-py` is its Python binding (`pip install 'regrow[gpu]'`).
 """
@@ -65,9 +65,9 @@ def _all(nvml: Any, settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def is_ours(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
-    """Whether `CUDA_VISIBLE_DEVICES` names this GPU, by number or by the beginning of its UUID.
+    """True if `CUDA_VISIBLE_DEVICES` names this GPU, by number or by the beginning of its UUID.
 
-    Parts of a GPU (`MIG-…`) tell nothing of which it is, so all count then.
+    The names of parts of a GPU (`MIG-…`) do not show which GPU it is, so all count then.
     """
     if visible is None or any(name.startswith("MIG") for name in visible):
         return True

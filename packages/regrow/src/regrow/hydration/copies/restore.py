@@ -168,7 +168,7 @@ class Restoration:
 
 
 class _Pieces:
-    """Which bytes of which tensor a range of the payload is; ranges are asked for in order."""
+    """Map from a range of the payload to bytes of tensors; ranges are asked for in order."""
 
     def __init__(self, inventory: Inventory, incoming: Incoming) -> None:
         offsets, self.payload = layout(entry.nbytes for entry in inventory.entries)

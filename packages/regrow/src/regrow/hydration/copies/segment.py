@@ -49,7 +49,7 @@ class Torn(StateError):
 
 
 class SegmentHead(NamedTuple):
-    """What a whole segment says about itself. `inventory`: msgpack of an `Inventory`."""
+    """A complete segment's description of itself. `inventory`: msgpack of an `Inventory`."""
 
     rank: Rank
     step: StepNo
@@ -60,7 +60,7 @@ class SegmentHead(NamedTuple):
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where in the payload each tensor begins, from their bytes in order; and the bytes of it all."""
+    """Offset in the payload at which each tensor begins, from their bytes in order; and the bytes of it all."""
     offsets: list[int] = []
     at = 0
     for size in sizes:
@@ -70,7 +70,7 @@ def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
 
 
 def chunk_count(payload: int) -> int:
-    """How many checksums cover a payload of so many bytes."""
+    """Number of checksums that cover a payload of `payload` bytes."""
     return -(-payload // CHUNK_BYTES)
 
 
@@ -203,7 +203,7 @@ class Segment:
         return _WRITING if self._map is None else int(_STEP.unpack_from(self._map, _STEP_AT)[0])
 
     def head(self) -> SegmentHead:
-        """What is in it. Raises `Torn`."""
+        """Description of the copy in it. Raises `Torn`."""
         space = self._space()
         magic, step, rank, holding, inventory, start, payload, digest = _HEAD.unpack_from(space, 0)
         end = _WORDS_AT + holding + inventory

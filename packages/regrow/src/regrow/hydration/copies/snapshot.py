@@ -66,7 +66,7 @@ class SnapshotKeeper:
         self._warned: set[str] = set()
         self._newest: StepNo | None = None
         self.took: Seconds = 0.0
-        """How long the last `take` held up the training."""
+        """Time that the last `take` held up the training."""
 
     @property
     def newest(self) -> StepNo | None:

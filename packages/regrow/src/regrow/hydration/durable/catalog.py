@@ -1,7 +1,7 @@
-"""Which checkpoints a place has: whole ones, torn ones and why, remains. Needs no torch.
+"""Checkpoints of a place: whole ones, torn ones and why, remains. Needs no torch.
 
-`python -m regrow.hydration.durable.catalog` looks through the place of which its standard input tells, for a caller
-that gives it a time: a store that does not answer must not hold a launcher up.
+`python -m regrow.hydration.durable.catalog` lists the place that it reads from its standard input, for a caller with a
+time limit: a store that does not answer must not hold up a launcher.
 """
 
 import sys
@@ -24,10 +24,10 @@ class WholeCheckpoint(msgspec.Struct, frozen=True):
 
 
 class Catalog(msgspec.Struct, frozen=True):
-    """What a place has.
+    """Contents of a place.
 
     `whole`: the newest first. `torn`, `unread`: folders that are damaged, or of another format, and why. `remains`:
-    unfinished ones, and whose they are.
+    unfinished ones, and their owners.
     """
 
     whole: list[WholeCheckpoint] = []
@@ -41,7 +41,7 @@ class Catalog(msgspec.Struct, frozen=True):
 
 
 class CatalogQuestion(msgspec.Struct, frozen=True):
-    """What the process of this module is asked for."""
+    """Request to the process of this module."""
 
     url: str
 

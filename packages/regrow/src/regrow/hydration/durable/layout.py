@@ -54,10 +54,10 @@ class StoredTensor(msgspec.Struct, frozen=True):
 
 
 class StoredHolding(msgspec.Struct, frozen=True):
-    """What the ranks of one holding have: pieces of the tensors, and Python state under the name `python`.
+    """Contents of the ranks of one holding: pieces of the tensors, and Python state under the name `python`.
 
-    `names`: under which name a tensor is stored, where that is not its own: parts of a model on different ranks may
-    call different tensors the same.
+    `names`: the name under which a tensor is stored, if it is not its own: parts of a model on different ranks may use
+    one name for different tensors.
     """
 
     rank: Rank
@@ -67,7 +67,7 @@ class StoredHolding(msgspec.Struct, frozen=True):
 
 
 class PartIndex(msgspec.Struct, frozen=True):
-    """What one rank's file contains, and what the rank has in all; lies beside the file until the checkpoint is whole.
+    """Contents of one rank's file, and of the rank in all; lies beside the file until the checkpoint is whole.
 
     `tensors`: those of which this rank wrote chunks; `shared`: those that a lower rank had too, which wrote them.
     """
@@ -131,7 +131,7 @@ def cut(box: Box, nbytes: int, limit: int = CHUNK_BYTES) -> list[Box]:
 
 
 def overlap(one: Box, other: Box) -> Box | None:
-    """What two boxes of one tensor have in common; None where that is nothing."""
+    """Intersection of two boxes of one tensor; None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(start < stop for start, stop in common) else None
 

@@ -22,7 +22,7 @@ _SEAL = re.compile(rb'"digest":"[0-9a-f]{16}"\}\s*\Z')
 
 
 class ManifestHead(msgspec.Struct, frozen=True):
-    """What every manifest says. `files`: sizes in bytes; `digest`: of the manifest itself."""
+    """Fields of every manifest. `files`: sizes in bytes; `digest`: of the manifest itself."""
 
     format: int
     files: dict[str, int]
@@ -52,7 +52,7 @@ def unfinished(lineage: str, what: str) -> str:
 
 
 def lineage_of_remains(folder: str) -> str | None:
-    """Whose such a folder is, by its name; None: it is none."""
+    """Owner of an unfinished folder, by its name; None: it is no such folder."""
     match = _UNFINISHED.fullmatch(folder)
     return (match.group(1) or "") if match else None
 

@@ -39,7 +39,7 @@ _SHOWN = 3
 
 
 class Resume(StrEnum):
-    """Whether a run goes on from the checkpoints that are there (`--resume`)."""
+    """Use of existing checkpoints by a run (`--resume`)."""
 
     NEVER = "never"
     """It starts at step 0, and not where another training's checkpoints are."""
@@ -50,13 +50,13 @@ class Resume(StrEnum):
 
 
 def settle(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
-    """Whose the checkpoints of a run are that is about to start.
+    """Decide to which training the checkpoints of a new run belong.
 
     Args:
         url: where they are kept.
         resume: whether it goes on from those that are there.
         new: the run as a training of its own.
-        note: told what people should know.
+        note: called with texts for people.
 
     Raises `UsageError`: the place cannot be used; it is another training's; there is nothing to go on from.
     """
@@ -102,7 +102,7 @@ def adopt(url: str, there: Catalog, resume: Resume, new: Lineage, *, note: Calla
 
 
 def newest(url: str, lineage: Lineage, refused: Collection[StepNo] = ()) -> str:
-    """What is on disk of a training, for people, at the end of a run. `refused`: what could not be read."""
+    """Describe the newest checkpoint of a training, at the end of a run. `refused`: steps that could not be read."""
     try:
         there = _look(url, within=_END_S)
     except (CheckpointError, UsageError) as error:

@@ -92,7 +92,7 @@ def load(
 
 
 def _choose(manifest: Manifest, holding: str, rank: int) -> StoredHolding:
-    """Whose Python state and names count: the same holding's, else those of the rank next below among its equals."""
+    """Holding whose Python state and names count: the same one, else that of the rank next below among its equals."""
     if holding in manifest.holdings:
         return manifest.holdings[holding]
     by_rank = sorted(manifest.holdings.values(), key=lambda each: each.rank)

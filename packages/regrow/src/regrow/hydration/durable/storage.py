@@ -1,6 +1,6 @@
-"""Where durable checkpoints are kept: a folder of a file system, or a URL that fsspec knows (`s3://`, `gs://`, `memory://`).
+"""Storage of durable checkpoints: a folder of a file system, or a URL of fsspec (`s3://`, `gs://`, `memory://`).
 
-Both have the same few operations; what an object store cannot do, rename and sync, is no part of them.
+Both have the same few operations; rename and sync are not among them, since an object store lacks them.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ class CheckpointStorage(Protocol):
 
     url: str
     own: Lineage
-    """Whose user this is: what is another's is never changed."""
+    """Owner that uses it: another's files are never changed."""
 
     def working(self, step: StepNo, attempt: int) -> str:
         """The name of the folder in which a checkpoint is made."""
@@ -56,7 +56,7 @@ class CheckpointStorage(Protocol):
         ...
 
     def taken(self, folder: str) -> bool:
-        """Whether a folder of that name is there."""
+        """True if a folder of that name is there."""
         ...
 
     def remains(self) -> dict[str, str]:
@@ -171,11 +171,11 @@ class FolderStorage:
         return [name for name in self._names() if step_of(name) is not None]
 
     def taken(self, folder: str) -> bool:
-        """Whether something has that name, be it a file or a link to nowhere."""
+        """True if something has that name, be it a file or a link to nowhere."""
         return os.path.lexists(self._directory / folder)
 
     def remains(self) -> dict[str, str]:
-        """What has the name of an unfinished one."""
+        """Folders with the name of an unfinished checkpoint."""
         found = {name: lineage_of_remains(name) for name in self._names()}
         return {name: whose for name, whose in found.items() if whose is not None}
 
@@ -271,11 +271,11 @@ class UrlStorage:
         return []
 
     def taken(self, folder: str) -> bool:
-        """Whether there is anything in it."""
+        """True if there is anything in it."""
         return bool(self.sizes(folder))
 
     def remains(self) -> dict[str, str]:
-        """What still has the mark, and no manifest."""
+        """Folders that still have the mark, and no manifest."""
         sizes = {folder: self.sizes(folder) for folder in self.folders()}
         torn = [folder for folder, files in sizes.items() if MARK in files and MANIFEST not in files]
         return {folder: whose for folder in torn if (whose := owner(self, folder)) is not None}

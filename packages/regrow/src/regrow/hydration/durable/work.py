@@ -1,4 +1,4 @@
-"""What the writer process does with its orders. Runs alone in a process of its own, so it may block."""
+"""Work of the writer process, order by order. Runs alone in a process of its own, so it may block."""
 
 import os
 import time

@@ -40,7 +40,7 @@ class PartSource(Protocol):
 
     @property
     def inventory(self) -> Inventory:
-        """What there is."""
+        """Inventory of the state."""
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
@@ -53,13 +53,13 @@ class PartSource(Protocol):
 
 
 class _Written:
-    """What one call has on disk already, by name, box and digests; and by which rank."""
+    """Pieces that one call has on disk already, by name, box and digests; and the rank that wrote each."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, Box, tuple[str, ...]], Rank] = {}
 
     def by(self, name: str, box: Box, digests: tuple[str, ...], rank: Rank) -> Rank:
-        """Who wrote it first; `rank` where it is new, which then counts as written."""
+        """Rank that wrote this piece; registers `rank` if nobody has."""
         return self._ranks.setdefault((name, box, digests), rank)
 
 
@@ -86,7 +86,7 @@ class _Part:
             stored.chunks.append(Chunk(piece, part_file(self.rank), offset, self._file.tell() - offset, digest))
 
     def add_own(self, name: str, tensor: torch.Tensor) -> None:
-        """What is no piece of the protected state."""
+        """Add a tensor that is no piece of the protected state."""
         shape = tuple(tensor.shape)
         self.add(name, tensor, whole_box(shape), shape)
 
@@ -180,16 +180,16 @@ def finish(
     *,
     refused: Collection[StepNo] = (),
 ) -> Finished:
-    """Connect the parts, publish the checkpoint, remove all but the newest `keep` and what earlier writers left.
+    """Connect the parts, publish the checkpoint, remove all but the newest `keep` and the remains of earlier writers.
 
     Args:
-        at: the place, and whose the checkpoint is: what is another training's stays as it is.
-        step, attempt: which one.
-        ranks: whose parts there are.
-        keep: so many stay.
+        at: the place, and the checkpoint's owner: files of another training stay as they are.
+        step, attempt: of the checkpoint.
+        ranks: that have written parts.
+        keep: number of checkpoints that stay.
         refused: steps of earlier ones that could not be read: they are none of those that are kept.
 
-    Raises `CheckpointError`, `OSError`; the checkpoint is torn then. What is torn beside it fails nothing.
+    Raises `CheckpointError`, `OSError`; the checkpoint is torn then. Torn ones beside it fail nothing.
     """
     folder = at.working(step, attempt)
     sizes = at.sizes(folder)

@@ -35,9 +35,9 @@ _AGAIN_S: Seconds = 0.1
 _ASK_S: Seconds = 1.0
 _LONGEST_PAUSE_S: Seconds = 0.5
 _ELECTION_S: Seconds = 30.0
-"""Where nobody is elected within so long, the job's coordinator is lost for good."""
+"""Time without an election after which the job's coordinator is lost for good."""
 _UNASKED_S: Seconds = 5.0
-"""A launcher that knows of too few voters waits so long to be asked by one that knows of more."""
+"""Time that a launcher that knows of too few voters waits for the request of one that knows of more."""
 
 
 class Deputy:
@@ -65,9 +65,9 @@ class Deputy:
         clock: Clock | None = None,
     ) -> None:
         self.office: Office | None = None
-        """Who is coordinator, as far as is known."""
+        """The coordinator, as far as is known."""
         self.ended = False
-        """Whether the coordinator has said that the job has ended."""
+        """True once the coordinator has said that the job has ended."""
         self._node, self._bind, self._advertise = node, bind, advertise
         self._headers = {"Authorization": f"Bearer {token}"}
         self._secret = self._headers["Authorization"].encode()
@@ -80,7 +80,7 @@ class Deputy:
         self._lost_at: Instant = 0.0
         self._over = False
         self._looking = False
-        """Whether another coordinator is looked for, and maybe elected just now."""
+        """True while another coordinator is looked for, and maybe elected just now."""
         self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -118,7 +118,7 @@ class Deputy:
 
     @property
     def url(self) -> str:
-        """Where this node's agent finds it."""
+        """URL at which this node's agent finds it."""
         host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
         return tls.url(address_of(host, self.port))
 
@@ -255,7 +255,7 @@ class Deputy:
 
     @property
     def _patience(self) -> Seconds:
-        """How long somebody may yet be elected."""
+        """Time within which another coordinator may yet be elected."""
         return _ELECTION_S if self._election.possible or self._election.candidates else _UNASKED_S
 
     def _others(self) -> list[Voter]:
@@ -264,7 +264,7 @@ class Deputy:
         return [] if handover is None else [voter for voter in handover.voters if voter.name != me]
 
     async def _collect(self, asked: VoteAsked) -> int:
-        """How many vote for this launcher, itself among them."""
+        """Number of votes for this launcher, its own included."""
         return 1 + sum(await asyncio.gather(*(self._ask_vote(voter, asked) for voter in self._others())))
 
     async def _ask_vote(self, voter: Voter, asked: VoteAsked) -> bool:
@@ -306,7 +306,7 @@ class Deputy:
         return web.Response(body=msgspec.msgpack.encode(VoteAnswered(granted, self._election.term)))
 
     async def _serve_leader(self, request: web.Request) -> web.Response:
-        """Who is coordinator. `?after=TERM&when=later`: as soon as it is one of a later term; `lost`: it is missed."""
+        """Serve the present coordinator. `?after=TERM&when=later`: once there is a later term's; `lost`: it is gone."""
         if self.office is None:
             return refusal(503, "no coordinator is known yet", "")
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
@@ -323,10 +323,10 @@ class Deputy:
         return web.json_response({})
 
     async def _returns(self, term: int, asked: web.Request) -> bool:
-        """Whether the coordinator of this term answers, now or once its link is back, before there is a later one.
+        """True if the coordinator of this term answers, now or once its link is back, before there is a later one.
 
         One that only a pause has kept from answering may have been voted out meanwhile: while another is looked for, it
-        is not believed. False too when who has asked hangs up.
+        is not believed. False too when the asker hangs up.
         """
         while not self._over and self.office is not None and self.office.term <= term and asked.transport is not None:
             if await self._stands(self.office) and not self._looking and self.office.term <= term:
@@ -337,7 +337,7 @@ class Deputy:
         return False
 
     async def _stands(self, office: Office) -> bool:
-        """Whether the coordinator answers now."""
+        """True if the coordinator answers now."""
         if self._session is None:
             return False
         try:

@@ -111,7 +111,7 @@ class NextHost:
         return tls.url(address)
 
     async def _give_way(self, coordinator: Coordinator) -> None:
-        """Where another is elected in the place of this one: launcher and agent find out, as nothing listens here."""
+        """Stop hosting when another is elected: launcher and agent find out, since nothing listens here any more."""
         if isinstance(end := await coordinator.wait_ended(), Deposed):
             self._speaker.say(f"{self._plan.node}: {end.diagnosis}")
             if self._desk is not None:

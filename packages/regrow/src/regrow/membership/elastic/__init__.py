@@ -1,1 +1,1 @@
-"""How the world comes to another size while the training runs."""
+"""Changes of the world's size while the training runs."""

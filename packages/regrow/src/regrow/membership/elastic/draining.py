@@ -95,13 +95,13 @@ class Draining:
                 self._orders.add(orders.StopNode(node.node, node.leave_reason, max(1.0, node.leave_by - now)))
 
     def plan(self, now: Instant, *, free: int, most: int) -> ResizePlan | None:
-        """What the world should become without the nodes that are given back; None: what it is.
+        """Plan the world without the nodes that are given back; None: no change.
 
-        Go on with fewer replicas; else move ranks, as many at once as there is room for and as leave the state behind;
+        Go on with fewer replicas; else move as many ranks at once as have room elsewhere and leave the state behind;
         else stand still in time.
 
         Args:
-            free: how many ranks other nodes have room for.
+            free: number of ranks that other nodes have room for.
             most: more replicas are not tried.
         """
         job, limits, leaving = self._job, self._size.limits, self.leaving

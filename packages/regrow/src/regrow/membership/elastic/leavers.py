@@ -1,7 +1,7 @@
-"""Workers that were released while the job goes on, and may take their time: nobody waits for them. Pure.
+"""Workers that were released while the job goes on, and may take their time: nothing waits for them. Pure.
 
 They have given way to those who train, so that on busy cores their last acts take long by the clock. One that stands
-idle for the deadline is ended, and one that has used so much of a processor; who computes or waits for one goes on.
+idle for the deadline is ended, and one that has used as much of a processor; a working or waiting one goes on.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _TOUCH_S: Seconds = 0.05
 
 
 class Leavers:
-    """How long they may stay.
+    """Limits on the stay of leavers.
 
     Args:
         roster: has them.
@@ -25,9 +25,9 @@ class Leavers:
     def __init__(self, roster: Roster, deadline: Seconds) -> None:
         self._roster, self._deadline = roster, deadline
         self._first: dict[WorkerId, Seconds] = {}
-        """What each had used of a processor when it was seen first."""
+        """Processor time of each when it was seen first."""
         self._last: dict[WorkerId, tuple[Seconds, Instant]] = {}
-        """What each has used by now, and when it was not idle last."""
+        """Processor time of each by now, and the time when it was last not idle."""
         self._not_before: Instant = 0.0
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
@@ -73,7 +73,7 @@ class Leavers:
 
     @property
     def oldest(self) -> WorkerRecord | None:
-        """Who has been leaving for longest; None: nobody is."""
+        """Worker that has been leaving for longest; None: there is none."""
         found = None
         for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, seated=False)):
             if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):

@@ -1,8 +1,8 @@
-"""When the world grows and shrinks: what is asked for, what is begun, and the candidates that build meanwhile.
+"""Growth and shrinking of the world: the requests, the change under way, and the candidates that build meanwhile.
 
 A larger world is begun with candidates: workers that build under the ranks they will have, while the others go on
 training. When all of them stand before their first step the world is switched (`resize_boundary.py`). A smaller one is
-switched at once. One change is under way at a time; what is asked for meanwhile replaces it, until it is switched.
+switched at once. One change is under way at a time; a later request replaces it, until it is switched.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,7 @@ class Resizing:
         self._came: dict[NodeId, int] = {}
         """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
         self._no_larger: tuple[int, str] | None = None
-        """More replicas than so many cannot be, as a candidate's script has said, and why."""
+        """Largest number of replicas that is possible, as a candidate's script has said, and why."""
 
     # --- what is asked for -------------------------------------------------------------------------------------
 
@@ -170,7 +170,7 @@ class Resizing:
         self._leavers.seen(event, now)
 
     def next_deadline(self) -> Instant | None:
-        """When `late` must be called at the latest."""
+        """Latest time for a call of `late`."""
         times = [
             worker.since + self._spec.build_deadline
             for worker in self._roster.candidates.values()
@@ -258,7 +258,7 @@ class Resizing:
         return "" if weighed.grows else say.does_not_pay(before, size, stay, weighed)
 
     def _plan(self, now: Instant) -> ResizePlan | None:
-        """What the world should become now; None: what it is."""
+        """The change that the world needs now; None: no change."""
         job = self._job
         if self._drains.leaving:
             return self._drains.plan(now, free=self._free_seats() if job.replacements.allowed else 0, most=self._most)

@@ -1,9 +1,9 @@
-"""How the world is switched to another size: all stop before one step, agreed beforehand, and go on in the new one.
+"""Switch to a world of another size: all stop before one agreed step, and go on in the new world.
 
-Nobody is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and the
-first step in it. Where the agreed step was chosen too early, or somebody does not stop, all are halted at once instead:
-that step runs again, and nothing is lost. A change that nobody hurries waits for a while first: a script may evaluate
-between two steps for longer than a step takes.
+No rank is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and its
+first step. If the agreed step was too early, or a rank does not stop, all are halted at once instead: that step runs
+again, and nothing is lost. A change without a deadline waits for a while first: a script may evaluate between two steps
+for longer than a step takes.
 """
 
 from collections.abc import Callable
@@ -21,15 +21,15 @@ from regrow.membership.roster import IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import Mending, Switching, Training
 
 _LEAVE_S: Seconds = 1.0
-"""What a worker that must leave needs for it."""
+"""Time that a worker needs to leave."""
 _STOP_S: Seconds = 0.5
-"""What a halt at once needs before that."""
+"""Time that a halt at once needs before that."""
 MOST_TRIES = 3
-"""How often a step is agreed upon before all are halted at once."""
+"""Most agreements on a step before all are halted at once."""
 
 
 class ResizeWay(StrEnum):
-    """How the world changes."""
+    """Way in which the world changes."""
 
     RESIZE = "resize"
     MOVE = "move"
@@ -71,13 +71,13 @@ class ResizeBoundary:
 
     def __init__(self, job: Job, ladder: Ladder, mender: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
-        """When the world was changed last without need."""
+        """Time of the last change of the world that was not needed."""
         self._job, self._ladder, self._mender = job, ladder, mender
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pace = pace
         self._plan: ResizePlan | None = None
         self._begun_at: Instant = 0.0
-        """When it was begun."""
+        """Time of its begin."""
         self._by: Instant = float("inf")
         """By when it must have happened."""
 
@@ -95,7 +95,7 @@ class ResizeBoundary:
             self._job.goto(replace(state, deadline=deadline))
 
     def expects(self, worker: WorkerRecord) -> bool:
-        """Whether a worker was told to stop as planned."""
+        """True if the worker was ordered to stop as planned."""
         return isinstance(self._job.state, Switching) and worker.stage is Stage.MEMBER
 
     def halted(self, event: facts.WorkerHalted, now: Instant) -> None:
@@ -174,11 +174,11 @@ class ResizeBoundary:
 
     @property
     def _last_moment(self) -> Instant:
-        """When all must be halted at once, so that who leaves is gone in time."""
+        """Time at which all must be halted at once, so that the leavers are gone in time."""
         return self._by - _LEAVE_S - _STOP_S
 
     def _may_wait(self, now: Instant) -> bool:
-        """Whether there is time for the agreed step to come."""
+        """True if there is time for the agreed step to come."""
         return self._by == float("inf") and now < self._begun_at + SWITCH_S
 
     def _at_once(self, reason: str, now: Instant) -> None:
@@ -197,14 +197,14 @@ class ResizeBoundary:
         self._ladder.halt(reason, now)
 
     def _possible(self, plan: ResizePlan) -> bool:
-        """Whether the candidates are still there, and nobody else has come in between."""
+        """True if the candidates are still there, and no other has come in between."""
         candidates = self._roster.candidates
         return set(candidates) == set(plan.newcomers) and all(
             each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
         )
 
     def _carry_out(self, plan: ResizePlan, now: Instant) -> bool:
-        """Whether the world has changed."""
+        """Carry out the change; True if the world has changed."""
         job, roster = self._job, self._roster
         newcomers = [worker for _, worker in sorted(roster.candidates.items())]
         match plan.way:

@@ -1,1 +1,1 @@
-"""What is done about a fault: from the loss of a worker to the next generation."""
+"""Recovery from a fault: from the loss of a worker to the next generation."""

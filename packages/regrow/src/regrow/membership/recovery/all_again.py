@@ -103,7 +103,7 @@ class StartFromMemory:
         self._ladder.restart(self._cause, now)
 
     def _everywhere(self, step: StepNo) -> recovery_point.Copies:
-        """What the nodes have, with what survivors have left there."""
+        """Copies that the nodes have, including those that survivors have left there."""
         from_workers: dict[NodeId, list[recovery_point.KeptCopy]] = {
             node: list(copies) for node, copies in self._copies.held.items()
         }

@@ -1,6 +1,6 @@
-"""What follows where replicas are found to differ: it is said and written down, and a newcomer is hydrated again.
+"""Reaction to replicas that differ: report it, write it down, and hydrate a newcomer again.
 
-Where they differ before any worker was replaced, that is how the script is, and no newcomer is to blame for it.
+If they differ before any worker was replaced, the script itself is the reason, and no newcomer is to blame.
 """
 
 from collections import defaultdict
@@ -34,7 +34,7 @@ class Auditor:
         self._unlike_from_start = False
         """Ranks have built different values: that they differ later is the script's own doing."""
         self._ranks_own = False
-        """Whether ranks were seen to differ before any worker was replaced."""
+        """True if ranks were seen to differ before any worker was replaced."""
 
     def started(self, now: Instant) -> None:
         """All ranks have built what they start from."""

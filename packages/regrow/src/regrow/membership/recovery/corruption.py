@@ -16,7 +16,7 @@ from regrow.membership.recovery.suspects import Suspects
 from regrow.membership.roster import WorkerRecord
 
 MOST_TIMES = 3
-"""How often the comparison before one step may fail: what has gone wrong so often will again."""
+"""Most failures of the comparison before one step: after them it would fail again."""
 
 
 class Corruption:
@@ -32,7 +32,7 @@ class Corruption:
     def __init__(self, job: Job, ladder: Ladder, doubts: Doubts, quarantine: Quarantine) -> None:
         self._job, self._ladder, self._doubts, self._quarantine = job, ladder, doubts, quarantine
         self.suspects = Suspects(job, ladder, quarantine)
-        """Who may be at fault, and has not been shown to be."""
+        """Nodes that may be at fault, without proof."""
         self._heard: Generation | None = None
         self._step: StepNo | None = None
         self._times = 0

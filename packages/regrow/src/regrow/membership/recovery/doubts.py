@@ -1,4 +1,4 @@
-"""Whether the survivors' newest state counts, once replicas were found to differ. Pure."""
+"""Trust in the survivors' newest state after replicas were found to differ. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ class Doubt:
 
 @dataclass
 class Doubts:
-    """Whether the survivors' newest state counts."""
+    """Present doubt about the survivors' newest state."""
 
     open: Doubt | None = None
 
     def start(self, standings: Sequence[recovery_point.SurvivorState]) -> recovery_point.Start | None:
-        """Where to start while there is a doubt; None where no trusted state is left."""
+        """Start point while there is a doubt; None if no trusted state is left."""
         if self.open is None:
             return None
         agreed = recovery_point.go_back(standings, self.open.step)

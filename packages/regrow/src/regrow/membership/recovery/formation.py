@@ -1,4 +1,4 @@
-"""How generations come to be: workers are started, a membership is ordered, it stands; and how the last one ends."""
+"""Life of generations: workers are started, a membership is ordered and formed; and how the last one ends."""
 
 import msgspec
 
@@ -131,7 +131,7 @@ class Generations:
         self._told_exposed = told
 
     def has_room(self) -> bool:
-        """Whether all workers could be started again on the nodes that there are."""
+        """True if all workers could be started again on the present nodes."""
         return self._room()[1] is not None
 
     def _tell_change(self, now: Instant) -> None:

@@ -1,11 +1,11 @@
-"""Who hangs, and who is only slow. Pure: judges what all agents see together, and ends nobody.
+"""Tell hanging workers from slow ones. Pure: judges the sights of all agents together, and ends nobody.
 
-A job waits for many things for long, and rightly: an evaluation, a save, a compilation, a slow disk. So nobody is to
-blame while all ranks stand at the same place, nobody outside the step for those who wait inside it, and nobody who
-waits for another. What is left is a rank that stands still, uses no processor, and for which the others wait.
+A job waits long for many things, and rightly: an evaluation, a save, a compilation, a slow disk. So no rank is to
+blame while all ranks stand at the same place, none outside the step for those who wait inside it, and none that
+waits for another. This leaves a rank that stands still, uses no processor, and for which the others wait.
 
-Where all wait, and some of them for their devices, a collective there does not end and nobody is known to be to blame:
-the groups are formed anew, and nobody is ended for that (`HangVerdict.anew`).
+If all wait, and some of them for their devices, a collective there does not end and no rank is known to be to blame:
+the groups are formed anew, and none is ended for that (`HangVerdict.anew`).
 
 | what is seen of the rank for which others wait | may stand still for |
 | --- | --- |
@@ -14,7 +14,7 @@ the groups are formed anew, and nobody is ended for that (`HangVerdict.anew`).
 | in a step, and computes, or waits for a disk | 10 bounds |
 | between two steps, in a restartable function; all ranks at the same place | 20 bounds |
 
-`--hang-timeout` is the bound by order, and holds for all that happens in a step.
+`--hang-timeout` sets the bound, and then holds for everything in a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ from regrow.core.phase import Phase
 STEPS = 10.0
 """The bound in steps."""
 READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
-"""What is waited for longer than for a rank that is blocked in a step, in bounds."""
+"""Longer waits than for a rank that is blocked in a step, in bounds."""
 MOST_PATIENCE = 8.0
-"""How far the bound is raised after ranks were replaced in vain, at most."""
+"""Largest factor of the bound after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """How long a worker may stand still, by what is seen of it. `ordered`: by the user, and not by evidence."""
+    """Longest standstill of a worker, by what is seen of it. `ordered`: set by the user, not derived from evidence."""
 
     base: Seconds
     ordered: bool = False
@@ -48,7 +48,7 @@ class Bounds:
         return cls(max(floor, STEPS * longest) * patience)
 
     def for_(self, sight: WorkerSight) -> Seconds:
-        """How long this worker may stand still."""
+        """Longest standstill allowed to this worker."""
         if sight.stopped:
             return self.base
         if sight.phase in _OUTSIDE:
@@ -67,7 +67,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Look:
-    """What is known of who holds a rank. `sight`: None while nothing says that it stands still."""
+    """A rank and the last sight of its worker. `sight`: None while nothing says that it stands still."""
 
     rank: Rank
     worker: WorkerId
@@ -92,7 +92,7 @@ class HangVerdict:
 
 
 def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
-    """Who hangs, of all that hold a rank."""
+    """Judge all workers that hold a rank: which of them hang."""
     present = [look for look in looks if not look.finished]
     stopped = [look for look in present if look.sight is not None and look.sight.stopped]
     if stopped:
@@ -124,23 +124,23 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
 
 
 def _others_wait(looks: Sequence[Look], holding_up: Sequence[Look], bounds: Bounds) -> bool:
-    """Whether all others have stood still for the bound too.
+    """True if all others have stood still for the bound too.
 
-    Where all were slow together, the last one to be done is not to blame as soon as the first one waits for it.
+    If all were slow together, the last one to be done is not to blame as soon as the first one waits for it.
     """
     others = [look for look in looks if look not in holding_up]
     return all(look.sight is not None and look.sight.seconds >= bounds.base for look in others)
 
 
 def overdue(sight: WorkerSight | None, waited: Seconds, bounds: Bounds) -> bool:
-    """Whether a worker that has not answered an order for so long will not: the others wait for it for sure."""
+    """True if a worker has left an order unanswered for too long: the others certainly wait for it."""
     if sight is None:
         return waited >= bounds.most
     return min(sight.seconds, waited) >= bounds.base and sight.seconds >= bounds.for_(sight)
 
 
 def _at_device(sight: WorkerSight | None) -> bool:
-    """Whether it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there."""
+    """True if it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there."""
     return sight is not None and (sight.awaits == DEVICE or (sight.waits is None and sight.busy))
 
 
@@ -149,7 +149,7 @@ def _waits_for_sure(sight: WorkerSight | None) -> bool:
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
-    """Who has called fewer collectives than others of a group, and in no group more than others; none where all did.
+    """Ranks that have called fewer collectives than others of a group, and in no group more; none if all did.
 
     Args:
         counts: of each rank, its calls by group.
@@ -174,7 +174,7 @@ def _overdue(look: Look, bounds: Bounds) -> bool:
 
 
 def _waits(sight: WorkerSight | None, least: tuple[int, int, int]) -> bool:
-    """Whether it waits for others: in a collective; where that cannot be seen, if it is further than somebody."""
+    """True if it waits for others: in a collective; if that cannot be seen, if it is further than the slowest."""
     if sight is None:
         return False
     if sight.phase is Phase.WAITING:

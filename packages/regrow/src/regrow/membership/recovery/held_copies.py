@@ -1,4 +1,4 @@
-"""What the agents say they have of the state, while a generation is mended."""
+"""Agents' reports of the copies that they hold, while a generation is repaired."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ class HeldCopies:
 
     def __init__(self) -> None:
         self.held: dict[NodeId, Sequence[KeptCopy]] = {}
-        """What is in the memory of the nodes that have answered and are still there."""
+        """Copies in the memory of the nodes that have answered and are still there."""
         self._awaited: set[NodeId] = set()
         self._asked: Generation | None = None
 
@@ -32,5 +32,5 @@ class HeldCopies:
         self.held.pop(node, None)
 
     def missing(self, standings: Sequence[SurvivorState]) -> bool:
-        """Whether the decision must wait for an answer."""
+        """True if the decision must wait for an answer."""
         return bool(self._awaited) and needs_copies(standings)

@@ -1,4 +1,4 @@
-"""What is done about a fault: the rungs of recovery, each within its budget.
+"""The ladder of recovery: its rungs, each within its budget.
 
 retry in place → a standby, or a fresh fork, in the lost rank → a free slot of another node → fewer replicas (see
 `regroup.py`) → all workers again, with the state in memory (`all_again.py`) → the same from the durable checkpoint →
@@ -31,12 +31,12 @@ _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 
 
 
 class Ladder:
-    """What is done about faults: which rung is taken, and what they may cost.
+    """Choice of the rung for each fault, and the budgets of faults.
 
     Args:
-        job: whose workers they strike.
-        standbys: who may take a lost rank.
-        copies: what nodes have of the state.
+        job: the job whose workers the faults strike.
+        standbys: may take a lost rank.
+        copies: of the state, on the nodes.
     """
 
     def __init__(self, job: Job, standbys: Standbys, copies: HeldCopies) -> None:
@@ -46,9 +46,9 @@ class Ladder:
         self.budget = Budget(job.spec.max_faults, job.spec.window)
         self.newcomers = standbys.newcomers
         self._from_memory = 0
-        """How often all workers were started again with what is in memory, since a generation stood."""
+        """Number of starts of all workers from memory since a generation was formed."""
         self._loaders = 0
-        """How often they were since the kernel had ended a loader's process, likewise."""
+        """Number of those after the kernel had ended a loader's process, likewise."""
 
     def over(self) -> None:
         """A generation stands."""
@@ -87,7 +87,7 @@ class Ladder:
 
     @property
     def next_try(self) -> Instant | None:
-        """When a lost rank is to be tried again."""
+        """Time at which a lost rank is to be tried again."""
         state = self._job.state
         trying = isinstance(state, Mending) or (isinstance(state, Waiting) and not state.saving)
         return self.newcomers.next_try() if trying else None
@@ -147,9 +147,9 @@ class Ladder:
         return self._roster.workers[self._roster.places[rank]]
 
     def _seat_for(self, rank: Rank, *, give_up: bool) -> Seat | None:
-        """Where a lost rank is filled: at home, or on another node where it cannot be, or newcomers die there.
+        """Seat for a lost rank: at home, or on another node if home is unusable or newcomers die there.
 
-        On a node in quarantine only where there is room on no other.
+        A node in quarantine is used only if no other has room.
         """
         home, local_rank = self._roster.home(rank)
         if home.usable and not home.quarantined and self.newcomers.at_home(rank):

@@ -1,4 +1,4 @@
-"""Whether ranks train equally long, read shares of their own, and are read for again as they were. Pure."""
+"""Check that ranks train equally long, read shares of their own, and read again what was read before. Pure."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Share = tuple[int, int]
 
 
 class _Length(NamedTuple):
-    """How long a rank trains."""
+    """Length of a rank's training."""
 
     until: int
     length: int
@@ -22,7 +22,7 @@ class _Length(NamedTuple):
 
 
 class Loaders:
-    """What workers have shown of their loaders, from the start of all of them on."""
+    """Loaders as workers have shown them, since all were last started."""
 
     def __init__(self) -> None:
         self.forget()
@@ -49,7 +49,7 @@ class Loaders:
         )
 
     def notes(self, shown: LoaderShown, rank: Rank | None) -> list[str]:
-        """What people should know of what a worker reads."""
+        """Notes for people about a worker's reads."""
         first = shown.reads[0] if shown.reads else []
         if len(shown.reads) > 1:
             return self._alike(shown, first, shown.reads[1], rank)
@@ -65,7 +65,7 @@ class Loaders:
         ]
 
     def _differs(self, read: BatchRecord, rank: Rank | None) -> tuple[Rank | None, str] | None:
-        """Who has read another batch in the same place."""
+        """Rank that has read another batch in the same place, with its digest."""
         if not read.digest:
             return None
         known = self._first.setdefault((read.share, read.shares), (rank, read.digest))

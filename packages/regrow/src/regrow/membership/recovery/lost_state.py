@@ -8,11 +8,11 @@ from regrow.membership.roster import Roster
 
 
 class Losses:
-    """What the present incident has cost, and by what.
+    """Losses of the present incident, and their causes.
 
     Args:
-        roster: who there is, and where they stand.
-        errors: what the script has raised.
+        roster: the workers, and their steps.
+        errors: of the script.
     """
 
     def __init__(self, roster: Roster, errors: ScriptErrors) -> None:
@@ -45,7 +45,7 @@ class Losses:
 
     @property
     def torn(self) -> dict[Rank, StepNo]:
-        """Who was in the middle of an update, and of which step."""
+        """Ranks whose update was cut off, with its step."""
         seated = self._roster.seated()
         return {w.rank: w.torn_at for w in seated if w.rank is not None and w.torn_at is not None}
 

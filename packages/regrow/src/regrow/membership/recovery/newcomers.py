@@ -1,4 +1,4 @@
-"""How often those who should fill a lost rank have failed: when the next is tried, and when no more are. Pure."""
+"""Failures of newcomers for a lost rank: when the next is tried, and when none are any more. Pure."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ from regrow.core.ids import Instant, Rank, Seconds
 from regrow.core.messages.vocabulary import ErrorReport
 
 ATTEMPTS = 3
-"""After so many in a row that died before they were built, no more are started in the same place."""
+"""Deaths in a row before they were built after which no more are started in the same place."""
 MOST_PAUSE_S: Seconds = 30.0
 """The longest time between two attempts: what a file server cannot answer now it may answer then."""
 
@@ -41,28 +41,28 @@ class Newcomers:
         self.errors.clear()
 
     def at_home(self, rank: Rank) -> bool:
-        """Whether the next one for this rank is tried where the last one was."""
+        """True if the next newcomer for this rank is tried where the last one was."""
         return self._failed[rank] < ATTEMPTS
 
     @property
     def die(self) -> bool:
-        """Whether the newcomers for some rank die one after the other."""
+        """True if the newcomers for some rank die one after the other."""
         return any(times >= ATTEMPTS for times in self._failed.values())
 
     def hopeless(self, rank: Rank, *, elsewhere: bool) -> bool:
-        """Whether no other one is tried. `elsewhere`: another node has room for it."""
+        """True if no further newcomer is tried. `elsewhere`: another node has room for it."""
         return self._erred[rank] >= (2 * ATTEMPTS if elsewhere else ATTEMPTS)
 
     def times(self, rank: Rank) -> int:
-        """How many have failed."""
+        """Number of newcomers that have failed for the rank."""
         return self._failed[rank]
 
     def pause(self, rank: Rank, now: Instant) -> bool:
-        """Whether the next one is not tried yet."""
+        """True if it is too early for the next newcomer."""
         return now < self._next.get(rank, now)
 
     def next_try(self) -> Instant | None:
-        """When a rank is to be tried again."""
+        """Time at which a rank is to be tried again."""
         return min(self._next.values(), default=None)
 
     def tried(self, rank: Rank) -> None:

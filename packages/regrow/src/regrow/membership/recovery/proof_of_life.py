@@ -1,4 +1,4 @@
-"""Whether a standby that is needed lives: nobody has heard of it for long, and all others would wait for it."""
+"""Ask a silent standby whether it lives, before it is given a rank for which all others would wait."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from regrow.membership.orders import Orders
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 PROOF_S: Seconds = 2.0
-"""How long a standby may take to answer when it is given a rank."""
+"""Time for a standby to answer when it is given a rank."""
 
 
 def ask(standby: WorkerRecord, roster: Roster, orders: Orders, now: Instant) -> None:

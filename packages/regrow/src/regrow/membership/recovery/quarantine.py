@@ -30,7 +30,7 @@ class Quarantine:
         self._reported: set[NodeId] = set()
         self._examined: dict[NodeId, list[str]] = {}
         self._observed: dict[NodeId, dict[tuple[str, str], str]] = {}
-        """What is held of nodes by how work goes there, by source and device."""
+        """Verdicts on nodes by the work there, by source and device."""
 
     def examined(self, event: NodeExamined, now: Instant) -> None:
         """An agent has looked at its node."""
@@ -46,7 +46,7 @@ class Quarantine:
             self.failed(event.node, failed[0], now)
 
     def observed(self, verdict: HealthVerdict, now: Instant) -> None:
-        """How work goes on a node says something of it; `ok`: what its source has said of the device holds no more."""
+        """Take a verdict that the work on a node gives of it; `ok` withdraws what its source has said of the device."""
         known = self._observed.setdefault(verdict.node, {})
         known.pop((verdict.source, verdict.device), None)
         if verdict.severity is not Severity.OK:

@@ -1,7 +1,7 @@
-"""How a generation that was given up comes to its end: lost ranks are filled, or their replicas are done without.
+"""End of a generation that was given up: lost ranks are filled, or their replicas are done without.
 
-Where no place is left for a lost rank the world goes on with fewer replicas, if the limits allow that. Below the
-minimum the survivors stand still and hold the state until there is room again, or until that has taken too long.
+If no place is left for a lost rank the world goes on with fewer replicas, if the limits allow that. Below the minimum
+the survivors stand still and hold the state until there is room again, or until that has taken too long.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -87,9 +87,9 @@ class Regroup:
             self._generations.copies.tell(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
-        """Whether no newcomer is tried for the ranks that are lost; then all start again with the state in memory.
+        """Start all workers again from the state in memory if no newcomer can take a lost rank; True if none is tried.
 
-        Where these do not fit on the nodes, or newcomers only fail, the world goes on with fewer, if it may.
+        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer, if it may.
         """
         job, ladder = self._job, self._ladder
         refuted = not job.replacements.allowed
@@ -177,14 +177,14 @@ class Regroup:
             self._save(now)
 
     def covered(self, without: Set[Rank]) -> bool:
-        """Whether the other ranks have the whole state."""
+        """True if the other ranks have the whole newest state."""
         workers = list(self._roster.seated())
         newest = recovery_point.newest(_living(worker) for worker in workers)[1]
         left = {w.holding for w in workers if w.rank in newest and w.rank not in without}
         return left == {worker.holding for worker in workers}
 
     def held_without(self, without: Set[Rank]) -> bool:
-        """Whether living workers of other ranks have each part of the state, of some step."""
+        """True if living workers of other ranks have each part of the state, of some step."""
         workers = [worker for worker in self._roster.seated() if worker.living and worker.state_at >= 0]
         return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
 
@@ -201,11 +201,11 @@ class Regroup:
         return can_go
 
     def can_save(self) -> bool:
-        """Whether there is a place for durable checkpoints."""
+        """True if there is a place for durable checkpoints."""
         return self._spec.checkpoint_every > 0
 
     def may_shrink(self) -> bool:
-        """Whether the job may go on with fewer replicas than it has."""
+        """True if the job may go on with fewer replicas than it has."""
         limits = self._size.limits
         return limits.fit(self._job.replicas - 1) is not None and not self.fixed()
 
@@ -219,14 +219,14 @@ class Regroup:
         return say.unlike_replicas(scaling.unlike_places(holdings, self._spec.unit), self._spec.unit)
 
     def is_replica(self, candidate: WorkerRecord, rank: Rank) -> bool:
-        """Whether a candidate for a rank has the part of the state that belongs there. If not, no other would have."""
+        """True if a candidate has the part of the state that belongs to the rank. If not, no other would have it."""
         if self.alike(candidate, rank):
             return True
         self._unlike = say.unlike_replicas(rank, self._spec.unit)
         return False
 
     def alike(self, candidate: WorkerRecord, rank: Rank) -> bool:
-        """Whether a built worker has the same part of the state as the rank that belongs to that place now."""
+        """True if a built worker has the same part of the state as the rank now in that place."""
         model = rank if rank in self._roster.places else Rank(rank % self._spec.unit)
         return self._roster.workers[self._roster.places[model]].holding == candidate.holding
 
@@ -247,7 +247,7 @@ class Regroup:
             self.give_up(now)
 
     def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
-        """What decides who goes."""
+        """Facts about each replica that decide which of them go."""
         roster, unit = self._roster, self._spec.unit
         workers = list(roster.seated())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
@@ -266,7 +266,7 @@ class Regroup:
         return made
 
     def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
-        """Which replicas go, so that the newest state stays; none where it would not."""
+        """Choose the replicas that go, so that the newest state stays; none if it would not."""
         drop = scaling.leavers(self.standings(broken), count)
         unit = self._spec.unit
         everybody = [_living(worker) for worker in self._roster.seated()]
@@ -276,7 +276,7 @@ class Regroup:
     # --- parts of it -------------------------------------------------------------------------------------------
 
     def _surplus(self) -> int:
-        """How many replicas are there beyond those that are wanted."""
+        """Number of replicas beyond those wanted."""
         job = self._job
         if self._size.wanted >= job.replicas or self._size.change is not None or self.fixed():
             return 0
@@ -293,7 +293,7 @@ class Regroup:
         return self.choose(job.replicas - size, broken)
 
     def _stand(self, drop: Set[int]) -> bool:
-        """Whether all who stay are ready for the next generation."""
+        """True if all who stay are ready for the next generation."""
         unit = self._spec.unit
         return all(
             worker.stage in (Stage.HALTED, Stage.READY)
@@ -350,6 +350,6 @@ class Regroup:
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
-    """Where a worker stands; one that is dead has no state any more."""
+    """A worker's state for the decision; a dead one has none."""
     stands = recovery_point.standing(worker)
     return stands if worker.living else replace(stands, state_at=NO_STATE, ready=False)

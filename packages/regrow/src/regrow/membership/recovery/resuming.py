@@ -1,7 +1,7 @@
-"""Which durable checkpoint training goes on from: all ranks from the same one, or from none.
+"""Agreement on the durable checkpoint to go on from: all ranks from the same one, or from none.
 
-Each worker reads the newest that it can, and says which ones it could not. Where ranks have read different ones, all
-are started again and leave those out that some rank could not read; so they come down to one that all can.
+Each worker reads the newest that it can, and reports those it could not. If ranks have read different ones, all are
+started again and leave out those that some rank could not read; so they come down to one that all can.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -38,12 +38,12 @@ class NothingToRead:
 def agree(
     steps: Sequence[StepNo], refused: Mapping[StepNo, str], avoided: Collection[StepNo], *, needed: bool
 ) -> AllAgree | AllReadAgain | NothingToRead:
-    """What follows from what each rank has read.
+    """Decide by what each rank has read.
 
     Args:
-        steps: of each rank: 0: it has found nothing; `NO_STATE`: it could read nothing of what it has found.
-        refused: what some rank could not read, and why.
-        avoided: what nobody was to read this time.
+        steps: of each rank: 0: it has found nothing; `NO_STATE`: it has found some and could read none.
+        refused: checkpoints that some rank could not read, and why.
+        avoided: checkpoints that no rank was to read this time.
         needed: whether the job may not start from the beginning.
     """
     low, high = min(steps), max(steps)
@@ -96,7 +96,7 @@ class Resuming:
 
 
 def _resumed(step: StepNo, *, asked: bool) -> str:
-    """Where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
+    """Describe where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
     if step <= 0:
         if not asked:
             return "there is no complete checkpoint to go back to, so training starts from step 0 again"

@@ -1,4 +1,4 @@
-"""Which places a standby can take: those for which what its script has done so far is right. Pure."""
+"""Places that a standby can take: those for which all that its script has done is right. Pure."""
 
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.exit_codes import SCRIPT_ERROR
@@ -19,7 +19,7 @@ from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 from regrow.membership.states import Building
 
 _MOST_UNFIT = 4
-"""After so many packages that should not have been imported ahead, none are."""
+"""Packages that should not have been imported ahead after which none are."""
 
 
 class Standbys:
@@ -57,13 +57,13 @@ class Standbys:
         self.proofs.advance(now)
 
     def _wanted(self, node: NodeRecord) -> int:
-        """How many standbys a node should have: a spare one as many as the ranks that it may have to take."""
+        """Number of standbys that a node should have: on a spare node, one for each rank that it may have to take."""
         if self._spec.spares and not node.seats:
             return max(self._spec.standbys, self._spec.nproc)
         return self._spec.standbys
 
     def failed(self, standby: WorkerRecord, now: Instant) -> None:
-        """A standby was lost; after so many in a row no more are started on its node."""
+        """A standby was lost; after several in a row no more are started on its node."""
         node = self._roster.nodes[standby.node]
         node.failed_standbys += 1
         if node.failed_standbys == ATTEMPTS:
@@ -106,13 +106,13 @@ class Standbys:
         self._orders.fence(worker, why, now)
 
     def fits(self, worker: WorkerRecord) -> bool:
-        """Whether a worker has built the same model as the others."""
+        """True if a worker has built the same model as the others."""
         return self.layouts.fits(worker)
 
     def can_take(self, worker: WorkerRecord, rank: Rank, local_rank: int, world: int | None = None) -> bool:
-        """Whether a newcomer fits a rank: its script has built that rank's part, and was told nothing else; or not run.
+        """True if a newcomer fits a rank: its script was built for that place or reads the same there; or has not run.
 
-        `world`: the ranks of the world that is to come, where that is another.
+        `world`: the ranks of the world to come, if it is another.
         """
         if worker.stage is Stage.IDLE:
             return True
@@ -127,9 +127,9 @@ class Standbys:
 
 
 def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> PlaceInWorld | None:
-    """What a worker's script has asked before its loop, and was told what is wrong for this place; None: nothing.
+    """Answer that a worker's script got before its loop and that is wrong for this place; None: none is.
 
-    Who has not run the script yet has asked nothing.
+    A worker that has not run its script yet has asked nothing.
     """
     wrong = {
         PlaceInWorld.RANK: worker.built_for != rank,

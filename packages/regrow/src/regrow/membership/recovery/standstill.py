@@ -1,4 +1,4 @@
-"""What follows where workers stand still: they are waited for, which is said, or replaced."""
+"""Reaction to workers that stand still: wait for them and say so, or replace them."""
 
 import msgspec
 
@@ -23,7 +23,7 @@ _JUDGE_MOST_S: Seconds = 0.2
 _SAY_S: Seconds = 60.0
 _LIKE_SLOW = 2.0
 _ANEW_MOST = 3
-"""How often the groups are formed anew at one step: a step that takes longer than all bounds is slow, and not dead."""
+"""Most times that groups are formed anew at one step: a step that takes longer than all bounds is slow, not dead."""
 _IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
@@ -42,19 +42,19 @@ class Standstills:
         self._sights: dict[WorkerId, tuple[WorkerSight, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
-        """Who was judged to hang once, and when: it takes a second look that is newer."""
+        """Workers that were judged to hang once, and when: a newer look must confirm it."""
         self._judged_at: Instant = float("-inf")
         self._said_at: Instant = float("-inf")
         self._patience = 1.0
         self._anew_at = StepNo(-1)
         self._anew = 0
-        """How often the groups were formed anew at that step, since all waited for their devices."""
+        """Number of times that the groups were formed anew at that step, since all waited for their devices."""
         self._slow: Seconds = 0.0
-        """How long a step took on the devices that was waited for in the end: its like are not formed anew."""
+        """Time of a step on the devices that was waited for in the end: steps like it do not lead to new groups."""
 
     @property
     def bounds(self) -> Bounds:
-        """How long workers may stand still."""
+        """Longest standstill of workers."""
         spec = self._spec
         longest = max(self._longest.values(), default=0.0)
         return Bounds.of(spec.hang_timeout, spec.hang_floor, longest, self._patience)
@@ -83,7 +83,7 @@ class Standstills:
         return seen[0] if seen is not None and now - seen[1] <= FRESH_S else None
 
     def overdue(self, now: Instant) -> list[WorkerRecord]:
-        """Who has been told to halt, does not come, and hangs; nobody else is ended for being late."""
+        """Workers that were ordered to halt, do not come, and hang; no other is ended for being late."""
         late = [w for w in (*self._roster.seated(Stage.HALTING), *self._away()) if self._silent(w, now)]
         names = {worker.worker for worker in late}
         self._suspects = {name: at for name, at in self._suspects.items() if name in names}
@@ -176,10 +176,10 @@ class Standstills:
         return look.sight is not None and look.sight.seconds >= self.bounds.for_(look.sight)
 
     def _left_alone(self, step: StepNo, now: Instant) -> bool:
-        """Whether somebody has left its loop before a step that others are in, all of whom it needs: that ends the job.
+        """End the job if a rank has left its loop before a step that needs it; True if one has.
 
         Args:
-            step: the one that they stand still in.
+            step: the one in which the others stand still.
         """
         left = [worker for worker in self._roster.seated(Stage.FINISHED) if worker.state_at <= step]
         if not left or self._job.past_last_step:
@@ -189,7 +189,7 @@ class Standstills:
         return True
 
     def _confirmed(self, worker: WorkerRecord, now: Instant) -> bool:
-        """Whether it was judged so before, and was looked at again since."""
+        """True if the worker was suspected before, and was looked at again since."""
         first = self._suspects.setdefault(worker.worker, now)
         seen = self._sights.get(worker.worker)
         return seen is None or seen[1] > first

@@ -23,7 +23,7 @@ from regrow.membership.states import (
 )
 
 _STAYS_S: Seconds = 60.0
-"""A process that is still there so long after its script's last line is told of."""
+"""Time after its script's last line at which a process that is still there is reported."""
 _LOOK_S: Seconds = 1.0
 _HEARD_S: Seconds = 2.0
 """Steps that ranks had made when the end was asked for are heard of by then: agents tell of them each 0.2 s."""
@@ -43,16 +43,16 @@ class Stopping:
         self._look_at: Instant = 0.0
         self._heard_by: Instant | None = None
         self._told = False
-        """Whether processes that stay were told of."""
+        """True once the processes that stay were reported."""
 
     @property
     def deadline(self) -> Instant | None:
-        """When the job ends, saved or not; None: nobody has asked for its end."""
+        """Time when the job ends, saved or not; None: no end was asked for."""
         return self._job.stop_by
 
     @property
     def next_deadline(self) -> Instant | None:
-        """When the time must be looked at."""
+        """Time at which `TimeAdvanced` is needed."""
         heard_by = self._heard_by if self._checkpoints.saved_before_end else None
         return min((at for at in (self.deadline, heard_by) if at is not None), default=None)
 
@@ -119,7 +119,7 @@ class Stopping:
             self._mender.overdue(job.state, now)
 
     def _awaits_news(self, now: Instant) -> bool:
-        """Whether a step may have been made that is not on disk, and was not heard of when the end was asked for."""
+        """True if a step may have been made that is not on disk, and was not heard of when the end was asked for."""
         if self._heard_by is None or not self._checkpoints.saved_before_end:
             return False
         if not isinstance(self._job.state, Training) or not self._checkpoints.may_be_behind:
@@ -133,14 +133,14 @@ class Stopping:
         return self._heard_by is not None
 
     def _all_returned(self) -> bool:
-        """Whether every rank's script has done its last line, so that what ends is a training that is done."""
+        """True if every rank's script has run to its end, so that the training is complete."""
         return all(
             worker.worker in self._job.returned or (worker.stage is Stage.GONE and worker.exit_code == 0)
             for worker in self._job.roster.seated()
         )
 
     def _may_have_more(self) -> bool:
-        """Whether ranks that halt may stand further on than has been heard of them, and so than what is on disk."""
+        """True if halting ranks may be at a later step than they have reported, and so than the one on disk."""
         if not isinstance(self._job.state, Mending | Retaining):
             return False
         step = self._checkpoints.savable()
@@ -148,7 +148,7 @@ class Stopping:
         return halting or (step is not None and self._checkpoints.is_news(step))
 
     def _halted_have_all(self) -> bool:
-        """Whether survivors have the whole state as it is; else what is mended has more of it."""
+        """True if survivors have the whole state as it is; if not, the recovery brings more of it."""
         return not self._job.roster.count(Stage.HALTING) and self._checkpoints.savable() is not None
 
     def _saving(self, state: Saving, now: Instant) -> None:

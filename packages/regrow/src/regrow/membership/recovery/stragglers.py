@@ -1,11 +1,11 @@
-"""Who is slower than the others, step by step. Pure: what is slow is not dead, so it is told and nothing is ended.
+"""Ranks that are slower than the others, step by step. Pure: slow is not dead, so it is reported and nothing is ended.
 
-In a synchronous job all steps take the same time, so a rank is judged by the part of a step that is its own: what it
-waits for its batch, and what its body takes before the update while no collective is under way. A rank is an outlier of
-a step where its own time is beyond the others' median by a quarter, by five times their spread (median of absolute
-deviations, scaled to a standard deviation), and by 5 ms. It is a straggler when it was one so many times in a row, and
-is not any more after as many without. Where more than a quarter of the ranks are beyond, nobody is an outlier: the
-work is unequal, or it is the machine that all of them share.
+In a synchronous job all steps take the same time, so a rank is judged by its own part of a step: its wait for its
+batch, and the time of its body before the update while no collective is under way. A rank is an outlier of a step if
+its own time is beyond the others' median by a quarter, by five times their spread (median of absolute deviations,
+scaled to a standard deviation), and by 5 ms. It becomes a straggler after a number of such steps in a row, and stops
+being one after as many without. If more than a quarter of the ranks are beyond, none is an outlier: the work is
+unequal, or the machine that all of them share is slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,22 +21,22 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Training
 
 SLOWER = 0.25
-"""By so much of the others' median at least."""
+"""Least part of the others' median by which it is slower."""
 SPREADS = 5.0
 _SIGMA = 1.4826
 """From the median of absolute deviations to a standard deviation, of a normal distribution."""
 LEAST_S: Seconds = 0.005
 MOST_SHARE = 4
-"""One rank in so many at most is an outlier."""
+"""At most one rank in this number is an outlier."""
 FIRST_STEPS = 3
-"""So many after a membership was formed are not looked at."""
+"""Steps after a membership was formed that are not looked at."""
 GRACE: Seconds = 30.0
-"""What the ranks get to leave the node of a straggler."""
+"""Time for the ranks to leave the node of a straggler."""
 SOURCE = "straggler"
 
 
 def outliers(times: Mapping[Rank, Seconds]) -> tuple[set[Rank], Seconds]:
-    """Whose own time of a step is beyond the others', and the median of these; nobody where there is but one rank."""
+    """Ranks whose own time of a step is beyond the others', and the others' median; none if there is but one rank."""
     if len(times) < 2:
         return set(), 0.0
     limit = median_low(times.values()) * (1 + SLOWER)
@@ -149,7 +149,7 @@ class Stragglers:
         """Ranks at the same place in their replicas do the same work."""
         self._generation = Generation(0)
         self._told: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
-        """Who the stragglers are, and what their verdicts call them."""
+        """The stragglers, with the names in their verdicts."""
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
         """A worker has committed a step."""

@@ -1,4 +1,4 @@
-"""What is seen of the work of single ranks and says something of their nodes: odd numbers, lines of their output."""
+"""Signs from single ranks' work that say something of their nodes: odd numbers, lines of their output."""
 
 from regrow.core.errors import NotFinite
 from regrow.core.ids import Instant, NodeId
@@ -26,7 +26,7 @@ class Suspects:
     def __init__(self, job: Job, ladder: Ladder, quarantine: Quarantine) -> None:
         self._job, self._ladder, self._quarantine = job, ladder, quarantine
         self._odd: tuple[NodeId, str, str] | None = None
-        """Where the newest number was that is not finite."""
+        """Place of the newest number that is not finite."""
 
     def not_finite(self, worker: WorkerRecord, error: ErrorReport) -> None:
         """A body has ended with an error; if that is a number of its own that is not finite, the step is run again."""

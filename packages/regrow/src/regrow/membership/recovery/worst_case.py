@@ -21,13 +21,13 @@ from regrow.membership.recovery.standstill import FRESH_S
 ELECTED_S: Seconds = 20.0
 """Within which another coordinator is elected, where a majority of the voters is there."""
 _LOOKS = 2
-"""It takes so many looks at a worker until it is said to hang."""
+"""Looks at a worker until it is judged to hang."""
 _TICKS = 3
 """Of a quarter of a halt's patience each: from when a worker is late to the first look, the second, and the verdict."""
 
 
 class Wait(StrEnum):
-    """What may be waited for, by its letter in the formulas."""
+    """Kind of wait, by its letter in the formulas."""
 
     HALT = "H"
     """Survivors say where they stand; who does not by then hangs, and is ended."""
@@ -40,7 +40,7 @@ class Wait(StrEnum):
     FORM = "F"
     """All stand in the new generation, and newcomers have the state."""
     COMMIT = "C"
-    """The first step; who stands still in it for so long hangs."""
+    """The first step; a rank that stands still in it for that long hangs."""
     SWITCH = "S"
     """All stop before the agreed step of a planned change, or are halted at once."""
     END = "E"
@@ -63,7 +63,7 @@ Formula = tuple[tuple[tuple[int, Wait], ...], ...]
 
 @dataclass(frozen=True)
 class WorstCase:
-    """What a rung may take. `formula`: in letters. `total`: with the job's settings."""
+    """Longest time of a rung. `formula`: in letters. `total`: with the job's settings."""
 
     formula: str
     total: Seconds
@@ -82,7 +82,7 @@ def hang_bound(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seco
 
 
 def unnoticed(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
-    """How long a rank may stand still in its step before that is known: until the others have waited for it too."""
+    """Longest time before a standstill in a step is known: until the others have waited for that rank too."""
     others = hang_bound(spec, standing=1.0, patience=patience)
     return others + hang_bound(spec, standing=standing, patience=patience) + _LOOKS * FRESH_S
 
@@ -140,7 +140,7 @@ def formulas(warmth: Warmth) -> Mapping[str, Formula]:
 
 
 def worst_cases(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
-    """What each rung may take with these settings; arguments as of `hang_bound`."""
+    """Longest time of each rung with these settings; arguments as of `hang_bound`."""
     each = waits(spec, standing=standing, patience=patience)
     return {
         rung: WorstCase(written(formula), sum(max(times * each[what] for times, what in stage) for stage in formula))

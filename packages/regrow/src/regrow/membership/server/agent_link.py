@@ -32,14 +32,14 @@ class AgentLink:
         self.orders: asyncio.Queue[AgentOrder] = asyncio.Queue()
 
     def is_of(self, joined: facts.NodeJoined) -> bool:
-        """Whether it is of that very agent, which has connected again."""
+        """True if this is the link of that very agent, which has connected again."""
         return (self.joined.host, self.joined.pid) == (joined.host, joined.pid)
 
     async def gives_way(self, successor: web.WebSocketResponse, *, within: Seconds) -> bool:
-        """Whether it ends in time for another agent of the same node, which waits meanwhile.
+        """Wait for the link's end, so that another agent of the same node can follow; True if it ended in time.
 
         Args:
-            successor: that agent's connection. It says nothing before it is told to; listening to it answers its pings.
+            successor: that agent's connection. It is silent until accepted; reading from it answers its pings.
             within: longer than a lease, so that an agent that answers nothing is known to be lost by then.
         """
         async with TaskScope() as scope:

@@ -1,4 +1,4 @@
-"""When the coordinator's process looks for garbage: while nothing happens, and not while thousands are told of a fault.
+"""Garbage collection of the coordinator's process in quiet times, not while thousands of agents hear of a fault.
 
 A full collection stops everything for a third of a second at 5,000 agents, and the messages of one fault cause two.
 """
@@ -11,9 +11,9 @@ from regrow.core.ids import Seconds
 
 _EVERY: Seconds = 5.0
 _PUT_OFF = 12
-"""So many times it is put off while there is no quiet moment."""
+"""Times that it is put off while there is no quiet moment."""
 _RARELY = 1_000
-"""Of the collections of younger objects, so many before a full one comes by itself: memory stays bounded."""
+"""Collections of younger objects before a full one comes by itself: memory stays bounded."""
 
 
 class QuietCollections:

@@ -27,15 +27,15 @@ from regrow.membership.server.http_api import HttpApi
 from regrow.membership.server.http_replies import refusal, unknown, words_of
 
 HELLO_DEADLINE = 10.0
-"""After so long a silence an agent, or a launcher, counts as lost."""
+"""Silence after which an agent, or a launcher, counts as lost."""
 _CLOSE_DEADLINE = 1.0
 _BACKLOG = 4096
-"""While this process is paused, its machine takes the connections of so many launchers and agents."""
+"""Connections of launchers and agents that the machine takes while this process is paused."""
 _SHORTEST_WAIT = 0.001
 _PAUSE = 1.0
-"""A deadline that is noticed so much later has passed while this process was paused."""
+"""Delay in noticing a deadline that shows that this process was paused when it passed."""
 _CATCH_UP = 5.0
-"""What others had said by then is heard within that."""
+"""After a pause, read queued messages for this long before judging deadlines."""
 
 Watcher = Callable[[Record | facts.NodeProgress], None]
 """Told of every record, and of the newest commits of each node, as they come."""
@@ -79,7 +79,7 @@ class Coordinator:
         self.crash = ""
         """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
         self.offer: JoinOffer | None = None
-        """What nodes that come later are told, all but their names; None: their launchers cannot ask."""
+        """Offer to nodes that come later, without their names; None: their launchers cannot ask."""
         self._machine = machine
         self._secret = f"Bearer {token}".encode()
         self._record = record
@@ -143,7 +143,7 @@ class Coordinator:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         return self._end is not None
 
     @property
@@ -296,7 +296,7 @@ class Coordinator:
         return socket
 
     async def _succeeds(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> bool:
-        """Whether an agent may take its node's place. Where another has it: when that is known to be lost."""
+        """True if an agent may take its node's place; if another has it, once that one is known to be lost."""
         while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
             if not await former.gives_way(socket, within=1.5 * self._lease):
                 return False
@@ -307,7 +307,7 @@ class Coordinator:
             self.submit(self._links[node].joined)
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
-        """What a node that would join is told. Raises `UsageError` where it may not."""
+        """The offer to a node that asks to join. Raises `UsageError` if it may not."""
         if self.offer is None:
             raise UsageError("this job takes no further nodes")
         return self._admission.offer(self.offer, request, self._links)

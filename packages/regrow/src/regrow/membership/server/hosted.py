@@ -1,4 +1,4 @@
-"""What the coordinator's server hosts: something that takes facts and the time, and says what is to be done."""
+"""Interface that the coordinator's server hosts: it takes facts and the time, and returns commands."""
 
 from typing import Protocol
 
@@ -11,11 +11,11 @@ from regrow.membership.orders import Command
 
 
 class Machine(Protocol):
-    """What the server asks of the membership machine."""
+    """Membership machine as the server sees it."""
 
     @property
     def spec(self) -> JobSpec:
-        """What the job was started with."""
+        """Specification with which the job was started."""
         ...
 
     @property
@@ -28,9 +28,9 @@ class Machine(Protocol):
         ...
 
     def next_deadline(self) -> Instant | None:
-        """When `TimeAdvanced` must be sent at the latest."""
+        """Latest time at which `TimeAdvanced` must be sent."""
         ...
 
     def snapshot(self) -> msgspec.Struct:
-        """What the job looks like, for people."""
+        """The job's present state, for people."""
         ...

@@ -1,4 +1,4 @@
-"""What people and the launchers of other nodes ask the coordinator over HTTP."""
+"""HTTP interface of the coordinator, for people and for the launchers of other nodes."""
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,11 +31,11 @@ class WallClock(msgspec.Struct, frozen=True):
 
 
 class ApiHost(Protocol):
-    """What is behind the desk."""
+    """Host of the HTTP interface."""
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         ...
 
     def submit(self, fact: Fact) -> AnswerScale | None:
@@ -47,7 +47,7 @@ class ApiHost(Protocol):
         ...
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
-        """What a node that would join is told. Raises `UsageError`."""
+        """The offer to a node that asks to join. Raises `UsageError`."""
         ...
 
 
@@ -70,7 +70,7 @@ class HttpApi:
         self._view = view
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What can be asked, and where."""
+        """Routes of the requests that are answered."""
         return [
             web.get("/job", self._serve_job),
             web.get("/end", self._serve_end),
@@ -82,7 +82,7 @@ class HttpApi:
         ]
 
     def actions(self) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
-        """What people do to a job that goes on. Whoever offers it asks for the job's token first."""
+        """Actions of people on a running job. Whoever offers them must check the job's token first."""
         return {"drain": self._serve_drain, "scale": self._serve_scale, "kill": self._serve_kill}
 
     async def _serve_job(self, request: web.Request) -> web.Response:
@@ -161,7 +161,7 @@ class HttpApi:
 
 
 async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response:
-    """What is asked; else the refusal."""
+    """Decode a request; the refusal if it is not understood."""
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except UNREADABLE as error:

@@ -10,7 +10,7 @@ from regrow.core.strangers import refused
 
 
 def reply(message: msgspec.Struct) -> web.Response:
-    """What was asked for."""
+    """Response with a message as JSON."""
     return web.Response(body=msgspec.json.encode(message), content_type="application/json")
 
 
@@ -20,12 +20,12 @@ def refusal(status: int, error: str, hint: str) -> web.Response:
 
 
 def unknown(request: web.Request, secret: bytes, *, door: str) -> web.Response | None:
-    """What who does not show the job's token is answered; None: he does.
+    """Refusal for a caller who does not show the job's token; None: he does.
 
     Args:
-        request: whose.
+        request: of the caller.
         secret: the header that is expected.
-        door: where he is counted.
+        door: name under which the refusal is counted.
     """
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
     if same_secret(given, secret):

@@ -23,7 +23,7 @@ from regrow.membership.succession.voters import Voters
 from regrow.membership.succession.witness import is_witness
 
 _WRITE_S: Seconds = 0.2
-"""News wait so long for others, so that they are written together."""
+"""Time that news wait for others, so that they are written together."""
 _PROBE_S: Seconds = 1.0
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class LauncherDesk:
         self._tasks = Tasks(lambda _, error: self._fail(error))
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """What can be asked, and where."""
+        """Routes of the requests that are answered."""
         return [web.post("/launcher", self._serve)]
 
     def changed(self) -> None:
@@ -189,7 +189,7 @@ class LauncherDesk:
         )
 
     async def _ask(self, session: ClientSession, voter: Voter) -> None:
-        """Whether its process has ended, since nothing listens there any more; else, whom it follows."""
+        """Note that a launcher's process has ended if nothing listens there any more; else, whom it follows."""
         try:
             async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:

@@ -17,7 +17,7 @@ from regrow.membership.succession.voters import PASSED_S, Voters
 
 _LOOK_S: Seconds = 0.2
 _GIVE_UP_S: Seconds = 30.0
-"""Links may come back for so long."""
+"""Time for links to come back."""
 
 
 class LeasedMachine:
@@ -34,13 +34,13 @@ class LeasedMachine:
         self._held: list[tuple[Instant, Fact]] = []
         self._blocked_since: Instant | None = None
         self._told_at: Instant = float("-inf")
-        """When another node last told of a step."""
+        """Time when another node last reported a step."""
         self._look_at: Instant | None = None
         self._retired = False
 
     @property
     def spec(self) -> JobSpec:
-        """What the job was started with."""
+        """Specification with which the job was started."""
         return self._machine.spec
 
     @property
@@ -49,11 +49,11 @@ class LeasedMachine:
         return self._machine.world
 
     def snapshot(self) -> msgspec.Struct:
-        """What the job looks like, as far as was known last."""
+        """The job as it was last known, for people."""
         return self._machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
-        """When `TimeAdvanced` must be sent at the latest."""
+        """Latest time at which `TimeAdvanced` must be sent."""
         return self._machine.next_deadline() if self._look_at is None else self._look_at
 
     def retire(self) -> None:

@@ -1,4 +1,4 @@
-"""What operators ask of a job's coordinator. Who asks needs no server."""
+"""Requests of operators to a job's coordinator. Sending them needs no server."""
 
 import msgspec
 
@@ -6,9 +6,9 @@ from regrow.core.ids import NodeId, Seconds
 
 
 class ScaleWish(msgspec.Struct, frozen=True):
-    """`POST /scale`: the job shall have so many replicas, or ranks; one of the two.
+    """`POST /scale`: the job shall have this number of replicas, or ranks; one of the two.
 
-    `stay`: how long the capacity is expected to be there, in seconds; None: nothing is known of an end.
+    `stay`: how long the capacity is expected to be there, in seconds; None: no end is known.
     """
 
     replicas: int | None = None
@@ -18,7 +18,7 @@ class ScaleWish(msgspec.Struct, frozen=True):
 
 
 class DrainWish(msgspec.Struct, frozen=True):
-    """`POST /drain`: a node is to be given back, within so many seconds.
+    """`POST /drain`: a node is to be given back, within `grace` seconds.
 
     `certain`: it goes in any case, so the job cannot refuse.
     """

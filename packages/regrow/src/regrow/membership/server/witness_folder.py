@@ -23,12 +23,12 @@ from regrow.membership.succession.witness import SCHEME, Witness, is_witness
 _DISK_S: Seconds = 4.0
 """A disk that needs longer has not answered: what it says later is not heard."""
 _KEPT = 256
-"""So many of the newest places stay: minutes of them, and no word is that late."""
+"""Number of the newest places that stay: minutes of them, and no word is that late."""
 Got = TypeVar("Got")
 
 
 def place_file(folder: Path, place: int) -> Path:
-    """Where a place of a witness is written."""
+    """File of one place of a witness."""
     return folder / f"place-{place:012d}"
 
 
@@ -39,7 +39,7 @@ def newest_place(folder: Path) -> int:
 
 
 def read_place(folder: Path, place: int) -> WitnessWord:
-    """What stands there. Raises `OSError` and `UNREADABLE`."""
+    """Read the word at a place. Raises `OSError` and `UNREADABLE`."""
     return msgspec.json.decode(place_file(folder, place).read_bytes(), type=WitnessWord)
 
 
@@ -99,7 +99,7 @@ class WitnessFolder:
         self._disk.start()
         self._busy = False
         self.answers = True
-        """Whether the disk has answered when it was asked last."""
+        """True if the disk has answered the last request."""
 
     @classmethod
     def among(cls, voters: list[Voter]) -> "WitnessFolder | None":
@@ -122,7 +122,7 @@ class WitnessFolder:
         return True
 
     async def votes(self, asked: VoteAsked) -> bool:
-        """Whether it elects this launcher, or would."""
+        """True if the witness elects this launcher, or would in a trial."""
         if not await self._look() or not self._known.elects(asked, self._clock.now()):
             return False
         return asked.trial or await self._take(WitnessWord(asked.term, asked.name, asked.version), self._clock.now())
@@ -154,7 +154,7 @@ class WitnessFolder:
         return bool(taken)
 
     async def _ask(self, act: Callable[[], Got], began: Instant) -> Got | None:
-        """What the disk says; None: nothing in time, or an error."""
+        """Run an action on the disk; None: no answer in time, or an error."""
         if self._busy:
             return None  # it is still at what it was asked before
         loop = asyncio.get_running_loop()

@@ -64,7 +64,7 @@ class Succession:
         self._loss: CoordinatorLoss | None = None
 
     def remember(self) -> JobMemory:
-        """What a successor cannot be told by the agents."""
+        """Knowledge of the job that the agents cannot give a successor."""
         job, nodes = self._job, self._roster.nodes.values()
         return JobMemory(
             plan=job.plan,
@@ -284,7 +284,7 @@ class Succession:
         self._tell_again(members, now)
 
     def _tell_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
-        """What the last coordinator may not have dealt with: errors before ends."""
+        """Handle again the facts that the last coordinator may not have dealt with: errors before ends."""
         pasts = [past for worker in members if (past := self._pasts.get(worker.worker)) is not None]
         errors = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
         for fact in errors:
@@ -344,10 +344,10 @@ def _building(past: WorkerPast) -> Stage:
 
 
 def _undisturbed(past: WorkerPast) -> bool:
-    """Whether nothing has happened to a worker in its generation, and nothing was ordered."""
+    """True if nothing has happened to a worker in its generation, and nothing was ordered."""
     return past.code is None and not (past.halting or past.released or past.fenced or past.faulted or past.failed)
 
 
 def _over(past: WorkerPast) -> bool:
-    """Whether a worker has run its last step."""
+    """True if a worker has run its last step."""
     return past.finished is not None and not past.fenced

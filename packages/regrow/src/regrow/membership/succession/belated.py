@@ -15,7 +15,7 @@ from regrow.membership.orders import Command
 
 
 def aged(fact: Fact, late: Seconds) -> Fact:
-    """The fact as it is so much later: the time of a node that is given back, or of a job that is to stop, has run."""
+    """The fact after a delay of `late`: the time of a node that is given back, or of a job that is to stop, has run."""
     if isinstance(fact, facts.NodeDraining | facts.DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
     if isinstance(fact, facts.StopRequested):
@@ -24,7 +24,7 @@ def aged(fact: Fact, late: Seconds) -> Fact:
 
 
 def says_all_of(later: Fact, fact: Fact) -> bool:
-    """Whether a fact that waits says nothing that the later one does not say too: what waits for long stays short."""
+    """True if a later fact says all that a waiting one says, so that long queues stay short."""
     match fact, later:
         case facts.TimeAdvanced(), facts.TimeAdvanced():
             return True

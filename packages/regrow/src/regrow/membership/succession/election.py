@@ -13,17 +13,17 @@ from regrow.core.messages.elections import Handover, VoteAnswered, VoteAsked, Vo
 _TURN_S: Seconds = 0.3
 """The voters stand one after the other, so that one is elected before the next one stands."""
 _WAIT_S: Seconds = 2.0
-"""So long a launcher that has voted for another waits for it to begin, and votes for nobody else.
+"""Time that a launcher that has voted for another waits for it to begin, and votes for nobody else.
 
-Else a third one could be voted for after the quorum has elected, by those that it has not reached yet: these could
-follow it no more, and those that it has reached would be bound to one that may not decide.
+Otherwise a third one could get votes after the quorum has elected, from those that the elected one has not reached yet:
+these could not follow it any more, and those that it has reached would be bound to one that may not decide.
 """
 FEWEST_VOTERS = 3
 """Of two, the one that is left is no majority."""
 
 
 class Election:
-    """What one launcher knows and has promised.
+    """Knowledge and promises of one launcher.
 
     Args:
         me: this launcher.
@@ -37,10 +37,10 @@ class Election:
         self.bound_until: Instant = float("-inf")
         """Until then the coordinator counts on this launcher."""
         self.candidates: dict[str, str] = {}
-        """Who has stood since the coordinator has answered last: addresses, by name. Not all are known as voters."""
+        """Candidates since the coordinator has answered last: addresses, by name. Not all are known as voters."""
         self._in_office = False
         self._voted_for = ""
-        """Whom it waits for."""
+        """Candidate that it waits for."""
         self._next: Instant = float("-inf")
         self._waits_until: Instant = float("-inf")
         self._seen = 0
@@ -50,19 +50,19 @@ class Election:
 
     @property
     def possible(self) -> bool:
-        """Whether there are voters enough for one that is lost."""
+        """True if there are enough voters to lose one."""
         return self.handover is not None and len(self.handover.voters) >= FEWEST_VOTERS
 
     @property
     def turn(self) -> int | None:
-        """Which of the voters this one is; None: none of them."""
+        """Position of this launcher among the voters; None: it is none of them."""
         if self.handover is None:
             return None
         names = [voter.name for voter in self.handover.voters]
         return names.index(self.me.name) if self.me.name in names and self.handover.memory else None
 
     def follow(self, lease: Seconds, now: Instant) -> None:
-        """Another coordinator is in office: so long it may take to answer at all."""
+        """Another coordinator is in office: it may take `lease` to answer at all."""
         self.bound_until = max(self.bound_until, now + lease)
 
     def miss(self, term: int) -> None:
@@ -70,7 +70,7 @@ class Election:
         self._missed = max(self._missed, term)
 
     def misses(self, term: int) -> bool:
-        """Whether the coordinator of this term is needed, and has answered nothing since."""
+        """True if the coordinator of this term is needed and has not answered since."""
         return self._missed >= term
 
     def heard(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
@@ -93,7 +93,7 @@ class Election:
         self.bound_until, self._in_office = min(self.bound_until, now), False
 
     def vote(self, asked: VoteAsked, now: Instant) -> bool:
-        """Whether this launcher votes for who asks."""
+        """Vote on a candidate; True if this launcher elects it."""
         self._seen = max(self._seen, asked.term)
         if asked.voter == self.me.name != asked.name:
             self.candidates[asked.name] = asked.address
@@ -111,7 +111,7 @@ class Election:
         return True
 
     def stand(self, now: Instant) -> VoteAsked | None:
-        """What to ask the others, where it is this launcher's turn: whether they would elect it."""
+        """Ask the others whether they would elect this launcher, if it is its turn."""
         turn, mine = self.turn, self.handover
         if turn is None or mine is None or not self.possible or self._in_office:
             return None
@@ -128,10 +128,10 @@ class Election:
         return real if now >= self._waits_until and self.vote(real.to(self.me.name), now) else None
 
     def answered(self, answer: VoteAnswered) -> bool:
-        """Whether that is a vote; one that is refused tells in which term to stand next."""
+        """True if the answer is a vote; a refusal tells in which term to stand next."""
         self._seen = max(self._seen, answer.term)
         return answer.granted
 
     def wins(self, votes: int) -> bool:
-        """Whether so many votes, its own among them, elect it."""
+        """True if this number of votes, its own included, elects it."""
         return self.handover is not None and votes >= self.handover.quorum

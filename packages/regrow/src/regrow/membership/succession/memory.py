@@ -1,4 +1,4 @@
-"""What a coordinator knows of a job that no agent could tell its successor."""
+"""Knowledge of a job that a coordinator has and no agent could give its successor."""
 
 from dataclasses import dataclass, field
 
@@ -32,17 +32,17 @@ class CoordinatorLoss:
 
 @dataclass
 class JobMemory:
-    """What the last coordinator knew.
+    """Knowledge of the last coordinator.
 
     Attributes:
-        plan: faults on demand, and what has struck.
-        incidents: how many there were, and the one that is open.
-        errors: what the script has raised.
+        plan: faults on demand, and which have struck.
+        incidents: their number, and the one that is open.
+        errors: of the script.
         table: the newest that it has made; None: none.
         step: the newest state that it has heard of.
         restarts: how often all workers were started again.
         resumes: whether workers that start the job again read a checkpoint.
-        wanted, wanted_by: how many replicas there should be, and why.
+        wanted, wanted_by: the number of replicas asked for, and why.
         change: of the world that all workers are being built for.
         telling: a change of the world that workers may not all have heard of.
         spent: when faults were counted.
@@ -54,9 +54,9 @@ class JobMemory:
         checkpoints: how many were begun.
         first_build: how long the first workers took to their first step; None: they have not come to it.
         replacements, belief: the evidence about newcomers, and about the result.
-        kept: what agents have in memory for workers that are all started again.
-        stopping, stop_by: why the job is to end, and when; empty: nobody has asked for that.
-        loss: how it was lost; None: it has failed, and its process goes on.
+        kept: state that agents have in memory for workers that are all started again.
+        stopping, stop_by: why the job is to end, and when; empty: no end was asked for.
+        loss: how the coordinator was lost; None: it has failed, and its process goes on.
     """
 
     plan: FaultPlan

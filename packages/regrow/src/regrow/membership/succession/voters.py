@@ -1,7 +1,7 @@
-"""Who may elect another coordinator, as the present one knows it. Pure.
+"""Launchers that may elect another coordinator, as the present one knows them. Pure.
 
 A voter that has answered a beat elects nobody for one lease after that beat was sent. So a coordinator may decide as
-long as those that are free to elect another one are fewer than a quorum. Voters change one at a time, and a change
+long as the voters that are free to elect another one are fewer than a quorum. Voters change one at a time, and a change
 counts when a quorum of the new voters has it: then any two quorums that could decide have a voter in common (Ongaro,
 "Consensus: Bridging Theory and Practice", chapter 4).
 """
@@ -12,9 +12,9 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.elections import Handover, LauncherPresent, Office, Voter
 
 VOTE_LEASE: Seconds = 10.0
-"""For so long a launcher that has answered elects nobody else: as long as any node may be unreachable."""
+"""Time for which a launcher that has answered elects nobody else: as long as any node may be unreachable."""
 PASSED_S: Seconds = 3.0
-"""Who stands in a later term is elected within so long, or is not elected while the last coordinator is there."""
+"""Time within which a candidate of a later term is elected, or is not while the last coordinator is there."""
 _ENDED = -1
 MOST_VOTERS = 7
 """More would cost messages and hardly make an election likelier to succeed."""
@@ -72,7 +72,7 @@ class Voters:
 
     @property
     def settled(self) -> bool:
-        """Whether the newest voters count, so that they may be changed."""
+        """True if the newest voters count, so that they may be changed."""
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
     def heard(self, present: LauncherPresent, now: Instant) -> None:
@@ -86,7 +86,7 @@ class Voters:
 
     @property
     def passed(self) -> bool:
-        """Whether a voter has voted in a later term: it answers this coordinator no more, though nobody was elected."""
+        """True if a voter has voted in a later term: it no longer answers this coordinator, though none was elected."""
         return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
 
     def told(self, name: str, office: Office) -> None:
@@ -103,7 +103,7 @@ class Voters:
             known.bound_until, known.holds = float("inf"), _ENDED
 
     def write(self, memory: bytes) -> None:
-        """What a successor has to know, where that is news."""
+        """Store the knowledge for a successor, under a new number if it has changed."""
         if memory != self.memory:
             self.memory = memory
             self.number += 1
@@ -131,7 +131,7 @@ class Voters:
         return True
 
     def handover(self, name: str) -> Handover:
-        """What this launcher is to have."""
+        """The handover that this launcher should have."""
         voters = self.newest
         secret = self.memory if any(voter.name == name for voter in voters) else b""
         return Handover(self.term, self.number, voters, self.me.node, secret)
@@ -157,7 +157,7 @@ class Voters:
         return [voter for voter in all_of_them.values() if self._is_free(voter, now)]
 
     def may_decide(self, now: Instant) -> bool:
-        """Whether nobody else can have been elected by now."""
+        """True if no other coordinator can have been elected by now."""
         return not self.deposed_by and all(
             sum(self._is_free(voter, now) for voter in voters) <= len(voters) // 2 for voters in self._sets.values()
         )

@@ -11,21 +11,21 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.elections import VoteAsked, Voter, WitnessWord
 
 SCHEME = "file:"
-"""How the address of a voter begins that is a witness."""
+"""Prefix of the address of a voter that is a witness."""
 
 
 class Witness:
-    """What one launcher knows of it.
+    """Knowledge that one launcher has of the witness.
 
     Args:
-        lease: for how long a word binds it.
+        lease: time for which a word binds it.
     """
 
     def __init__(self, lease: Seconds) -> None:
         self.place = 0
         """The newest that is taken, as far as is known."""
         self.word: WitnessWord | None = None
-        """What stands there."""
+        """Word at that place."""
         self._lease = lease
         self._seen: Instant = float("-inf")
 
@@ -35,16 +35,16 @@ class Witness:
             self.place, self.word, self._seen = place, word, now
 
     def elects(self, asked: VoteAsked, now: Instant) -> bool:
-        """Whether who asks may take the next place, to be elected in that term."""
+        """True if the candidate may take the next place, to be elected in its term."""
         if self.word is None:
             return True
         return self.word.term < asked.term and self.word.version <= asked.version and now >= self._seen + self._lease
 
     def binds(self, term: int, name: str) -> bool:
-        """Whether the coordinator of that term may take the next place, to count on it."""
+        """True if the coordinator of that term may take the next place, to count on the witness."""
         return self.word is None or self.word.term < term or (self.word.term, self.word.name) == (term, name)
 
 
 def is_witness(voter: Voter) -> bool:
-    """Whether this voter is none that can be asked over the network."""
+    """True if this voter is a witness, which cannot be asked over the network."""
     return voter.address.startswith(SCHEME)

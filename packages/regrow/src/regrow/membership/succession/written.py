@@ -1,4 +1,4 @@
-"""What a coordinator knows, as it is written for launchers that may take over. Times are of its own clock. Pure."""
+"""A coordinator's knowledge in the form written for its successors. Times are of its own clock. Pure."""
 
 from collections.abc import Callable, Iterable
 

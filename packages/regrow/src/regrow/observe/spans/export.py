@@ -27,7 +27,7 @@ class SpansRefused(RegrowError):
 
 
 class SpanSender(Protocol):
-    """Where spans go."""
+    """Destination of spans."""
 
     def send(self, job: str, spans: Sequence[IncidentSpan]) -> None:
         """Hand them over. Raises `SpansRefused`."""

@@ -14,7 +14,7 @@ from regrow.observe.story import first_line
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 ROOT = "incident"
 _BEFORE: Seconds = 1.0
-"""A worker may be seen to end so long before its fault is known to have been."""
+"""Time by which a worker's end may be seen before its fault is known to have been."""
 _MOST_GONE = 1000
 
 Attribute = str | int | float | bool | Sequence[int]

@@ -1,4 +1,4 @@
-"""What the live page may do to a job for whoever has the job's token; for everybody else it only shows.
+"""Actions of the live page on a job, for holders of the job's token; for everybody else it only shows.
 
 The requests are those that `regrow drain`, `scale` and `kill` send to the coordinator; its own handlers answer them.
 """
@@ -17,7 +17,7 @@ _HINT = "regrow token JOB prints it on the job's machine"
 
 
 class ActionsOffered(msgspec.Struct, frozen=True):
-    """What can be done, for who has the token."""
+    """Actions that a holder of the token can take."""
 
     actions: list[str]
 
@@ -38,7 +38,7 @@ class PageActions:
         self._handlers = handlers
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Where actions are asked for."""
+        """Routes of the actions."""
         acting = [web.post(f"/act/{name}", self._guarded(handler)) for name, handler in self._handlers.items()]
         return [web.post("/act", self._guarded(self._serve_offer)), *acting]
 

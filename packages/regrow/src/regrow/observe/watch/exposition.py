@@ -10,12 +10,12 @@ from regrow.observe.watch.present import STATES, Present
 
 
 def exposition(job: Present, *, offset: Seconds, refused: Mapping[str, int]) -> str:
-    """What a scrape answers.
+    """Answer to a scrape.
 
     Args:
         job: folded.
         offset: of the wall clock from the clock of the job's records.
-        refused: connections, by the door at which they came.
+        refused: connections, by the endpoint at which they came.
     """
     return text_of([*series(job, offset=offset), refusals_of(refused, {})])
 

@@ -1,4 +1,4 @@
-"""How far a job is, and its bad nodes: `GET /figures` of its coordinator, with the job's token."""
+"""Progress of a job, and its bad nodes: `GET /figures` of its coordinator, with the job's token."""
 
 from aiohttp import web
 
@@ -26,7 +26,7 @@ class FiguresDesk:
         self._suspects: dict[NodeId, SuspectNode] = {}
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """What the coordinator has heard or written down."""
+        """Take in a fact or record of the coordinator."""
         self._present.feed(item)
         if isinstance(item, NodeQuarantined):
             self._suspects[item.node] = SuspectNode(item.node, item.reason, quarantined=True)

@@ -1,4 +1,4 @@
-"""What the live page is told: all of a job once, and then small ticks. Pure."""
+"""Messages to the live page: all of a job once, and then small ticks. Pure."""
 
 import msgspec
 
@@ -26,9 +26,9 @@ class IncidentShown(msgspec.Struct, frozen=True):
 
 
 class WatchTick(msgspec.Struct, frozen=True):
-    """What changes all the time. `states`: a letter a rank, in the order of `WatchSnapshot.ranks`; `took`: ms a step.
+    """Values that change all the time. `states`: a letter a rank, as in `WatchSnapshot.ranks`; `took`: ms a step.
 
-    `version` changes with everything that only the snapshot has; who knows another one asks for that again.
+    `version` changes with everything that only the snapshot has; a page that knows another one asks for it again.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""What a running job looks like, from what the coordinator hears. Pure; its size does not grow with the job's length.
+"""Present state of a running job, from the coordinator's facts. Pure; its size does not grow with the job's length.
 
 Taking something in is cheap, whatever the world: newest commits are only kept, and added up by `fold`.
 """
@@ -52,7 +52,7 @@ class SuspectNode(msgspec.Struct, frozen=True):
 
 
 class JobFigures(msgspec.Struct, frozen=True):
-    """How far a job is, since its coordinator started. `goodput`: an estimate from 0 to 1; None: too early to say."""
+    """Progress of a job since its coordinator started. `goodput`: an estimate from 0 to 1; None: too early to say."""
 
     step: int
     incidents: int
@@ -102,7 +102,7 @@ class Present:
     """All incidents that were opened."""
     stage_seconds: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     suspects: dict[tuple[str, NodeId, str], Instant] = field(default_factory=dict)
-    """What is held of devices by how work goes there, by source, node and device."""
+    """Verdicts on devices by the work there, by source, node and device."""
     steps_lost: int = 0
     checkpoint_at: Instant | None = None
     spent: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys((*TIMED, "other"), 0.0))
@@ -112,10 +112,10 @@ class Present:
     metrics: dict[str, float] = field(default_factory=dict)
     """Means over the ranks of what they logged for their newest steps."""
     summed: dict[str, float] = field(default_factory=dict)
-    """The same for the whole world: so many tokens or samples a step."""
+    """The same for the whole world: tokens or samples a step."""
 
     def __post_init__(self) -> None:
-        """What is not for reading."""
+        """Make the private state."""
         self._homes: dict[WorkerId, NodeId] = {}
         self._warm: set[WorkerId] = set()
         self._spares: set[WorkerId] = set()
@@ -288,7 +288,7 @@ class Present:
 
     @property
     def step(self) -> int:
-        """How many steps the world has committed: one more than the newest of any rank."""
+        """Number of steps that the world has committed: one more than the newest of any rank."""
         return 1 + max((seen.step for seen in self.ranks.values() if seen.step is not None), default=-1)
 
     @property
@@ -316,5 +316,5 @@ class Present:
         return max(0.0, (self.step - past.step) / (now - past.at))
 
     def nodes(self) -> Mapping[NodeId, int]:
-        """How many ranks each node has."""
+        """Number of ranks on each node."""
         return Counter(seen.node for seen in self.ranks.values())

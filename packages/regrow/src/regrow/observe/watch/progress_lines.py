@@ -28,10 +28,10 @@ class ProgressLines:
         self._clock = clock or MonotonicClock()
         self._present = Present()
         self._next: Instant | None = None
-        """When a line is due; None: no step has been committed yet."""
+        """Time when a line is due; None: no step has been committed yet."""
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """What the coordinator has heard or written down."""
+        """Take in a fact or record of the coordinator."""
         self._present.feed(item)
         if isinstance(item, JobEnded):
             self._repeats = False

@@ -69,7 +69,7 @@ class WatchSite:
     ) -> None:
         self.present = Present()
         self.port = 0
-        """Where it listens; 0: nowhere."""
+        """Port on which it listens; 0: none."""
         self.readers = 0
         """Pages that are open."""
         self._host, self._asked = host, port

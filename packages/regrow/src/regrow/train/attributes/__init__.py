@@ -1,1 +1,1 @@
-"""What objects around protected modules hold besides tensors of the state. Start with `hanging.py`."""
+"""Values besides tensors that objects around protected modules hold. Start with `hanging.py`."""

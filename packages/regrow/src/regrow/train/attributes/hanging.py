@@ -24,10 +24,10 @@ _ABSENT = object()
 
 
 class HangingAttributes:
-    """What bodies leave in objects around protected modules.
+    """Values that bodies leave in objects around protected modules.
 
     Args:
-        find: the objects that there are.
+        find: finds the objects.
         known: tensors that are looked after elsewhere.
     """
 
@@ -102,7 +102,7 @@ class _Box:
 
 
 def _keep(value: object, depth: int) -> object:
-    """What `_again` needs; `_ABSENT`: it is left alone."""
+    """Copy of a value from which `_again` restores it; `_ABSENT`: the value is left alone."""
     kind = type(value)
     if kind in _ATOMS:
         return value

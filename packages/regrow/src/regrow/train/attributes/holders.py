@@ -40,7 +40,7 @@ class AttributeHolder(NamedTuple):
 
 
 def holders(things: Mapping[str, object], parameters: Mapping[str, torch.Tensor]) -> list[AttributeHolder]:
-    """What holds attributes that a body may change, each once.
+    """Yield each object with attributes that a body may change, once.
 
     Args:
         things: protected modules and other objects, by name.
@@ -90,7 +90,7 @@ def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | N
 
 
 def _held(name: str, thing: object, holder: AttributeHolder | None) -> Iterable[tuple[str, object]]:
-    """What a thing refers to that may have attributes."""
+    """Objects that a thing refers to and that may have attributes."""
     if isinstance(thing, dict):
         return [(f"{name}[{key!r:.40}]", each) for key, each in _few(thing)]
     if isinstance(thing, list | tuple | set):

@@ -28,7 +28,7 @@ class Attributes:
 
     @property
     def alive(self) -> bool:
-        """Whether the script still has the object."""
+        """True while the script still has the object."""
         return self._thing() is not None
 
     def read(self) -> dict[str, object]:

@@ -1,1 +1,1 @@
-"""How the gradients of a step are summed, and what data-parallel wrappers need for it."""
+"""Sums of a step's gradients, and what data-parallel wrappers need for them."""

@@ -1,4 +1,4 @@
-"""How the C library's allocator treats the memory of gradients."""
+"""Settings of the C library's allocator for the memory of gradients."""
 
 import ctypes
 

@@ -1,4 +1,4 @@
-"""How the gradients of a step's micro-batches become one: what `microbatches.py` asks, and its usual answer."""
+"""Combination of the gradients of a step's micro-batches: the interface for `microbatches.py`, and its usual form."""
 
 from typing import Protocol
 
@@ -14,7 +14,7 @@ class Gradients(Protocol):
     """Adds up over the micro-batches of a rank, and reduces over ranks once a step."""
 
     def divides_by(self, shares: int) -> int:
-        """What the sum over all ranks comes out divided by, where the data is dealt out to so many shares a time."""
+        """Divisor that the sum over all ranks already contains if data is dealt out to `shares` shares at a time."""
         ...
 
     def start(self, share: MicroBatchRange) -> None:

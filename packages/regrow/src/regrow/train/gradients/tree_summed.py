@@ -64,7 +64,7 @@ class TreeSummed:
         self._index = _NONE
         self._last_of = [_NONE] * len(self._plain)
         self._joins = [False] * len(self._plain)
-        """Whether the gradient that is on its way is added to its neighbour's."""
+        """True if the gradient on its way is added to its neighbour's."""
         self._queue: _Queue | None = None
         self._replicas: dist.ProcessGroup | None = ddp.group_of(modules.replicated)
         ddp.take_over_buffers(modules.replicated)

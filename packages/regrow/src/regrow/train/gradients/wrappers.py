@@ -1,4 +1,4 @@
-"""What wrappers of data parallelism need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+"""Care that data-parallel wrappers need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
 
 from collections.abc import Sequence
 
@@ -87,7 +87,7 @@ class Modules:
         return [module.process_group for module in self._replicas]
 
     def buckets(self) -> str:
-        """Which gradients are reduced together, as text to be compared between workers."""
+        """Text of which gradients are reduced together, to be compared between workers."""
         return ddp.buckets(self._replicas)
 
     @property
@@ -101,7 +101,7 @@ class Modules:
 
     @property
     def unsettled(self) -> bool:
-        """Whether some module's buckets must be laid out before the next forward: call `settle` then."""
+        """True if some module's buckets must be laid out before the next forward; call `settle` then."""
         return bool(self._unsettled)
 
     def settle(self, *, all_of_them: bool = False) -> None:

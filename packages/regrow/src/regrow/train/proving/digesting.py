@@ -10,7 +10,7 @@ from regrow.train.state.fingerprints import flat_bytes
 
 _WHOLE_BYTES = 4 << 20
 _BLOCKS = 64
-"""Of a larger tensor so many blocks are looked at, together as large as that."""
+"""Blocks of a larger tensor that are looked at, together as large as that."""
 
 
 def digest_tensor(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""What a script keeps where Python's attributes do not show it: in torch's settings, in objects written in C, in hooks.
+"""State of a script that Python's attributes do not show: torch's settings, objects written in C, hooks.
 
 Pure but for looking.
 """

@@ -19,7 +19,7 @@ _ORDER = (
     *("generator", "clock", *_HIDDEN, "environment", "count", "number", "setting", "text"),
     *("tensor", "cache", "memo", "list"),
 )
-"""What of several things that differ is named first: what a body reads, before what it only gathers."""
+"""Order of naming several differences: what a body reads comes before what it only gathers."""
 _LIKELY = {
     "generator": "a generator of random numbers that is not protected",
     "clock": "a clock",
@@ -72,7 +72,7 @@ def _what(first: Difference, rank: Rank) -> str:
 
 
 def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
-    """What differs of what the script keeps, and is used by its body; the likeliest first."""
+    """Names of the script's own values that differ and that its body uses; the likeliest cause first."""
     used = set(newcomer.used)
     differing: list[_Differing] = [
         (path, theirs, newcomer.around.get(path))
@@ -109,7 +109,7 @@ def _place(differing: _Differing) -> int:
 
 
 def _mentions(path: str, used: set[str]) -> bool:
-    """Whether the body has used the last name of this path; of the environment whatever differs may have been read."""
+    """True if the body has used the last name of this path. Any part of the environment may have been read."""
     if path.startswith(("os.environ[", "torch.", "the ")):
         return True
     last = _LAST.search(re.sub(r"\[.*?\]", "", path))
@@ -120,7 +120,7 @@ def _mentions(path: str, used: set[str]) -> bool:
 
 
 def _mentions_some(path: str, used: set[str]) -> bool:
-    """Whether the body has used any name of this path."""
+    """True if the body has used any name of this path."""
     names = re.findall(r"[A-Za-z_][A-Za-z_0-9]*", re.sub(r"\[.*?\]", "", path))
     return any(name in used or f".{name}" in used for name in names)
 

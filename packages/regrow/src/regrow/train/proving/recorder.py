@@ -32,7 +32,7 @@ _MOST_ITEMS = 4096
 
 
 class Answers(Protocol):
-    """Where the answers of collectives go, or come from."""
+    """Destination, or source, of the answers of collectives."""
 
     def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
         """A call is answered, in these tensors. Whether the answer is the rank's own from now on."""
@@ -57,7 +57,7 @@ class Recorder:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._lost = self._loose = False
-        """Whether an answer is not the rank's; whether only one of a reduction of gradients is not."""
+        """True if an answer is not the rank's; true if only one of a reduction of gradients is not."""
         self._hooks: list[Any] = []
 
     # --- what happens -------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ class Recorder:
         return done
 
     def batch(self, batch: object, what: str = "the batch") -> None:
-        """What the body is given."""
+        """Note the input of the body."""
         for path, value in _leaves(batch, what):
             if isinstance(value, torch.Tensor):
                 self._note(Computation.BATCH, path, partial(digest_tensor, value), path)
@@ -239,7 +239,7 @@ def _digest_state(state: Any) -> int:
 
 
 def _caller() -> tuple[bool, str]:
-    """Whether torch's engine makes this call, as DDP's reducer does; and the script's line that does it otherwise."""
+    """True if torch's engine makes this call, as DDP's reducer does; else also the script's line that makes it."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and _OURS in frame.f_code.co_filename:
         frame = frame.f_back

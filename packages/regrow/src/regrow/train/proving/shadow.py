@@ -80,7 +80,7 @@ class Shadow:
         self._listener: BodyListener | None = None
         self._proving = False
         self.can_skip = False
-        """Whether what stands behind a body can be left out, by the text of the script's loop."""
+        """True if the code behind a body can be left out, by the text of the script's loop."""
 
     # --- both ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +295,7 @@ class Shadow:
             self._standing.follow_place()
 
     def _raised(self) -> str:
-        """What the body was ended by, for people. Raises `GenerationHalted` where this worker is needed."""
+        """Describe the error that ended the body. Raises `GenerationHalted` if this worker is needed."""
         error, proofs = self._error, self._standing.member.proofs
         if isinstance(error, GenerationHalted) or (proofs is not None and proofs.over):
             raise GenerationHalted("this worker is needed")

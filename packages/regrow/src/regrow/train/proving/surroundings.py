@@ -1,7 +1,7 @@
-"""What a script keeps that nobody protects, by where it keeps it: counters, caches, clocks, generators, settings.
+"""Unprotected state of a script, by the place where it is kept: counters, caches, clocks, generators, settings.
 
-Where a newcomer computes something else, what of this differs is likely the cause. It is looked for where a script can
-have it: in the variables of its functions under way and of its modules, in what these hold, and in the environment.
+If a newcomer computes something else than a rank, a difference in this state is the likely cause. The search covers
+the places where a script can keep it: variables of its running functions and modules, what they hold, the environment.
 """
 
 import dis
@@ -34,7 +34,7 @@ _MOST = 20_000
 _WIDE = 256
 _SHORT = 60
 _SECONDS = 0.5
-"""So long is looked at most."""
+"""Longest time of a look."""
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _OF_OURS = frozenset({"REGROW_WORKER_ENV", "RANK", "LOCAL_RANK", "_"})
 """Of the environment: what is another for each worker, or set by us when it takes a place."""
@@ -88,7 +88,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None))
 
 
 def _entry(value: object) -> SeenAround | None:
-    """What is seen of a value itself; None: it is only what it holds."""
+    """Digest of a value itself; None: the value is only a container."""
     try:
         return _look(value)
     except Exception:  # noqa: BLE001  a script's objects may raise anything when they are looked at
@@ -126,7 +126,7 @@ def _look(value: object) -> SeenAround | None:
 
 
 def _tells_time(value: float) -> bool:
-    """Whether this may be what a clock has said since this process began, in seconds or nanoseconds."""
+    """True if this may be a clock's reading since this process began, in seconds or nanoseconds."""
     now = time.time(), time.monotonic()
     number = float(value) if abs(value) < 1e300 else 0.0
     within = [(since - 3600, until) for since, until in zip(_STARTED, now, strict=True)]

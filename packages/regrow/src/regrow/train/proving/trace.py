@@ -1,4 +1,4 @@
-"""What a rank has computed in one step, in order, and where two of them begin to differ. Pure."""
+"""Record of one rank's computation of a step, in order, and the first difference between two of them. Pure."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -9,7 +9,7 @@ from regrow.core.ids import Seconds, StepNo
 
 
 class Computation(StrEnum):
-    """What an entry is about."""
+    """Kind of computation that an entry records."""
 
     BATCH = "batch"
     OUTPUT = "output"
@@ -96,7 +96,7 @@ def differences(rank: Trace, newcomer: Trace) -> list[Difference]:
 
 
 def counts(found: Iterable[Difference]) -> bool:
-    """Whether something differs that a training is made of."""
+    """True if a difference touches the training itself, not only what is logged."""
     return any(each.kind is not Computation.LOGGED for each in found)
 
 

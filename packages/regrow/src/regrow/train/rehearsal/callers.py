@@ -1,4 +1,4 @@
-"""Who goes through the steps: the script's frames, iterators that count between it and us, loops around the loop."""
+"""Callers of the steps: the script's frames, iterators that count between them and us, loops around the loop."""
 
 import dis
 import gc
@@ -56,7 +56,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def counted_by(*steps: object) -> str:
-    """What counts the items of these iterators, one of which is being asked for the next; empty: nothing that is known.
+    """Name what counts the items of these iterators, one of which is being asked for the next; empty: nothing known.
 
     A rehearsal is an item like any other to such a counter, and a newcomer's begins at 0 in the middle of the training.
     """
@@ -98,7 +98,7 @@ def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
 
 
 def _loops_at(code: CodeType, at: int) -> int:
-    """How many `for` loops' bodies the instruction at this place is in."""
+    """Number of `for` loops whose bodies contain the instruction at this place."""
     heads = {each.offset for each in dis.get_instructions(code) if each.opname == "FOR_ITER"}
     return len(
         {

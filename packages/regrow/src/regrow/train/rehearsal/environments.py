@@ -25,7 +25,7 @@ _BORN = time.time(), time.monotonic()
 
 
 def is_environment(thing: object) -> bool:
-    """Whether this has the form of an environment."""
+    """True if this looks like an environment."""
     kind = type(thing)
     if kind.__module__.partition(".")[0] in _LEFT_ALONE or isinstance(thing, nn.Module | torch.optim.Optimizer | type):
         return False
@@ -48,7 +48,7 @@ def drawn_so_far(generator: Generator) -> object:
 
 
 def is_generator_state(thing: object) -> bool:
-    """Whether this is what `torch.get_rng_state()` or `numpy.random.get_state()` gives, which is no plain value."""
+    """True for what `torch.get_rng_state()` or `numpy.random.get_state()` returns, which is no plain value."""
     if isinstance(thing, torch.Tensor):
         return thing.dtype is torch.uint8 and thing.shape == (_OF_TORCH,) and thing.device.type == "cpu"
     return isinstance(thing, tuple) and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"

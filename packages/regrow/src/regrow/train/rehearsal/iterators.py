@@ -16,7 +16,7 @@ _MOST = 500
 
 
 def is_iterator(thing: object) -> bool:
-    """Whether something can be taken from this that is not there any more then; files are none."""
+    """True if taking from this uses it up; files do not count."""
     if isinstance(thing, GeneratorType):
         # One that runs is what the loop asks for its step: the script's own way around `session.steps`.
         return thing.gi_frame is not None and not thing.gi_running and not _is_ours(thing)
@@ -26,7 +26,7 @@ def is_iterator(thing: object) -> bool:
 
 
 def is_scripts_own(thing: object) -> bool:
-    """Whether it is an iterator, and none that asks regrow for steps, as the loop's own does."""
+    """True if this is an iterator that does not ask regrow for steps, as the loop's own does."""
     return is_iterator(thing) and not any(
         isinstance(each, GeneratorType) and _is_ours(each) for each in position(thing)
     )
@@ -38,7 +38,7 @@ def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:
 
 
 def position(iterator: object) -> list[object]:
-    """What is another where something was taken in between; holds on to what the iterator has now."""
+    """Objects that an iterator holds now; other objects once something is taken from it. They are kept alive."""
     told: list[object] = []
     near, seen = [iterator], set[int]()
     while near and len(told) < _MOST:
@@ -53,7 +53,7 @@ def position(iterator: object) -> list[object]:
 
 
 def advanced(before: list[object], after: list[object]) -> bool:
-    """Whether something was taken between two positions of one iterator."""
+    """True if something was taken between two positions of one iterator."""
     return len(before) != len(after) or not all(map(_same, before, after))
 
 

@@ -58,7 +58,7 @@ class GatheredGradients:
 
     def __init__(self) -> None:
         self.found = False
-        """Whether a body has added to what the one before had left."""
+        """True once a body has added to gradients that the one before had left."""
         self._left: list[tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = []
         self._hooks: list[RemovableHandle] = []
 
@@ -90,7 +90,7 @@ def _has_gradient(parameter: torch.Tensor) -> bool:
 
 
 def _mark(gradient: torch.Tensor) -> float:
-    """So large that a gradient that is added to it leaves it as it is."""
+    """Number large enough to absorb any gradient that is added to it."""
     return torch.finfo(gradient.dtype).max / 4
 
 

@@ -13,17 +13,17 @@ _FIXED = (range, tuple, str, frozenset)
 
 
 class _Unknown(Exception):
-    """What an expression gives cannot be known without running it."""
+    """The value of an expression cannot be known without running it."""
 
 
 def turn_once(frame: FrameType, loops: int) -> bool:
-    """Whether each of the `for` loops around this frame's present line goes through one value, and no more.
+    """True if each `for` loop around this frame's present line goes through exactly one value.
 
     The values are those of now: a name that the loop's body assigns proves nothing.
 
     Args:
         frame: of the script.
-        loops: so many there are; where the source shows another number, nothing is known.
+        loops: expected number of loops; if the source shows another number, the answer is False.
     """
     tree = parsed(frame)
     around = list(_around(tree, frame)) if tree is not None else []
@@ -57,7 +57,7 @@ def _has_one(loop: ast.For, frame: FrameType) -> bool:
 
 
 def _value(node: ast.expr, frame: FrameType, changed: set[str]) -> Any:
-    """What an expression gives that runs no code of the script's. Raises `_Unknown`."""
+    """Value of an expression that runs none of the script's code. Raises `_Unknown`."""
     match node:
         case ast.Constant(value=value):
             return value

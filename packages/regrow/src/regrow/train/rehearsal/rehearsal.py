@@ -189,7 +189,7 @@ class Rehearsal:
 
 
 def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM) -> str:
-    """What of the Python state is too large for the one message in which a newcomer gets it; empty: nothing is."""
+    """Explain which Python state is too large for the one message in which a newcomer receives it; empty: none is."""
     python = state.canonical()[0].python
     if len(python) <= most:
         return ""

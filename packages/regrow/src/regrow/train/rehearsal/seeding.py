@@ -36,7 +36,7 @@ class Seeding:
         self._listening = False
 
     def seeded(self, generator: Generator) -> bool:
-        """Whether a seed that the script gave came before whatever was drawn."""
+        """True if the script gave a seed before anything was drawn."""
         return id(generator) in self._seeded
 
     def _hear(self, frame: FrameType, event: str, arg: Any) -> None:

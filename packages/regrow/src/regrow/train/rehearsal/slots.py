@@ -1,4 +1,4 @@
-"""What objects keep in slots, which `vars` does not tell."""
+"""Attributes that objects keep in slots, which `vars` does not show."""
 
 from collections.abc import Iterator
 

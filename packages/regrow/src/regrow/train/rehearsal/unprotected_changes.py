@@ -1,7 +1,7 @@
-"""What a loop's body changes though nobody protects it: averages, scalers, schedulers, random generators, iterators.
+"""Unprotected objects that a loop's body changes: averages, scalers, schedulers, random generators, iterators.
 
-They are looked for where a script can have them: in the variables of its functions that are under way, and in the
-objects and containers that these hold.
+They are looked for where a script can keep them: in the variables of its running functions, and in the objects and
+containers that these hold.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from regrow.train.worker.updates import token
 _DEEP = 3
 _WIDE = 256
 _AT_MOST = 5_000
-"""So many things are looked at, in containers of so many items."""
+"""Most objects that are looked at, and most items of a container."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 _SAMPLED = 16
 """Elements of a tensor that tell whether it was written: `.data` does not count versions."""
@@ -44,10 +44,10 @@ _OWN_GENERATORS = frozenset(
 
 
 class Unprotected:
-    """What of a script's is not protected, and how it looked.
+    """A script's unprotected objects, and their state at the first look.
 
     Args:
-        state: what is protected.
+        state: the protected state.
         objects: the same, as the script gave it.
         frames: the script's.
         seeds: whether it matters which generators are seeded before they are drawn from.
@@ -212,7 +212,7 @@ def _first(tensor: torch.Tensor) -> bytes:
 
 
 def _inside(objects: Iterable[object]) -> Iterator[object]:
-    """What is protected, and the schedulers in its schedulers and in what wraps one, which go with it."""
+    """Protected objects, and the schedulers inside schedulers and their wrappers, which belong to them."""
     for thing in objects:
         yield thing
         if isinstance(thing, LRScheduler):
@@ -224,12 +224,12 @@ def _inside(objects: Iterable[object]) -> Iterator[object]:
 
 
 def _is_stateful(thing: object) -> bool:
-    """Whether this is a protected object of the script's making, which says itself what its state is."""
+    """True for a protected object of the script's own class that reports its state by `state_dict`."""
     return hasattr(thing, "state_dict") and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler)
 
 
 def _below(things: Iterable[object]) -> Iterator[object]:
-    """What protected objects of the script hold."""
+    """Objects that the script's protected objects hold."""
     near, seen = list(things), set[int]()
     for _ in range(2 * _DEEP):
         near = [each for each in near if id(each) not in seen]
@@ -239,7 +239,7 @@ def _below(things: Iterable[object]) -> Iterator[object]:
 
 
 def _tells_of(protected: object, thing: Looked) -> bool:
-    """Whether the state of a protected object has that of something that it holds."""
+    """True if the state of a protected object contains that of something it holds."""
     with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
         parts = list(_parts(protected.state_dict()))  # type: ignore[attr-defined]
         if isinstance(thing, nn.Module):
@@ -276,7 +276,7 @@ def _parts(state: object) -> Iterator[object]:
 
 
 def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
-    """What the script has, under the names by which it has that; each once."""
+    """Objects that the script can reach, each once, with the name by which it does."""
     seen: set[int] = set()
     near: list[tuple[str, object]] = []
     for frame in frames:

@@ -1,1 +1,1 @@
-"""What a script protects: named, remembered, rolled back, compared, copied."""
+"""The script's protected state: named, remembered, rolled back, compared, copied."""

@@ -1,8 +1,8 @@
-"""What a script was seen to change, and when: the moments of a step, and what of the state each of them touches.
+"""Observed changes of the protected state: the moments of a step, and the parts of the state that each changes.
 
 begin(n) → early part, before the first update → update → late part → commit → between → begin(n + 1). The update and
-the late part may change anything. What changes in the early part, in a restartable function or between two steps has to
-be copied beforehand, so that it can be put back, or handed over as it was. Seen once is known from then on.
+the late part may change anything. State that changes in the early part, in a restartable function or between two steps
+has to be copied beforehand, so that it can be put back, or handed over as it was. A change seen once is expected later.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ Look = Mapping[str, object]
 
 
 class ScriptPart(Enum):
-    """Where in a script something changes."""
+    """Part of a script in which state changes."""
 
     EARLY = "before the first update of a step"
     BETWEEN = "between two steps"
@@ -21,7 +21,7 @@ class ScriptPart(Enum):
 
 
 class Habits:
-    """What is known of a script."""
+    """Changes that a script is known to make."""
 
     def __init__(self) -> None:
         self._known: dict[ScriptPart, frozenset[str]] = dict.fromkeys(ScriptPart, frozenset())
@@ -33,15 +33,15 @@ class Habits:
         return new
 
     def of(self, *parts: ScriptPart) -> frozenset[str]:
-        """What changes in any of these parts."""
+        """Names that change in any of these parts."""
         return frozenset().union(*(self._known[part] for part in parts))
 
     @property
     def all(self) -> frozenset[str]:
-        """What changes anywhere but in an update and after it."""
+        """Names that change anywhere but in an update and after it."""
         return self.of(*ScriptPart)
 
 
 def changed(before: Look, after: Look) -> list[str]:
-    """What is not what it was, as far as it was there before."""
+    """Names in both looks whose digests differ."""
     return [name for name, token in after.items() if name in before and before[name] != token]

@@ -1,9 +1,9 @@
-"""What a script does between the commit of a step and the begin of the next belongs to that step.
+"""Code between the commit of a step and the begin of the next belongs to that step.
 
-Who has committed a step itself runs that code, and joins a new generation after it. Who stands in a new generation
-before it (a step was run again, or came from the others) has state with that in it already: what its own code does to
-the state then is put back. Where restartable functions are still to be run, newcomers run all of that code, so they are
-given the state as it was at the commit.
+A worker that has committed a step itself runs that code, and joins a new generation after it. A worker that is in a new
+generation before it (a step was run again, or received from others) has state that includes it already, so the changes
+by its own run of that code are put back. If restartable functions are still to be run, newcomers run all of that code,
+so they receive the state as it was at the commit.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from regrow.train.state.variables import Variables
 
 _ATTRIBUTES_EVERY = 100
 _LEARNT_AFTER = 2
-"""So many steps are watched closely: all that may change is digested, and copied where newcomers may ask for it."""
+"""Steps that are watched closely: all that may change is digested, and copied if newcomers may ask for it."""
 
 
 class RememberedState(Protocol):
@@ -55,9 +55,9 @@ class Between:
         self._attributes: dict[Place, object] | None = None
         self._over = self._passing = False
         self._before: Look | None = None
-        """How the state looked when this time began, as long as it is to be learnt what changes in it."""
+        """Look of the state when this time began, as long as the changes in it are still to be learnt."""
         self.serves_commits = False
-        """Whether newcomers may have to run this time's code from its start: the script has restartable functions."""
+        """True if newcomers may have to run this time's code from its start: the script has restartable functions."""
 
     def committed(self, step: StepNo) -> None:
         """The state stands at `step`, and what follows counts."""
@@ -167,7 +167,7 @@ class Between:
 
     @contextlib.contextmanager
     def leaves_no_trace(self) -> Iterator[None]:
-        """What is done within this to the state is put back, unless the state was replaced meanwhile."""
+        """Put back all changes of the state made in this context, unless the state was replaced meanwhile."""
         moment = self._state.moment()
         moment.take(self._known())
         try:

@@ -1,9 +1,9 @@
-"""What bodies of steps bind stays bound behind one that was cut off: `return loss` after the `with` is no error then.
+"""Keep the variables that a step's body binds after a body was cut off, so that `return loss` still works.
 
-Where the script goes through its steps in one function, a variable keeps what an earlier body gave it. A function that
-has the `with` alone begins with nothing in each step, and `del loss` takes it away: there a body that was cut off,
-which the script does not see, would end the job by an `UnboundLocalError`. So these variables get what the last whole
-body bound, in little.
+If one function of the script goes through the steps, its variables keep what an earlier body bound. A function with
+nothing but the `with` begins empty in each step, and `del loss` removes a variable: there a body that was cut off,
+unseen by the script, would end the job by an `UnboundLocalError`. So these variables get small copies of what the last
+complete body bound.
 """
 
 import copy
@@ -88,7 +88,7 @@ def _kept(value: object, room: int) -> object:
 
 
 def _is_mere(kind: type[dict[Any, Any]]) -> bool:
-    """Whether to write to a copy of this kind of dictionary does nothing else, to a file for example."""
+    """True if writing to a copy of this kind of dictionary has no side effect, on a file for example."""
     return kind.__setitem__ in (dict.__setitem__, OrderedDict.__setitem__) or is_dataclass(kind)
 
 

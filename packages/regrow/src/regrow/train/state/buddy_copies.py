@@ -1,4 +1,4 @@
-"""When a worker puts copies of its state outside itself, and when it waits for them to be safe."""
+"""Schedule of the copies of a worker's state outside itself, and of the waits until they are safe."""
 
 import logging
 import time

@@ -10,7 +10,7 @@ from regrow.hydration.inventory import Inventory, TensorEntry
 
 BLOCK_BYTES = 1 << 20
 MOST_BLOCKS = 64
-"""How many differing blocks are kept until the steps have been run again: 64 MiB."""
+"""Most differing blocks kept until the steps have been run again: 64 MiB."""
 _PYTHON = "the Python state"
 
 

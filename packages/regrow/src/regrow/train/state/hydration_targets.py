@@ -1,4 +1,4 @@
-"""Where the tensors of a state that is received go, and how an optimizer takes over what has arrived."""
+"""Destinations for the tensors of a received state, and an optimizer's take-over of them."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ def target(
     owner: torch.Tensor | None,
     parameters: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Where to receive a tensor that belongs to no module: the present one if it fits, else a new one."""
+    """Tensor to receive one that belongs to no module: the present one if it fits, else a new one."""
     if name not in offered:
         raise StateError(f"{name} is referred to by the state that was offered, but not in it")
     entry = offered[name]

@@ -18,8 +18,8 @@ from regrow.train.state.nested import large_arrays, large_tensors
 _SAMPLED = 16
 """Elements of a parameter that tell whether another's values lie in it."""
 _AT_MOST = 2.0
-"""Parameters that no optimizer has (an average, a teacher, a frozen base) are copied and digested unasked up to so many
-times the bytes of those that one has."""
+"""Bound for parameters that no optimizer has (an average, a teacher, a frozen base): they are copied and digested
+unasked up to this factor of the bytes of those that one has."""
 
 
 class Looker:
@@ -74,7 +74,7 @@ class Looker:
         return Scope(names & self._roster.parameters.keys(), names & self._roster.objects.keys())
 
     def likely(self) -> Scope:
-        """What scripts change outside of updates, where nothing is known: what no optimizer has, and objects."""
+        """Scope to copy if nothing is known yet: objects, and tensors that no optimizer updates."""
         return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
 
     def large(self) -> Scope:

@@ -1,4 +1,4 @@
-"""What modules are besides tensors: training or evaluating, which parameters get gradients, and plain attributes.
+"""State of modules besides tensors: training or evaluating, which parameters get gradients, and plain attributes.
 
 Attributes count only where a step was seen to change them: others may be a rank's own, such as its number.
 """
@@ -33,7 +33,7 @@ class Modes:
         self.living: list[Place] = []
         """The attributes that steps change."""
         self.calls_between = False
-        """Whether the script was seen to call something between steps that all ranks run again after a fault."""
+        """True if the script was seen to call something between steps that all ranks run again after a fault."""
 
     def take(self) -> "Remembered":
         """The modes as they are now."""
@@ -114,7 +114,7 @@ class Remembered:
 
 
 def _counts(module: nn.Module, value: object) -> bool:
-    """Whether a private attribute may be a count. Flags, of things made once, stay as the rehearsal leaves them."""
+    """True if a private attribute may be a counter. Flags, which are set once, stay as the rehearsal leaves them."""
     return type(value) in (int, float) and not type(module).__module__.startswith("torch.")
 
 

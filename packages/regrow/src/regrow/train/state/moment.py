@@ -26,13 +26,13 @@ when their version has changed, running statistics always."""
 
 @dataclass(frozen=True)
 class Scope:
-    """What a moment copies besides what it always copies.
+    """State that a moment copies in addition to what it always copies.
 
     Attributes:
         parameters: names of parameters.
         objects: names of objects whose tensors and arrays are copied whatever their size.
-        optimizers: whether the state of optimizers is.
-        host: the copies lie in the processor's memory.
+        optimizers: whether the state of optimizers is copied.
+        host: whether the copies are in the processor's memory.
     """
 
     parameters: frozenset[str] = frozenset()
@@ -58,12 +58,12 @@ class Scope:
 
     @property
     def names(self) -> list[str]:
-        """What is in it, for people."""
+        """Names in this scope, for people."""
         return sorted(self.parameters | self.objects) + ["the optimizers' state"] * self.optimizers
 
 
 ALWAYS = Scope()
-"""What every moment copies, and nothing besides."""
+"""Scope of every moment, with nothing added."""
 
 
 class Moment:

@@ -9,7 +9,7 @@ from types import FrameType, FunctionType, MethodType
 _FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _WRITES_THROUGH = sys.version_info >= (3, 13)
-"""Whether `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
+"""True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
 
 _OURS = 4
 """References to that copy: the frame's, two of ours, and the counter's. More: the script has called `locals()`."""
@@ -30,7 +30,7 @@ class Namespace:
 
     @property
     def owner(self) -> object:
-        """What has the variables: two namespaces with the same are the same."""
+        """Owner of the variables: two namespaces with the same owner are the same."""
         return self.frame if self._values is None else self._values
 
     def read(self) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What a script protects, sorted out and named.
+"""Sort and name the objects that a script protects.
 
 Tensors carry the names under which `torch.distributed.checkpoint` users know them: `model.<fqn>` for parameters and
 buffers, `optim.<parameter fqn>.<key>` for optimizer state.
@@ -44,7 +44,7 @@ class Stateful(Protocol):
 
 
 class BufferSlot(NamedTuple):
-    """Where a module keeps a buffer; the tensor in it may be replaced by another."""
+    """Place where a module keeps a buffer; the tensor in it may be replaced by another."""
 
     name: str
     home: dict[str, torch.Tensor | None]
@@ -78,7 +78,7 @@ class ProtectedObjects(NamedTuple):
             ) from error
 
     def state_of(self, optimizer: str) -> dict[str, object]:
-        """What it keeps of its parameters, by their short names. Raises `StateError` for what else it keeps."""
+        """State that an optimizer keeps of its parameters, by their short names. Raises `StateError` for any other."""
         short = {id(parameter): short for short, parameter in self.optimized[optimizer].items()}
         state: dict[str, object] = {}
         for parameter, values in self.optimizers[optimizer].state.items():
@@ -89,12 +89,12 @@ class ProtectedObjects(NamedTuple):
 
 
 class Protected(NamedTuple):
-    """What one call of `protect` was given.
+    """Arguments of one call of `protect`.
 
     Attributes:
         objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
         named: names of the script's choice.
-        part: put before all names: tells parts of the state apart that are called the same on different ranks.
+        part: prefix of all names: distinguishes parts of the state that have the same name on different ranks.
     """
 
     objects: Sequence[object]

@@ -13,7 +13,7 @@ weights, a queue) only where they are known to change."""
 
 
 class Marks:
-    """What was left where it is, because it is large, and how to tell whether it has changed since."""
+    """Large tensors that were left uncopied, with the versions that show whether they have changed since."""
 
     def __init__(self) -> None:
         self._tensors: list[tuple[torch.Tensor, int]] = []
@@ -24,7 +24,7 @@ class Marks:
 
     @property
     def changed(self) -> bool:
-        """Whether a tensor was written to since."""
+        """True if a tensor was written to since."""
         return any(tensor._version != version for tensor, version in self._tensors)
 
 

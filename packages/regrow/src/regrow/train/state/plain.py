@@ -46,7 +46,7 @@ class PlainCopy:
 
 
 def keep(value: object) -> object:
-    """What `put_back` needs. Raises `NotPlain` or `TooLarge`."""
+    """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`."""
     kept, _ = _keep(value, LEAVES, 0)
     return kept
 
@@ -145,11 +145,11 @@ def _identical(one: list[object], other: list[object]) -> bool:
 
 
 def take_over(present: object, value: object, *, in_place: bool) -> object:
-    """What stands for a value that has arrived: the container that is here, made equal to it, or the value itself.
+    """Local form of a value that has arrived: the present container, made equal to it, or the value itself.
 
     Args:
-        present: what is here; a `defaultdict` makes one of a dictionary.
-        in_place: the container stays, for it may be known elsewhere under other names.
+        present: the value here; a `defaultdict` converts a dictionary to its own type.
+        in_place: keep the container, which may be known elsewhere under other names.
     """
     value = _typed(present, value)
     if not in_place or type(present) is not type(value) or type(value) in ATOMS:
@@ -176,7 +176,7 @@ def _typed(like: object, value: object) -> object:
 
 
 def same(one: object, other: object) -> bool:
-    """Whether two kept values are equal in types and content, whichever containers hold it."""
+    """True if two kept values are equal in types and content, whichever containers hold them."""
     if isinstance(one, PlainCopy) and isinstance(other, PlainCopy):
         if _identical(one.items, other.items) and _identical(one.keys, other.keys):
             return type(one.thing) is type(other.thing)

@@ -1,4 +1,4 @@
-"""What a script protects, as one state that can be read, written, remembered, rolled back and compared."""
+"""All that a script protects, as one state that can be read, written, remembered, rolled back and compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -102,7 +102,7 @@ class ProtectedState:
         return list(self._roster.optimizers.values())
 
     def parted(self) -> bool:
-        """Whether this rank may have a part only: the script says so, or a tensor is a `DTensor`."""
+        """True if this rank may have only a part: the script says so, or a tensor is a `DTensor`."""
         if any(call.part for call in self.calls):
             return True
         tensors = self._roster.parameters | self._buffers()
@@ -165,7 +165,7 @@ class ProtectedState:
                 generator.bit_generator.state = type(generator.bit_generator)(bits).state
 
     def parameters_changed(self) -> bool:
-        """Whether an update has begun since `begin`."""
+        """True if an update has begun since `begin`."""
         return self._undo.parameters_changed()
 
     def rollback(self) -> list[str]:
@@ -239,7 +239,7 @@ class ProtectedState:
         return inventory
 
     def tensor(self, name: str) -> torch.Tensor:
-        """What is here of a tensor of the last `inventory`, itself. Raises `StateError` for an unknown name."""
+        """Local part of a tensor of the last `inventory`, not a copy. Raises `StateError` for an unknown name."""
         tensor = self._table.get(name)
         if tensor is None:
             raise StateError(f"{name} is not part of the protected state")
@@ -256,7 +256,7 @@ class ProtectedState:
         return sum(len(optimizer.state) for optimizer in self.optimizers())
 
     def is_optimizers(self, name: str) -> bool:
-        """Whether a tensor of that name is of an optimizer's state."""
+        """True if a tensor of that name belongs to an optimizer's state."""
         stems = tuple(f"{optimizer}." for optimizer in self._roster.optimizers)
         return name.startswith(stems) and name not in self._roster.parameters
 

@@ -1,7 +1,7 @@
-"""What restartable functions do to protected state: evaluations that exchange the weights, statistics that are renewed.
+"""Changes that restartable functions make to protected state: exchanged weights, renewed statistics.
 
-A function that is run for the first time is watched closely, and all that it could change is copied before; from then
-on only what was seen to change.
+The first run of a function is watched closely, and all that it could change is copied before; later runs copy only
+what was seen to change.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class RestartableEffects:
         self._entries: list[Moment] = []
 
     def entry(self, number: int) -> Moment:
-        """Where the state is remembered as it was when the `number`th function since the last step began."""
+        """The state as it was when the `number`th function since the last step began."""
         while len(self._entries) < number:
             self._entries.append(self._state.moment())
         return self._entries[number - 1]
@@ -47,7 +47,7 @@ class RestartableEffects:
             entry.forget()
 
     def scope(self, name: str) -> Scope:
-        """What is copied before the function of this name runs."""
+        """State to copy before the function of this name runs."""
         looker, state = self._state.looker, self._state
         known = looker.scope_of(state.habits.of(ScriptPart.REGION))
         return known if self._runs[name] >= _LEARNT_AFTER else looker.large()

@@ -1,7 +1,7 @@
-"""What a step may have changed before its update, and how to put it back.
+"""Changes that a step may have made before its update, and their undoing.
 
-Parameters and optimizer state change in the update alone, as a rule; where a script is known to change some of them
-before it, these are copied too (`early`), and so is everything where a body cannot be parted in two.
+Parameters and optimizer state usually change in the update alone. Those that a script is known to change before it are
+copied too (`early`), and everything is if a body cannot be separated from its update.
 """
 
 import torch
@@ -54,7 +54,7 @@ class Undo:
         self._updates_before = self._updates
 
     def parameters_changed(self) -> bool:
-        """Whether an update has touched anything since `begin`. Raises `StateError` without one."""
+        """True if an update has changed anything since `begin`. Raises `StateError` without one."""
         self._check()
         return self._updates != self._updates_before or bool(self._start.left_changed) or bool(self.written())
 
@@ -68,7 +68,7 @@ class Undo:
         ]
 
     def early(self) -> list[str]:
-        """What has changed since `begin` though no update has begun, as far as versions tell."""
+        """Names that have changed since `begin` without an update, as far as versions show."""
         self._check()
         return self.written() + self._start.left_changed
 

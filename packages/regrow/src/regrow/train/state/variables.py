@@ -39,7 +39,7 @@ Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
 _FRAMES = 8
 _NAMES = 1_000
-"""So many calls, from the innermost, and so many variables of each of them and of its module are looked at."""
+"""Most calls to look at, from the innermost, and most variables of each of them and of its module."""
 _CONTAINERS = 64
 _MISSING = object()
 _OVER = ""
@@ -71,30 +71,30 @@ class Variables:
         self._frames: Callable[[], list[FrameType]] | None = None
         self._objects: list[Attributes] = []
         self._unheard: dict[str, Values] = {}
-        """How the variables were before others told of theirs, while the script asks for no step."""
+        """The script's own variables before those of others were received, while it asks for no step."""
         self._asking: dict[str, int] = {}
         self._known: dict[str, int] = {}
         self._first: dict[str, Values] = defaultdict(dict)
-        """How each was when it was seen for the first time."""
+        """Value of each when it was seen for the first time."""
         self._now: dict[str, Values] = {}
         self._living: set[tuple[str, str]] = set()
         """Those that were seen with two values."""
         self._left: dict[str, bytes] | None = None
-        """What is told, once the script has left its loop."""
+        """Values to send once the script has left its loop."""
         self._instead: dict[str, bytes] | None = None
-        """What is told meanwhile: how it was at an earlier moment."""
+        """Values to send meanwhile: those of an earlier moment."""
         self.over = False
-        """Whether the script, or the others' when they told of it, has left its loop, so that no step follows."""
+        """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._elsewhere: set[str] = set()
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
-        """What collectives since the last step have answered, where newcomers may come to them."""
+        """Answers of collectives since the last step, if newcomers may come to them."""
         self.hear_answers: Callable[[bytes], object] = len
         self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
-        """What people should know."""
+        """Notes for people."""
 
     # --- one step ----------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class Variables:
                 space.write(changed)
 
     def postpone(self) -> None:
-        """What was heard has in it what the script still does after its step: it does that with its own until then."""
+        """Keep the script's own values until the code after its step has run; the received ones already include it."""
         own, self._unheard = self._unheard, {}
         self.put_back(own)
 
@@ -246,7 +246,7 @@ class Variables:
                 told[f"{name}\n{key}"] = encode([in_place, value])
 
     def _tells_time(self, value: object) -> bool:
-        """Whether this may be what a clock has said since the loop began: that of another process means nothing here.
+        """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
         In seconds or nanoseconds.
         """
@@ -307,7 +307,7 @@ def _decoded(data: bytes) -> tuple[bool, object]:
 
 
 def _functions_elsewhere() -> Iterator[object]:
-    """What of the script runs at any time: handlers of signals, and threads. Variables that these use are their own."""
+    """The script's functions that may run at any time: signal handlers and threads. They keep their own variables."""
     for number in signal.valid_signals():
         yield signal.getsignal(number)
     for thread in threading.enumerate():

@@ -1,1 +1,1 @@
-"""How a worker takes part in a job, or trains alone: control, recovery, the body of a step."""
+"""One worker's part in a job, or its training alone: control, recovery, the body of a step."""

@@ -17,15 +17,15 @@ from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import StreamPoint
 
 _PART = 0.01
-"""A wait sleeps so much of what it has lasted between two looks: short ones stay short, long ones cost nothing."""
+"""Pause between two looks, as a part of the wait until then: short waits stay short, long ones cost nothing."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
 class Accelerator(Protocol):
-    """What computes the gradients."""
+    """Processor or device that computes the gradients."""
 
     enqueues: bool
-    """Whether work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
+    """True if work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
 
     def wait(self) -> None:
         """Return when all that was enqueued for the gradients is done. Raises `RuntimeError` where it has failed."""
@@ -89,6 +89,6 @@ class Devices:
 
 
 def accelerator_of(tensors: Iterable[torch.Tensor]) -> Accelerator:
-    """What computes on these tensors."""
+    """The accelerator that computes on these tensors."""
     devices = sorted({str(tensor.device) for tensor in tensors if on_accelerator(tensor)})
     return Devices(torch.device(device) for device in devices) if devices else Processor()

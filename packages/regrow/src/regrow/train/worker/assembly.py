@@ -1,4 +1,4 @@
-"""What a worker hears while it builds, and needs once it is built: who gives and takes its state, who compares it."""
+"""Parts of a worker that hear while it builds, and those it needs once built: recovery, durable state, comparison."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from regrow.train.worker.replica_digests import Sampler
 
 @dataclass
 class Assembly:
-    """What a worker has had since it was started."""
+    """Parts that a worker has from its start."""
 
     link: WorkerLink
     control: Control
@@ -43,10 +43,10 @@ class Assembly:
     def assemble(
         self, state: ProtectedState, buffered: Sequence[torch.nn.Module], *, form_s: Seconds
     ) -> tuple[Recovery, DurableState | None]:
-        """What comes with protected state: the way into new generations, and to the disk where there is one.
+        """Make the parts that need protected state: the way into new generations, and to the disk if there is one.
 
         Args:
-            state: what is protected.
+            state: the protected state.
             buffered: the modules whose buffers are the same on all ranks between two steps.
             form_s: deadline for re-forming the groups, in seconds.
         """

@@ -29,7 +29,7 @@ from regrow.train.worker.updates import Updates
 
 
 class Body:
-    """What the present body has done, and what becomes of it.
+    """Progress of the present body, and its end: commit or abort.
 
     Args:
         link: to the agent.
@@ -47,10 +47,10 @@ class Body:
         self.interrupt = ForwardInterrupt(lambda: control.interruptible and self.entered)
         self.updates = Updates()
         self.begun = self.entered = False
-        """Whether an attempt is under way; whether the script is in its body, where it can be interrupted."""
+        """True while an attempt is under way; true while the script is in its body, where it can be interrupted."""
         self.rehearsing = self.updated = False
         self._whole = False
-        """Whether all state was remembered at the begin, since this body cannot be parted from its update."""
+        """True if all state was remembered at the begin, since this body cannot be separated from its update."""
         self._costs_said = False
         self.recovery: Recovery | None = None
         """Knows who reads this worker's state; None before it has arrived."""
@@ -60,7 +60,7 @@ class Body:
         self._counted = False
         groups.on_call = self._called
         self.reads: Callable[[], str] = str
-        """What was read for the step, for people."""
+        """Describes for people the reads of the step."""
         self.waits: Callable[[], None] = lambda: None
         self.ready: Callable[[], None] = lambda: None
         gate.waits, gate.ready = lambda: self.waits(), lambda: self.ready()
@@ -105,7 +105,7 @@ class Body:
 
     @property
     def whole_body(self) -> bool:
-        """Whether a body is given up with its updates: its collectives cannot be parted from them."""
+        """True if an abort undoes the body together with its updates, because its collectives are mixed with them."""
         return self._control.whole_body or bool(self.updates.torn_apart)
 
     @contextmanager
@@ -171,7 +171,7 @@ class Body:
         self.updates.began(closure=closure)
 
     def _asks(self) -> bool:
-        """Whether the others are to be asked before the update. Raises `CollectiveMisuse` where that is known."""
+        """True if the others must be asked before the update. Raises `CollectiveMisuse` if no collective was called."""
         if not self._counted or self._control.halted:
             return False
         asks = self._counts.asks()
@@ -212,17 +212,17 @@ class Body:
 
     @property
     def own_time(self) -> Seconds:
-        """What the newest body took up to its update while it waited for nobody; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0: not known."""
         return self.own.seconds
 
     @property
     def in_flight(self) -> bool:
-        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
+        """True if a collective may still be under way on a device, whose numbers an abort would spoil."""
         return self._groups.in_flight
 
     @property
     def complete(self) -> bool:
-        """Whether all that this step changes is changed, so that an error now comes after it."""
+        """True if all changes of this step are made, so that an error now comes after it."""
         return self.begun and self._control.updating and self.updates.whole
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
@@ -259,7 +259,7 @@ class Body:
             self._control.update()  # nobody can put that back: the state is torn
 
     def _symptom(self, error: Exception) -> bool:
-        """Whether the error is the consequence of a fault elsewhere, as far as this worker can tell."""
+        """True if the error follows from a fault elsewhere, as far as this worker can tell."""
         if isinstance(error, CollectiveMisuse | UsageError):
             return False
         return isinstance(error, GenerationHalted) or (self._groups.broke() and self._groups.misuse() is None)

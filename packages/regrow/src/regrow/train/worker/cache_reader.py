@@ -13,12 +13,12 @@ from regrow.train.worker.control import Control
 
 
 class Reading:
-    """What waiting for a batch has to do with the rest of the worker.
+    """View of a worker that a wait for a batch needs.
 
     Args:
         link: to the agent, who starts producers.
         control: knows whether the generation is over.
-        body: whether what is read now is for a rehearsal, or in a body.
+        body: knows whether the read is for a rehearsal, or in a body.
     """
 
     def __init__(self, link: WorkerLink, control: Control, body: Body) -> None:
@@ -41,17 +41,17 @@ class Reading:
 
     @property
     def stepping(self) -> bool:
-        """Whether it takes part in the training; not in a rehearsal, nor before a standby has its rank."""
+        """True while the worker takes part in the training: not in a rehearsal, nor before a standby has its rank."""
         return self._control.step != NO_STATE and not self._body.rehearsing
 
     @property
     def moved(self) -> bool:
-        """Whether the world has just changed its size."""
+        """True if the world has just changed its size."""
         return self._control.resized
 
     @property
     def halted(self) -> bool:
-        """Whether nobody needs the batch that is waited for."""
+        """True if the batch that is waited for is not needed any more."""
         return self.stepping and self._control.halted
 
     def on_halt(self, call: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Replicas compare digests of their state between two steps: silent corruption is found within so many steps."""
+"""Replicas compare digests of their state between two steps: silent corruption is found within a few steps."""
 
 import logging
 import struct
@@ -128,7 +128,7 @@ class Comparison:
         return True
 
     def _exchange(self, mine: "_Look", far: float | None) -> tuple[list[Statement], int]:
-        """What all ranks say, and the most blocks that one of them has."""
+        """Statements of all ranks, and the largest number of blocks that one of them has."""
         env = self._link.env
         holding = xxhash.xxh3_64_intdigest(self._holding.encode())
         count = len(blocks(mine.inventory, mine.left_out))
@@ -181,7 +181,7 @@ class Comparison:
 
 
 class _Kept(NamedTuple):
-    """What replicas differed in before `step`, as this rank had it, until the steps have been run again."""
+    """Blocks in which replicas differed before `step`, as this rank had them, until the steps are run again."""
 
     step: StepNo
     witness: bool

@@ -21,7 +21,7 @@ from regrow.train.worker.stacks import stacks
 
 
 class WorkerPlace:
-    """Where a worker stands in its transaction, and whether it is needed."""
+    """A worker's place in its transaction, and whether the job needs it."""
 
     _transaction: Transaction
     _form: orders.FormGeneration | None
@@ -35,27 +35,27 @@ class WorkerPlace:
 
     @property
     def halted(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
         return self._transaction.halted is not None
 
     def is_over(self, generation: Generation) -> bool:
-        """Whether this generation was given up."""
+        """True if this generation was given up."""
         halted = self._transaction.halted
         return halted is not None and halted >= generation
 
     @property
     def updating(self) -> bool:
-        """Whether protected state is being changed."""
+        """True while protected state is being changed."""
         return isinstance(self._transaction.state, Updating)
 
     @property
     def interruptible(self) -> bool:
-        """Whether the training thread is in a body whose result nobody needs."""
+        """True while the training thread is in a body whose result is not needed."""
         return (self.halted and isinstance(self._transaction.state, Computing)) or (self.proving and self.waited_for)
 
     @property
     def waited_for(self) -> bool:
-        """Whether there is a membership for this worker to stand in, or its release."""
+        """True if a membership waits for this worker, or its release."""
         return self._form is not None or self.released is not None
 
 
@@ -84,30 +84,30 @@ class Control(WorkerPlace):
         """The step of the copy of the state upon which all replicas agreed; `NO_STATE` where there is none."""
         self._stop, self._arm, self._stored = stop, arm, stored
         self._patience = link.env.patience
-        """How long the coordinator's word is waited for; it waits less long for nodes."""
+        """Longest wait for the coordinator's word; the coordinator waits less long for nodes."""
         self._transaction = Transaction()
         self._changed = threading.Condition()
         self._form: orders.FormGeneration | None = None
         self.released: orders.ReleaseWorker | None = None
         """Set when nobody needs this worker's state any more."""
         self.over = False
-        """Whether all ranks have run the last step."""
+        """True once all ranks have run the last step."""
         self.resized = False
-        """Whether the present generation has another size than the one before."""
+        """True if the present generation has another size than the one before."""
         self.reformed = False
-        """Whether the world was re-formed since this worker's last step, so that others may not stand where it does."""
+        """True if the world was re-formed since this worker's last step, so that others may be at another one."""
         self._snapshot_at: StepNo | None = None
         self.keep: KeepState | None = None  # to leave the state in the agent's memory; whoever does it takes it away
         self._proof: ProveReplacement | None = None
         self.on_wanted: Callable[[], None] = lambda: None  # from the control thread
         self.whole_body = False
-        """Whether bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
+        """True if bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
         self.all_whole = False
-        """Whether all ranks of this generation do so."""
+        """True if all ranks of this generation do so."""
         self.inside = 0
-        """Which restartable function after its last step this worker is in or may run next, from 1; 0: none."""
+        """Restartable function after its last step that this worker is in or may run next, from 1; 0: none."""
         self.first_inside = 0
-        """What `inside` is when a step has been committed."""
+        """Value of `inside` when a step has been committed."""
         self._untold: Generation | None = None
         self._standing = False  # whether the script waits for the coordinator's word
         self._stood: Generation | None = None
@@ -274,18 +274,18 @@ class Control(WorkerPlace):
 
     @property
     def state_at(self) -> StepNo | None:
-        """Where the own state stands; None in the middle of a body."""
+        """Step before which this worker's state is; None in the middle of a body."""
         return self._transaction.state_at
 
     @property
     def holds_state(self) -> bool:
-        """Whether this worker has state of its own, that must not be given up before there is better."""
+        """True if this worker has state of its own, which must not be given up before there is a newer one."""
         state_at = self._transaction.state_at
         return state_at is not None and state_at >= 0
 
     @property
     def torn(self) -> bool:
-        """Whether an update ended in its middle, so that the own state is that of no step."""
+        """True if an update was cut off, so that the state here is that of no step."""
         return isinstance(self._transaction.state, Stopped) and not self.holds_state
 
     def replace(self, generation: Generation) -> None:
@@ -354,7 +354,7 @@ class Control(WorkerPlace):
             return self._form
 
     def await_proof(self) -> ProveReplacement | None:
-        """What a newcomer is to prove; None: it is needed, or nobody has spoken to it for long."""
+        """Wait for the order to prove a replacement; None: the worker is needed, or no order came for long."""
         with self._at_rest():
             self._changed.wait_for(lambda: self.waited_for or self._proof is not None, self._patience)
             proof, self._proof = self._proof, None
@@ -379,7 +379,7 @@ class Control(WorkerPlace):
             return form
 
     def await_release(self, *, goes_on: bool) -> bool:
-        """Whether all ranks have finished; their steps alone where the script `goes_on`.
+        """Wait until all ranks have finished; with `goes_on`, their steps are enough.
 
         False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
         """

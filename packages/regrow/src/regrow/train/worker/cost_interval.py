@@ -1,11 +1,11 @@
-"""How often something that costs time may be done, so that it costs a given part of a step at most. Pure."""
+"""Interval of an action that costs time, chosen so that it takes at most a given part of each step. Pure."""
 
 from regrow.core.ids import Seconds, StepNo
 
 _SHARE = 0.0025
 _FIRST, _MOST = 16, 1 << 14
 _RANKS_A_SECOND = 500
-"""So many ranks may tell the coordinator of it each second."""
+"""Ranks that may report it to the coordinator each second."""
 
 
 class CostInterval:

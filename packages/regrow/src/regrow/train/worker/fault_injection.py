@@ -46,7 +46,7 @@ class FaultInjector:
 
     @property
     def armed(self) -> bool:
-        """Whether there is anything to strike."""
+        """True if there is a fault to strike."""
         return bool(self._armed)
 
     def arm(self, *specs: FaultSpec) -> None:

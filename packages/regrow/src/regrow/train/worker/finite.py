@@ -21,15 +21,15 @@ _NONE = 2**62
 _GIVEN = {"allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "reduce_scatter": 1, "_reduce_scatter_base": 1}
 _GIVEN |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_single_coalesced"), 1)
 _GIVEN |= {"reduce_scatter_tensor_coalesced": 1}
-"""Which argument has what this rank gives to a sum."""
+"""Index of the argument that this rank gives to a sum."""
 _SUMS = {reductions.number(kind) for kind in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG)}
 
 
 class Seen(NamedTuple):
-    """What one rank, or the least of all ranks, has seen of a step. `2**62`: nothing.
+    """Findings of one rank, or the least of all ranks, in a step. `2**62`: nothing.
 
-    `loss`, `given`: `collectives * world + rank` at its first number that is not finite; `gradients`: the rank, where
-    those before the update are not; `all_of_them`: 1 where they are so on all ranks.
+    `loss`, `given`: `collectives * world + rank` at its first number that is not finite; `gradients`: the rank, if its
+    gradients before the update are not finite; `all_of_them`: 1 if those of all ranks are not.
     """
 
     loss: int = _NONE
@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 class Blame(NamedTuple):
-    """Whose number was the first that was not finite."""
+    """Rank whose number was the first that was not finite."""
 
     rank: int
     how: str
@@ -48,9 +48,9 @@ class Blame(NamedTuple):
 
 
 def judge(least: Seen, *, world: int, sharded: bool) -> Blame | None:
-    """Whose the first number was, by what all ranks have seen; None: nothing is wrong. The same on all ranks.
+    """Find the rank with the first number that is not finite; None: nothing is wrong. The same result on all ranks.
 
-    What was given to a sum counts only where something came of it: a scaler's overflow does not.
+    Inputs of a sum count only if they spoiled the result: a scaler's overflow does not.
     """
     if least.loss == _NONE and least.gradients == _NONE:
         return None
@@ -156,7 +156,7 @@ class NumberCheck:
 
 
 def _wrong(part: torch.Tensor) -> torch.Tensor | bool:
-    """Whether not all of it is finite; of what is on a device a tensor, which would have to be waited for."""
+    """True if some number is not finite; for a device's tensor, a tensor that says so, to avoid waiting for it."""
     if part.device.type != "cpu":
         return ~torch.isfinite(part).all()
     # One pass without a copy: a sum with such a number in it is none either; one that overflows says nothing.

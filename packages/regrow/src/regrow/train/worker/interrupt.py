@@ -18,7 +18,7 @@ class ForwardInterrupt:
         self._lock = threading.Lock()
         self._handle: Any = None
         self.struck = False
-        """Whether it has raised since it was cleared."""
+        """True if it has raised since it was cleared."""
 
     def set(self) -> None:
         """Interrupt from now on; from any thread."""

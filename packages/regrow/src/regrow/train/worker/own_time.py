@@ -1,7 +1,7 @@
-"""How long a body works without waiting for another rank: by it, ranks that are slow can be told from those that wait.
+"""Time that a body works without waiting for others: it separates slow ranks from those that wait for them.
 
-It is the time up to the update in which no collective is under way. Where the end of collectives is not seen (on a GPU)
-it is the time up to the first of them: of the host alone, which may be ahead of its device.
+It is the time up to the update in which no collective is under way. If the end of collectives cannot be seen (on a GPU)
+it is the time up to the first of them: the host's alone, which may be ahead of its device.
 """
 
 from regrow.comm.flight import FLIGHT

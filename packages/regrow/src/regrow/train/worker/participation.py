@@ -1,4 +1,4 @@
-"""What a session and its loop need of the worker that they run in, whether somebody supervises it or nobody does."""
+"""Interface of a worker to its session and loop, whether an agent supervises it or not."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -22,9 +22,9 @@ class AttemptBody(Protocol):
     """The body of a step, from its begin to its commit, or back."""
 
     entered: bool
-    """Whether the script is in it."""
+    """True while the script is in it."""
     reads: Callable[[], str]
-    """What was read for it, for people."""
+    """Describes its reads for people."""
     waits: Callable[[], None]
     """Called before its gate waits for the device."""
     ready: Callable[[], None]
@@ -32,15 +32,15 @@ class AttemptBody(Protocol):
 
     @property
     def own_time(self) -> Seconds:
-        """What the newest body took up to its update while it waited for nobody; 0: not known."""
+        """Time that the newest body took up to its update without waiting for others; 0: not known."""
 
     @property
     def in_flight(self) -> bool:
-        """Whether a collective may still be under way on a device, whose numbers an abort would spoil."""
+        """True if a collective may still be under way on a device, whose numbers an abort would spoil."""
 
     @property
     def complete(self) -> bool:
-        """Whether all that this step changes is changed, so that an error now comes after it."""
+        """True if all changes of this step are made, so that an error now comes after it."""
 
     def watch(self, objects: Iterable[object]) -> None:
         """These are protected: see what a body does to them, and when."""
@@ -83,25 +83,25 @@ class AttemptBody(Protocol):
 
 
 class ProofParty(Protocol):
-    """What shadow proofs need of a worker: `shadow_proofs.py` has it."""
+    """View of a worker that shadow proofs need; implemented by `shadow_proofs.py`."""
 
     @property
     def wanted(self) -> str:
-        """How closely a newcomer wants to see this worker's next step; empty: none does."""
+        """Detail in which a newcomer wants this worker's next step; empty: no newcomer does."""
 
     @property
     def held_up(self) -> Seconds:
-        """How long the update of the step that was offered has waited for readers."""
+        """Time that the update of the offered step has waited for readers."""
 
     @property
     def over(self) -> bool:
-        """Whether the proof under way is to be given up: this worker is needed."""
+        """True if the present proof must be given up because this worker is needed."""
 
     def offer(self, step: StepNo) -> None:
         """The state stands before `step`, and is read until its update."""
 
     def publish(self, trace: bytes | None) -> None:
-        """What was computed in it; None: it was given up."""
+        """Publish the trace of the offered step; None: it was given up."""
 
     def listen(self, tape: Tape | None) -> None:
         """Let this hear of all collectives from now on."""
@@ -116,14 +116,14 @@ class ProofParty(Protocol):
         """Get the rank's state before its next step, whose number is returned."""
 
     def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
-        """What the rank has computed in the step."""
+        """Trace of the rank's computation in the step."""
 
     def tell(self, fact: ReplacementFact) -> None:
         """Say what came of it."""
 
 
 class WaitingRoom(Protocol):
-    """Where a worker waits for the others."""
+    """Waiting of a worker for the others."""
 
     def checkpoint(self) -> None:
         """At a step's boundary: take the copies of the state that are due."""
@@ -132,7 +132,7 @@ class WaitingRoom(Protocol):
         """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any."""
 
     def take_change(self) -> WorldChange | None:
-        """How the world has changed its size since this was asked last, if it has."""
+        """Change of the world's size since the last call, if there was one."""
 
     def finish(self, *, goes_on: bool = False) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
@@ -147,14 +147,14 @@ class Participation(Protocol):
 
     worker: WorkerId
     early: EarlyReads
-    """What the script asks of its place before its loop."""
+    """Reads by the script of its place before its loop."""
     rehearses: bool
     records: bool
-    """Whether somebody writes down what steps have read."""
+    """True if the reads of steps are recorded."""
     proofs: "ProofParty | None"
-    """What shadow proofs need of this worker; None: nobody asks for any."""
+    """This worker's side of shadow proofs; None: there are none."""
     reads_once: bool
-    """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
+    """True if batches come from an iterator, which does not ask again for its place once it has given one."""
     trial_steps: int
 
     @property
@@ -183,7 +183,7 @@ class Participation(Protocol):
 
     @property
     def halted(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
 
     @property
     def inside(self) -> int:
@@ -191,19 +191,19 @@ class Participation(Protocol):
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have run the last step."""
+        """True if all ranks have run the last step."""
 
     @property
     def leaves_others(self) -> bool:
-        """Whether the script ends with an error, so that nobody is to be waited for."""
+        """True if the script ends with an error, so that it need not wait for the others."""
 
     @property
     def holds_initial_state(self) -> bool:
-        """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
+        """True if the state that the script built here counts, and is not overwritten by peers or a checkpoint."""
 
     @property
     def newcomer(self) -> bool:
-        """Whether this worker has come into a training that runs."""
+        """True if this worker has joined a running training."""
 
     @property
     def body(self) -> AttemptBody:
@@ -211,7 +211,7 @@ class Participation(Protocol):
 
     @property
     def waiting(self) -> WaitingRoom:
-        """Where to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
 
     def echo(self) -> AbstractContextManager[None]:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
@@ -220,7 +220,7 @@ class Participation(Protocol):
         """Within this, collectives are answered locally."""
 
     def rehearsed(self) -> bool:
-        """Whether the rehearsed body updated protected state through an optimizer."""
+        """True if the rehearsed body updated protected state through an optimizer."""
 
     def note_of_script(self, text: str) -> None:
         """Tell people something about the script, once, whichever ranks say it."""
@@ -276,7 +276,7 @@ class Participation(Protocol):
         """Ask `between` first for each call of a collective; `past` hears of its answer."""
 
     def expect_after_steps(self, following: int) -> None:
-        """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
+        """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
 
     def place_after_step(self, following: int) -> None:
         """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""

@@ -1,4 +1,4 @@
-"""What a worker does to stand in a new generation: groups, state, the step to go on with."""
+"""A worker's way into a new generation: groups, state, the step to go on with."""
 
 import contextlib
 import threading
@@ -32,11 +32,11 @@ from regrow.train.worker.replica_digests import Sampler
 
 HYDRATE_S: Seconds = 600.0
 PROOF_S: Seconds = 10.0
-"""So long an update waits at most for a newcomer that only proves something."""
+"""Longest wait of an update for a newcomer that only proves something."""
 
 
 def site_of(env: WorkerEnv) -> Site:
-    """Where a worker may listen for its peers."""
+    """Addresses at which a worker may listen for its peers."""
     return Site(env.socket_dir if env.one_machine else None, env.advertise, env.token)
 
 
@@ -67,9 +67,9 @@ class Recovery:
         self.inside = 0
         """The restartable function that all run again before they go on; 0: none."""
         self.held_up: Seconds = 0.0
-        """How long the newest update has waited for who read this worker's state."""
+        """Time that the newest update has waited for readers of this worker's state."""
         self.sharded = False
-        """Whether ranks of this generation hold different parts of the state."""
+        """True if ranks of this generation hold different parts of the state."""
         self._stood = not self.link.env.begins
 
     def first_look(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Where a worker waits for the others: for the next membership, or for the end of the job."""
+"""A worker's wait for the others: for the next membership, or for the end of the job."""
 
 import contextlib
 
@@ -38,13 +38,13 @@ def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: Fau
 
 
 class Rejoin:
-    """What a worker is told between two generations, and what it does meanwhile.
+    """A worker's time between two generations: its orders, and its work meanwhile.
 
     Args:
         link: to the agent.
         control: knows the orders.
         recovery: carries this worker into a new generation.
-        state: what is protected.
+        state: the protected state.
         copies: of the state, in the agent's memory.
         durable: takes snapshots of the state for the disk; None: there are none.
     """
@@ -94,7 +94,7 @@ class Rejoin:
             return outcome.step if isinstance(outcome, Adopted) else None
 
     def take_change(self) -> WorldChange | None:
-        """How the world has changed its size since this was asked last, if it has."""
+        """Change of the world's size since the last call, if there was one."""
         change, self._change = self._change, None
         return change
 
@@ -104,13 +104,13 @@ class Rejoin:
         self.snapshot()
 
     def snapshot(self) -> None:
-        """Where the state stands: take the snapshot for the disk that was ordered, if one was."""
+        """Take the snapshot for the disk that was ordered for this step, if one was."""
         asked = self._control.snapshot_due()
         if asked is not None and self._durable is not None:
             self._durable.snapshot(self._state, asked, self._control.step, Rank(self._link.env.rank))
 
     def _keep(self) -> None:
-        """Where the state stands: leave it in the agent's memory, if that was ordered."""
+        """Leave the state in the agent's memory, if that was ordered for this step."""
         control = self._control
         order, control.keep = control.keep, None
         if order is None:

@@ -26,10 +26,10 @@ from regrow.train.worker.cost_interval import CostInterval
 _BLOCKS = 16
 _BLOCK_BYTES = 1 << 16
 _MOST_NAMES = 256
-"""So many digests are told at most where all tensors, or a part of them, are compared."""
+"""Most digests sent when all tensors, or a part of them, are compared."""
 _PART_BYTES = 1 << 26
-"""So much is compared at one step after a recovery: all of it at once would hold up everyone for seconds, where a rank
-has some gigabytes."""
+"""Bytes compared at one step after a recovery: all at once would hold up everyone for seconds if a rank has
+some gigabytes."""
 _MADE_BYTES = 1 << 26
 _MADE_BLOCK = 1 << 14
 """Of each tensor that the first updates have made three such blocks are told, where all of them are more than that."""
@@ -109,7 +109,7 @@ class Sampler:
         self._last = step, started + spent
 
     def _made_anew(self, step: StepNo) -> bool:
-        """Whether updates have made state that nobody has compared yet, or the first update may have, here or there."""
+        """True if updates have made new state that nobody has compared, or the first update may have on some rank."""
         before, self._made = self._made, self._state.made_by_updates()
         if (self._made <= before and step != 1) or self._looks_at_made >= _LOOKS_AT_MADE:
             return False
@@ -130,7 +130,7 @@ class Sampler:
         return {place: xxhash.xxh3_64_intdigest(value) for place, value in told.items() if "\n" in place}
 
     def _part_at(self, step: StepNo) -> int | None:
-        """Whose turn it is before `step`, after a recovery; None: no part's."""
+        """Part to look at before `step`, after a recovery; None: no part."""
         if self._whole_from is None or step < self._whole_from or (step - self._whole_from) % self._apart:
             return None
         return (step - self._whole_from) // self._apart
@@ -175,7 +175,7 @@ def digests(
 
 
 def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
-    """What lies in one of the equal ranges of all tensors' bytes."""
+    """Pieces in one of the equal ranges of all tensors' bytes."""
     start, at = number * _PART_BYTES, 0
     for entry in entries:
         first, last = max(start, at), min(start + _PART_BYTES, at + entry.nbytes)

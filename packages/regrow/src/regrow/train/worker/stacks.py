@@ -1,4 +1,4 @@
-"""Where the threads of this process are, as text."""
+"""Stacks of this process's threads, as text."""
 
 import sys
 import threading

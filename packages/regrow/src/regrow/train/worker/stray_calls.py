@@ -33,7 +33,7 @@ class StrayCalls:
         self._board.call()
 
     def advice(self) -> str:
-        """What people should do about the last call, where it was outside a step; empty: nothing."""
+        """Advice for people about the last call, if it was outside a step; empty: none."""
         name = self._groups.refused_call if self._groups.refused else self._last
         if self._body.begun or not name:
             return ""

@@ -1,4 +1,4 @@
-"""How a worker that an agent started takes part in its job."""
+"""The part in its job of a worker that an agent started."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,14 +50,14 @@ class SupervisedWorker:
 
     rehearses = True
     records = True
-    """Whether somebody writes down what steps have read."""
+    """True if the reads of steps are recorded."""
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
         self.worker, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
         self.reads_once = False
-        """Whether batches come from an iterator, which does not ask again for its place once it has given one."""
+        """True if batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
         self._set_up: SetUpHearing | None = None
@@ -147,29 +147,29 @@ class SupervisedWorker:
 
     @property
     def halted(self) -> bool:
-        """Whether the generation is over."""
+        """True if the generation is over."""
         return self.control.halted
 
     @property
     def over(self) -> bool:
-        """Whether all ranks have run the last step."""
+        """True if all ranks have run the last step."""
         return self.control.over
 
     @property
     def leaves_others(self) -> bool:
-        """Whether the script ends with an error, so that nobody is to be waited for."""
+        """True if the script ends with an error, so that it need not wait for the others."""
         return self._link.failed or self._link.ended_badly
 
     # --- before the first step ---------------------------------------------------------------------------------
 
     @property
     def holds_initial_state(self) -> bool:
-        """Whether what the script built here counts, and is not overwritten by peers or a checkpoint."""
+        """True if the state that the script built here counts, and is not overwritten by peers or a checkpoint."""
         return self._link.env.begins
 
     @property
     def newcomer(self) -> bool:
-        """Whether this worker has come into a training that runs."""
+        """True if this worker has joined a running training."""
         return self._link.env.role is not Role.RANK
 
     @contextmanager
@@ -192,7 +192,7 @@ class SupervisedWorker:
         return self._groups.echo()
 
     def rehearsed(self) -> bool:
-        """Whether the rehearsed body updated protected state through an optimizer."""
+        """True if the rehearsed body updated protected state through an optimizer."""
         return self.body.updated
 
     def send(self, fact: WorkerFact) -> None:
@@ -309,7 +309,7 @@ class SupervisedWorker:
         self._groups.between, self._groups.past = between, past
 
     def expect_after_steps(self, following: int) -> None:
-        """Where this worker is after a commit: before its first restartable function (1), or past all (0)."""
+        """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
         self.control.first_inside = following
 
     def place_after_step(self, following: int) -> None:
@@ -330,7 +330,7 @@ class SupervisedWorker:
 
     @property
     def waiting(self) -> Rejoin:
-        """Where to wait for the others. Raises `GenerationHalted` before `arrive`."""
+        """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
         if self._rejoin is None:
             raise GenerationHalted("this worker has not arrived yet")
         return self._rejoin

@@ -37,9 +37,9 @@ class UpdateGate:
         self._link, self._control, self._groups = link, control, groups
         self._faults, self._copies = faults, copies
         self.accelerator: Accelerator = Processor()
-        """What has the gradients."""
+        """Device with the gradients."""
         self.check: NumberCheck | None = None
-        """Whether the numbers of the step are finite on all ranks; None: that is not asked."""
+        """Check that the numbers of the step are finite on all ranks; None: there is none."""
         self.waits: Callable[[], None] = lambda: None
         """Called before the device is waited for, which may last: what it has done before this body is to be told."""
         self.ready: Callable[[], None] = lambda: None
@@ -105,7 +105,7 @@ class UpdateGate:
         self._faults.strike(FaultStage.ROLL, step)
 
     def _vote(self, step: StepNo) -> bool:
-        """Whether every rank has said that it is ready; False: the generation is over, or about to be."""
+        """Wait until every rank is ready; False: the generation is over, or about to be."""
         self._copies.settle()
         if self._over():
             return False

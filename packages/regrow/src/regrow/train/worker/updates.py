@@ -1,4 +1,4 @@
-"""Which protected optimizers have stepped in a step's body, and what has followed: is the update whole, is it one?
+"""Updates in a step's body: which protected optimizers have stepped, what followed, and whether the update is whole.
 
 A body is expected to compute first, with all its collectives, and to update then. The rehearsal shows whether it does;
 a real step can show it too.
@@ -18,7 +18,7 @@ _COMPARED_BYTES = 4096
 
 
 class Updates:
-    """What one worker's bodies do from their first update on."""
+    """The work of one worker's bodies from their first update on."""
 
     def __init__(self) -> None:
         self._objects: list[object] = []
@@ -28,7 +28,7 @@ class Updates:
         self._mark: Mapping[str, object] = {}
         self._late: set[str] = set()
         self.torn_apart = ""
-        """What of the body cannot be parted from its update: a collective after it, or a closure; empty: nothing."""
+        """Reason why the body cannot be separated from its update: a collective after it, or a closure; empty: none."""
 
     def watch(self, objects: Iterable[object]) -> None:
         """These are protected."""
@@ -58,7 +58,7 @@ class Updates:
             self.torn_apart = f"{name} is called"
 
     def rest(self) -> None:
-        """What follows is no part of the body."""
+        """End the body: what follows is no part of it."""
         self._begun = False
 
     def ended(self) -> None:
@@ -71,7 +71,7 @@ class Updates:
 
     @property
     def whole(self) -> bool:
-        """Whether all that this body usually changes by and after its update is changed."""
+        """True if everything that this body usually changes in and after its update is changed."""
         if not self._stepped or self._stepped != self._usual:
             return False
         return changed(self._mark, witness(self._objects, self._late)) == self._late

@@ -14,17 +14,17 @@ from regrow.membership.job import Job
 from regrow.membership.roster import Seat, Stage, WorkerRecord
 
 QUIET_S: Seconds = 10.0
-"""Steps are run for so long, and for as long as it took to build them, before one is made: short jobs have none."""
+"""Time of steps, besides the time of building, before a prover is made: short jobs have none."""
 AGAIN_S: Seconds = 600.0
 """From the end of one round with it to the next in the same world, at least."""
 CHANGED_S: Seconds = 60.0
 """From one to the next where the world has changed in between, at least."""
 SHARE = 0.005
-"""What proofs may take of the time."""
+"""Share of the time that proofs may take."""
 _CHANGED_SHARE = 0.05
-"""What those may take that follow changes of the world, as long as changes follow one another."""
+"""Share for proofs that follow changes of the world, as long as changes follow one another."""
 _ATTEMPTS = 3
-"""After so many proofs in a row that have shown nothing, another one is made, later."""
+"""Proofs in a row that have shown nothing after which another prover is made, later."""
 
 
 class Prover:
@@ -53,7 +53,7 @@ class Prover:
         return found if found is not None and found.living else None
 
     def is_it(self, worker: WorkerId) -> bool:
-        """Whether that is the one that there is, or was last."""
+        """True if that is the present prover, or the last one."""
         return worker == self._name
 
     def changed(self, now: Instant) -> None:
@@ -122,7 +122,7 @@ class Prover:
         self._shown = True
 
     def done(self, cost: Seconds, now: Instant) -> None:
-        """All is shown, for so much computing; the next one is made when that is paid for."""
+        """All is shown, for `cost` of computing; the next one is made when that is paid for."""
         if self._name is None or self._begun == 0.0:
             return
         self.end("it has shown what it was made for", now)
@@ -151,7 +151,7 @@ class Prover:
         self._failed(why, now)
 
     def unfit(self, text: str, now: Instant) -> None:
-        """What it has built is not what the ranks have."""
+        """Count the prover as failed: it has built something else than the ranks."""
         self._failed(text, now)
 
     def _failed(self, reason: str, now: Instant) -> None:

@@ -1,8 +1,8 @@
-"""Who shows in a rank's shadow that it could take its place, and when: before anybody needs it. Pure.
+"""Proofs in a rank's shadow that a newcomer could take its place, before it is needed: by whom and when. Pure.
 
 One rank of each holding is proven in the first steps, after each change of the world, and again at a rate that follows
-from what the last round has cost, each time another rank. Rank 0, which often does more than the others, has a proof of
-its own in the first round. Where no standby could do that, a newcomer is made for it (see `provers.py`).
+from the cost of the last round, each time another rank. Rank 0, which often does more than the others, has a proof of
+its own in the first round. If no standby can do that, a newcomer is made for it (see `provers.py`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -113,7 +113,7 @@ class Proofs:
         self._made.changed(now)
 
     def _given_up(self, proof: _Open, now: Instant) -> bool:
-        """Whether a proof that was ordered will not come any more; then nothing is open."""
+        """True if a proof that was ordered will not come any more; then none is open."""
         prover = self._roster.workers.get(proof.prover)
         made = prover is not None and prover is self._made.worker
         if prover is not None and (prover.spare or made) and now < proof.until:
@@ -187,7 +187,7 @@ class Proofs:
                 return
 
     def _coming(self, standby: WorkerRecord) -> bool:
-        """Whether a standby is on its way to where it can show something."""
+        """True if a standby is still on its way to the place where it can prove something."""
         early = self._roster.nodes[standby.node].early
         return standby.stage in BUILDING and self._job.spec.warmth is Warmth.BUILT and not early
 
@@ -204,7 +204,7 @@ class Proofs:
             self._made.unfit(text, now)
 
     def told(self, fact: ReplacementFact, now: Instant) -> None:
-        """What came of a proof."""
+        """Take the result of a proof."""
         proof, made = self._open, self._made.is_it(fact.worker)
         if made and proof is None and isinstance(fact, ReplacementUnproven):
             self._made.refused(fact)
@@ -231,7 +231,7 @@ class Proofs:
 
 
 def between_rounds(cost: Seconds) -> Seconds:
-    """How long nothing is proven after a round that has cost so much."""
+    """Pause before the next round, from the cost of the last one."""
     return max(_LEAST_S, cost / SHARE)
 
 

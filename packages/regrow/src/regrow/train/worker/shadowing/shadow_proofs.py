@@ -21,11 +21,11 @@ from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
 
 COME_S: Seconds = 120.0
-"""How long a rank may take to come to its next step, and how long to run it."""
+"""Longest time of a rank until its next step, and longest time of that step."""
 
 
 class ShadowProofs:
-    """What a proof needs of the worker that it runs in.
+    """The worker's side of a proof.
 
     Args:
         link: to the agent.
@@ -38,14 +38,14 @@ class ShadowProofs:
         self._link, self._control, self._groups, self._body = link, control, groups, body
         self._asking: Hydration | TraceRequest | None = None
         self._counted: Seconds = 0.0
-        """How much of what this process has computed was told."""
+        """Part of this process's computing time that was reported."""
         control.on_wanted = self._stop
 
     # --- the rank -----------------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> str:
-        """How closely a newcomer wants to see this worker's next step; empty: none does."""
+        """Detail in which a newcomer wants this worker's next step; empty: no newcomer does."""
         recovery = self._body.recovery
         if recovery is None or recovery.server.offering or self._control.halted:
             return ""
@@ -61,11 +61,11 @@ class ShadowProofs:
 
     @property
     def held_up(self) -> Seconds:
-        """How long the update has waited for readers since then."""
+        """Time that the update has waited for readers since the offer."""
         return self._body.recovery.held_up if self._body.recovery is not None else 0.0
 
     def publish(self, trace: bytes | None) -> None:
-        """What was computed in it; None: it was given up."""
+        """Publish the trace of the offered step; None: it was given up."""
         if self._body.recovery is not None:
             self._body.recovery.server.publish(trace)
 
@@ -83,7 +83,7 @@ class ShadowProofs:
 
     @property
     def over(self) -> bool:
-        """Whether the proof under way is to be given up: this worker is needed."""
+        """True if the present proof must be given up because this worker is needed."""
         return self._control.waited_for
 
     @contextmanager
@@ -129,7 +129,7 @@ class ShadowProofs:
         return asking.step
 
     def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
-        """What the rank has computed in the step. Raises `HydrationError`, `GenerationHalted`."""
+        """Trace of the rank's computation in the step. Raises `HydrationError`, `GenerationHalted`."""
         asking = TraceRequest(order.endpoint, self._link.env.token, order.generation, step)
         self._ask(asking)
         try:
