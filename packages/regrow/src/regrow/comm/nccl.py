@@ -143,7 +143,7 @@ class DeviceErrors:
             if each in self._told or each.aborting:
                 continue
             error = each.error()
-            if error and self.tell is not None:
+            if error and not each.aborting and self.tell is not None:  # an abort of ours meanwhile looks like one
                 self._told.append(each)
                 self.tell(error)
 
@@ -321,7 +321,7 @@ def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
     Source: https://github.com/pytorch/pytorch/issues/115388
     """
     device = device_of(args)
-    if device is not None and accelerators.capturing(device):
+    if device is not None and accelerators.is_capturing(device):
         raise CollectiveMisuse(
             f"{name} was called while a graph of {device} records: a collective in a graph cannot be given up when a "
             "rank is lost",
