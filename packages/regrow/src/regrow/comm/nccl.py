@@ -139,9 +139,7 @@ class DeviceErrors:
         """Look at all of them once."""
         living = list(self._living)
         self._told = [each for each in self._told if each in living]
-        for each in living:
-            if each in self._told or each.aborting:
-                continue
+        for each in [each for each in living if each not in self._told and not each.aborting]:
             error = each.error()
             if error and not each.aborting and self.tell is not None:  # an abort of ours meanwhile looks like one
                 self._told.append(each)
