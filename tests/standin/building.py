@@ -17,8 +17,8 @@ from pathlib import Path
 SOURCES = Path(__file__).parent / "csrc"
 BUILD_S = 900.0
 """Time for the compiler for one file, on a machine that has much else to do."""
-_KEPT = 3
-"""Number of libraries to keep: of the newest sources and torches."""
+_KEPT = 16
+"""Number of libraries to keep, a megabyte each: several checkouts and torches at once must not remove one another's."""
 
 
 class Unbuildable(Exception):

@@ -184,10 +184,10 @@ def a_graph_that_records_is_seen() -> None:
     from regrow.devices import accelerators
 
     device = torch.device(DEVICE)
-    assert not accelerators.capturing(device)
+    assert not accelerators.is_capturing(device)
     with torch.get_device_module(device).capture():
-        assert accelerators.capturing(device)
-    assert not accelerators.capturing(torch.device("cpu"))
+        assert accelerators.is_capturing(device)
+    assert not accelerators.is_capturing(torch.device("cpu"))
 
 
 @check

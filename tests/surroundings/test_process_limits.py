@@ -62,7 +62,7 @@ def under(here: Site, most: int, *flags: str) -> Outcome:
 
 @needs_root
 @needs_limits
-@pytest.mark.parametrize("most", [1, *(pytest.param(each, marks=pytest.mark.full) for each in (5, 7, 9, 12, 15))])
+@pytest.mark.parametrize("most", [1, *(pytest.param(each, marks=pytest.mark.full) for each in (5, 7, 9, 12))])
 def test_too_few_for_a_job_are_named_and_no_defect_is_reported(here: Site, most: int) -> None:
     done = under(here, most)
     assert done.code in (1, 75), done.said
@@ -73,7 +73,7 @@ def test_too_few_for_a_job_are_named_and_no_defect_is_reported(here: Site, most:
 @pytest.mark.full
 @needs_root
 @needs_limits
-@pytest.mark.parametrize("most", [17, 18, 19, 20, 22, 26])
+@pytest.mark.parametrize("most", [15, 17, 18, 19, 20, 22, 26])
 def test_as_few_as_a_job_needs_or_nearly_so(here: Site, usual: list[str], most: int) -> None:
     done = under(here, most)
     if done.code == 0:

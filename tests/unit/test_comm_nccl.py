@@ -340,7 +340,7 @@ def test_a_communicator_is_made_under_our_settings_unless_the_user_keeps_his(
 def test_a_collective_that_a_graph_records_is_refused_wherever_it_would_be_answered(
     monkeypatch: pytest.MonkeyPatch, group: RegrowGroup
 ) -> None:
-    monkeypatch.setattr(accelerators, "capturing", lambda device: True)
+    monkeypatch.setattr(accelerators, "is_capturing", lambda device: True)
     for echo in (None, EchoTransport(0, 2)):
         group.echo = echo
         with pytest.raises(CollectiveMisuse, match="allreduce was called while a graph of cpu records"):

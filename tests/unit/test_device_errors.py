@@ -40,6 +40,19 @@ def test_what_we_abort_ourselves_has_no_error() -> None:
     assert told == []
 
 
+def test_an_error_of_an_abort_that_begins_while_we_ask_is_ours() -> None:
+    class Late(Group):
+        def error(self) -> str:
+            self.aborting = True
+            return "COMM_ERROR"
+
+    told: list[str] = []
+    errors = DeviceErrors([Late()])
+    errors.tell = told.append
+    errors.ask()
+    assert told == []
+
+
 def test_the_groups_of_this_process_are_asked() -> None:
     assert nccl.ERRORS._living is nccl._living
 

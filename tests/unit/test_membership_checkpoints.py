@@ -20,7 +20,7 @@ from regrow.core.messages.copies import CopiesHeld, KeptCopy, TakeSnapshot
 from regrow.core.messages.orders import ReleaseWorker
 from regrow.core.records import CheckpointSaved, Noted
 from regrow.membership.orders import EndJob
-from regrow.membership.states import Waiting
+from regrow.membership.states import Training, Waiting
 
 EVERY = 60.0
 
@@ -302,6 +302,17 @@ def test_who_made_no_step_since_the_last_save_ends_soon() -> None:
     at_once = saved_at(job(), 1)
     at_once.tell(facts.StopRequested("at once"))
     assert [end.code for end in at_once.all(EndJob)] == [75]
+
+
+def test_nothing_is_looked_for_again_and_again_where_the_loop_has_ended_since() -> None:
+    made = saved_at(job(), 1)
+    made.tell(facts.StopRequested("SIGTERM", patience=30.0))
+    for rank in made.ranks:
+        made.finished(rank, 1)
+    assert not isinstance(made.machine.state, Training) and made.all(EndJob) == []
+    made.tell(facts.TimeAdvanced(), after=5.0)
+    due = made.machine.next_deadline()
+    assert due is not None and due > made.now, "else the coordinator's timer never rests"
 
 
 def test_what_is_on_disk_and_cannot_be_read_is_not_taken_for_saved() -> None:

@@ -17,6 +17,9 @@ class Agents:
 
     def __init__(self) -> None:
         self.there: dict[str, SetUpAnswers] = {}
+        self.silent = asyncio.Event()
+        """Set once it is known of agents that are lost that they answer nothing."""
+        self.silent.set()
 
     def start(self, address: str) -> SetUpAnswers:
         self.there[address] = SetUpAnswers(self)
@@ -25,6 +28,7 @@ class Agents:
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
         await asyncio.sleep(0)
         if agent not in self.there:
+            await self.silent.wait()
             raise StoreNodeLost(agent)
         if isinstance(request, AnswersNoted):
             self.there[agent].note(request)
@@ -62,5 +66,26 @@ def test_agents_that_are_lost_one_after_the_other_take_nothing_with_them(nodes: 
             agents.start(names[lost])
             await agents.stand(*names)
             assert len(agents.who_has("r0/end")) >= 2, f"after the loss of node{lost}"
+
+    asyncio.run(play())
+
+
+def test_a_copy_that_is_on_its_way_to_a_lost_agent_goes_to_another_where_a_generation_has_begun_since() -> None:
+    async def play() -> None:
+        agents = Agents()
+        for each in ("node0", "node1", "node2"):
+            agents.start(each)
+        await agents.stand("node0", "node1", "node2")
+        agents.silent.clear()
+        del agents.there["node1"]
+        agents.there["node0"].note(AnswersNoted(BUILD, 0, {"r0/end": b"rank 0's"}))
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await agents.stand("node0", "node2")
+        assert agents.who_has("r0/end") == {"node0"}
+        agents.silent.set()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert agents.who_has("r0/end") == {"node0", "node2"}
 
     asyncio.run(play())

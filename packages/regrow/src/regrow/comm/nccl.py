@@ -139,11 +139,9 @@ class DeviceErrors:
         """Look at all of them once."""
         living = list(self._living)
         self._told = [each for each in self._told if each in living]
-        for each in living:
-            if each in self._told or each.aborting:
-                continue
+        for each in [each for each in living if each not in self._told and not each.aborting]:
             error = each.error()
-            if error and self.tell is not None:
+            if error and not each.aborting and self.tell is not None:  # an abort of ours meanwhile looks like one
                 self._told.append(each)
                 self.tell(error)
 
@@ -321,7 +319,7 @@ def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
     Source: https://github.com/pytorch/pytorch/issues/115388
     """
     device = device_of(args)
-    if device is not None and accelerators.capturing(device):
+    if device is not None and accelerators.is_capturing(device):
         raise CollectiveMisuse(
             f"{name} was called while a graph of {device} records: a collective in a graph cannot be given up when a "
             "rank is lost",

@@ -116,12 +116,6 @@ def _pins() -> bool:
     return True
 
 
-def capturing(device: torch.device) -> bool:
-    """True if calls of this thread are recorded in a graph, to run each time when that is replayed, and not now."""
-    said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
-    return said is not None and bool(said())
-
-
 def await_stream(device: torch.device) -> None:
     """Return when what this thread has enqueued on its current stream of the device is done."""
     torch.accelerator.current_stream(device).synchronize()

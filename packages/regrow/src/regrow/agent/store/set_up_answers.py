@@ -137,7 +137,9 @@ class SetUpAnswers:
                 if missing and build == self._build:
                     await self._peers.ask(target, AnswersNoted(build, rank, missing, copied=True), _COPY_S)
             except StoreNodeLost:
-                return  # the next generation has another
+                if target == self._target:
+                    return  # the next generation has another
+                continue  # it has begun meanwhile
             if target == self._target and build == self._build:
                 for name in names:
                     self._uncopied.pop(name, None)

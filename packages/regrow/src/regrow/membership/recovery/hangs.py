@@ -31,6 +31,7 @@ READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
 MOST_PATIENCE = 8.0
 """Largest factor of the bound after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
+_IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
 @dataclass(frozen=True)
@@ -140,8 +141,13 @@ def overdue(sight: WorkerSight | None, waited: Seconds, bounds: Bounds) -> bool:
 
 
 def _at_device(sight: WorkerSight | None) -> bool:
-    """True if it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there."""
-    return sight is not None and (sight.awaits == DEVICE or (sight.waits is None and sight.busy))
+    """True if it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there.
+
+    Outside a body a busy rank evaluates, or reads its data, and may do so for any time while all others do the same.
+    """
+    if sight is None:
+        return False
+    return sight.awaits == DEVICE or (sight.waits is None and sight.busy and sight.phase in _IN_BODY)
 
 
 def _waits_for_sure(sight: WorkerSight | None) -> bool:

@@ -53,7 +53,8 @@ class Stopping:
     @property
     def next_deadline(self) -> Instant | None:
         """Time at which `TimeAdvanced` is needed."""
-        heard_by = self._heard_by if self._checkpoints.saved_before_end else None
+        hears = isinstance(self._job.state, Training) and self._checkpoints.saved_before_end
+        heard_by = self._heard_by if hears else None
         return min((at for at in (self.deadline, heard_by) if at is not None), default=None)
 
     def recalled(self, now: Instant) -> None:
