@@ -9,6 +9,8 @@ from tests.process.training import Fault, Outcome, assert_equal, train
 from tests.standin.building import Unbuildable, library
 
 WORLD, STEPS = 2, 16
+BOUND = "15s"
+"""Of hangs: longer than a busy machine keeps a rank from its processor."""
 STAGES = ("forward", "backward", "reduce", "update")
 LATE = {"REGROW_TEST_DEVICE": "standin", "STANDIN_GROUPS": "1", "STANDIN_LAG_US": "50", "STANDIN_QUEUE": "48"}
 """Each launch takes a while, and a step has more of them than a stream holds."""
@@ -107,7 +109,7 @@ def test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended(
     """A collective that never begins, and one whose group says so."""
     extra, name = ("--spoil-groups", f"{rank}:5:{how}"), f"{how}-{rank}"
     # An error is told within a second: a bound that is never reached shows that nothing else has seen it.
-    flags = () if how == "error" else ("--hang-timeout", "8s")
+    flags = () if how == "error" else ("--hang-timeout", BOUND)
     outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals
@@ -126,7 +128,7 @@ def test_a_connection_that_is_never_made_ends_with_the_abort(here: Site, undistu
     only behind this one's sums. Within one step the kill may come first.
     """
     extra, faults = ("--spoil-groups", f"1:4:{how}"), [Fault(0, 5, "backward")]
-    flags = ("--hang-timeout", "8s")
+    flags = ("--hang-timeout", BOUND)
     name = how.replace(" ", "-")
     outcome = train(here, name, *flags, world=WORLD, steps=STEPS, extra=extra, faults=faults, env=LATE)
     assert_equal(outcome, undisturbed, faults=len(faults))
@@ -139,7 +141,7 @@ def test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again(
     here: Site, undisturbed: Outcome, times: int
 ) -> None:
     extra = ("--also-reduce", "--skip", f"1:5:{times}")
-    flags = ("--hang-timeout", "8s")
+    flags = ("--hang-timeout", BOUND)
     outcome = train(here, f"skipped-{times}", *flags, world=WORLD, steps=STEPS, extra=extra, env=LATE)
     assert outcome.code == 0, outcome.output
     assert outcome.finals == undisturbed.finals
