@@ -104,8 +104,8 @@ def _end_all(server: int) -> None:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it has ended by itself
+            except (ProcessLookupError, PermissionError):
+                continue  # it has ended by itself, or is another user's: the others are ended all the same
         _reap(server)
         if not _children():
             return
@@ -122,6 +122,8 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return  # it has ended
+    except PermissionError:
+        os.write(2, b"the server runs as another user, who alone can end it\n")
 
 
 def _end_like(status: int) -> None:

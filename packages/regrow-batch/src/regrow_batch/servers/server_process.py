@@ -65,7 +65,7 @@ class ServerProcess:
         code = await self._process.wait()
         if code == -signal.SIGKILL:
             # The guard itself may have been killed: then what is in the server's group is left.
-            with contextlib.suppress(ProcessLookupError):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._leader, signal.SIGKILL)
         return code
 
