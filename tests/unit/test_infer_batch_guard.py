@@ -1,4 +1,4 @@
-"""The guard of a server that runs as another user, whom the guard may not end."""
+"""The guard of a server: whom it ends, and whom nobody may end."""
 
 import os
 import shutil
@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from regrow_batch.servers import guard
+from regrow_batch.servers.server_process import ServerProcess
 
 NOBODY = "65534"
 WITHOUT_KILL = ("setpriv", "--bounding-set", "-kill")
@@ -37,4 +38,37 @@ def test_a_server_of_another_user_is_told_of_and_its_guard_stays_until_it_ends()
             assert process.poll() is None
         finally:
             os.kill(pid, signal.SIGKILL)
-        assert process.wait(120) == -signal.SIGKILL, "it ends as the server did"
+        assert process.wait(120) == guard.KILLED
+
+
+def ended_groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Groups that this process ends from now on."""
+    found: list[int] = []
+    real = os.killpg
+
+    def end(group: int, number: int) -> None:
+        found.append(group)
+        real(group, number)
+
+    monkeypatch.setattr(os, "killpg", end)
+    return found
+
+
+async def test_the_number_of_a_server_that_was_killed_may_be_anothers_and_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    groups = ended_groups(monkeypatch)
+    server = await ServerProcess.start(["sleep", "3600"])
+    os.kill(server._leader, signal.SIGKILL)
+    assert await server.wait() == -signal.SIGKILL
+    assert groups == []
+
+
+async def test_what_a_killed_guard_has_left_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = ended_groups(monkeypatch)
+    server = await ServerProcess.start(["sleep", "3600"])
+    leader = server._leader
+    server._process.kill()
+    assert await server.wait() == -signal.SIGKILL
+    assert await server.wait() == -signal.SIGKILL
+    assert groups == [leader]

@@ -13,6 +13,8 @@ import sys
 import time
 
 ASK, END = b"t", b"k"
+KILLED = 128 + signal.SIGKILL
+"""Exit code where SIGKILL ended the server: a guard that ends by that signal was itself killed, and ended nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_S = 0.01
 _LONGEST_S = 30.0
@@ -130,8 +132,9 @@ def _end_like(status: int) -> None:
     """End as the server did, so that who waits for this process is told."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGKILL:
+            sys.exit(KILLED)
+        signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 
