@@ -1,5 +1,6 @@
 """Rows that a function of Python answers: several calls a row, each row once, whatever ends the run."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,16 @@ async def test_a_call_that_fails_may_be_caught_and_is_an_error_row_where_it_is_n
     found = results(tmp_path / "out.jsonl")
     assert found["row-0"]["result"] == "http_400"
     assert found["row-1"]["error"]["code"] == "http_400"
+
+
+async def test_a_function_that_awaits_a_cancelled_task_ends_the_batch_with_the_name_of_its_row(tmp_path: Path) -> None:
+    async def answer(calls: Calls, row: Any) -> str:
+        if row["id"] == "r3":
+            future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            future.cancel()
+            return await future
+        return said(await calls.chat(row["topic"]))
+
+    with desk(tmp_path) as made, pytest.raises(UsageError, match="the function was cancelled at 'r3'"):
+        words: dict[str, Any] = {"output": str(tmp_path / "out.jsonl"), "workers": [made.worker().url]}
+        await asyncio.wait_for(arun(ROWS, answer, **words), 120)

@@ -41,6 +41,8 @@ HARMLESS = (
 """Alone, each row is answered in the end, or refused rightly as far as anybody can tell."""
 CANNOT_TELL = ("refuses some",)
 """Alone, nobody else can say whether it refuses rightly."""
+PATIENT = ("--patience", "120s", "--attempts", "20")
+"""A server that fails three answers of ten fails eight of the same row about once in six hundred batches."""
 HOPELESS = tuple(kind for kind in KINDS if kind not in (*HARMLESS, *CANNOT_TELL))
 
 SHARP_ALONE = ("other model, unlisted", "refuses after a while", "empty", "error in 200", "short context", "cuts")
@@ -108,7 +110,7 @@ def run(at: Desk, *urls: str, words: tuple[str, ...] = ()) -> tuple[int, str]:
 
 def check_alone(at: Desk, pool: dict[str, str], kind: str) -> None:
     hopeless = kind in HOPELESS
-    words = ("--patience", "1s", "--timeout", "1s", "--attempts", "2") if hopeless else ("--patience", "120s")
+    words = ("--patience", "1s", "--timeout", "1s", "--attempts", "2") if hopeless else PATIENT
     code, told = run(at, pool[f"{kind}, alone"], words=words)
     found = looked_at(at, code, told)
     if hopeless:

@@ -110,12 +110,16 @@ def test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_ha
         started = at._batch("worker", "out.jsonl", *server.split())
     else:
         started = at.start("--spawn", server, "--per-worker", "1")
+
+    def leaders() -> list[int]:
+        return [pid for pid, words in processes(mark).items() if str(script) in words and "guard.py" not in words]
+
     # The guard, the server, an engine in a session of its own, and one whose parent has ended.
     until(lambda: who == "nobody" or sum(f"{mark} engine" in each for each in processes(mark).values()) == 2)
     if who == "the server":
+        until(lambda: len(leaders()) == 1)  # that parent may not have ended yet, and has the server's command line
         first = processes(mark)
-        (leader,) = (pid for pid, words in first.items() if str(script) in words and "guard.py" not in words)
-        os.kill(leader, signal.SIGKILL)
+        os.kill(leaders()[0], signal.SIGKILL)
         until(lambda: not set(first) & set(processes(mark)))
         started.send_signal(signal.SIGTERM)
         started.send_signal(signal.SIGTERM)

@@ -53,11 +53,14 @@ class Stub:
         self.random = random.Random(f"{kind} {seed}")
         self.count = 0
         self.up = True
-        self.dead = asyncio.Event()
+        self.dead, self.seen_dead = asyncio.Event(), asyncio.Event()
+        self.back: asyncio.Future[None] | None = None
 
     async def health(self, request: web.Request) -> web.Response:
         if self.kind == "no health page":
             return web.Response(status=404)
+        if not self.up:
+            self.seen_dead.set()
         if self.kind == "never well" or not self.up:
             return web.Response(status=503)
         if self.kind == "health in HTML":
@@ -146,6 +149,13 @@ async def half(stub: Stub, request: web.Request, prompt: str) -> web.StreamRespo
     return await stub.cut(request)
 
 
+async def come_back(stub: Stub) -> None:
+    """Up again after a while, once it was asked for its health: a slow machine must not miss that it was down."""
+    await stub.seen_dead.wait()
+    await asyncio.sleep(1.0)
+    stub.up, stub.dead, stub.seen_dead = True, asyncio.Event(), asyncio.Event()
+
+
 async def poisoned(stub: Stub, request: web.Request, prompt: str) -> web.StreamResponse | None:
     """A row that begins with `poison` ends the engine, which takes all that it has with it, and comes back."""
     if not stub.up:
@@ -156,11 +166,7 @@ async def poisoned(stub: Stub, request: web.Request, prompt: str) -> web.StreamR
         await asyncio.sleep(0.05)
         stub.up = False
         stub.dead.set()
-
-        def back() -> None:
-            stub.up, stub.dead = True, asyncio.Event()
-
-        asyncio.get_running_loop().call_later(0.6, back)
+        stub.back = asyncio.ensure_future(come_back(stub))
         return error(500, "EngineDeadError")
     dead = stub.dead
     waits = [asyncio.ensure_future(asyncio.sleep(0.1)), asyncio.ensure_future(dead.wait())]

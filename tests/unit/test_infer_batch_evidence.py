@@ -179,6 +179,31 @@ def test_the_last_rows_are_tried_elsewhere_and_the_first_answer_counts(tmp_path:
     assert all(row["error"] is None for row in results.values())
 
 
+class Together(Servers):
+    """Two servers that both refuse the same row, at the same moment, the first time."""
+
+    def __init__(self) -> None:
+        super().__init__({"http://one:1": lambda _: None, "http://other:1": lambda _: None})
+        self._both = asyncio.Event()
+
+    async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+        self.sent.append((url, row.custom_id))
+        tries = [name for _, name in self.sent].count("3")
+        if row.custom_id != "3" or tries > 2:
+            return Answered(200, chat())
+        if tries == 2:
+            self._both.set()
+        await self._both.wait()
+        return REFUSAL
+
+
+def test_a_row_that_two_workers_fail_at_the_same_moment_is_sent_again(tmp_path: Path) -> None:
+    servers = Together()
+    results = batch(tmp_path, servers, 8, lateness=0.2)
+    assert [name for _, name in servers.sent].count("3") > 2
+    assert results["3"]["error"] is None
+
+
 def test_a_row_that_the_only_sound_worker_refuses_is_at_fault_and_one_row_more_shows_that_it_is_sound(
     tmp_path: Path,
 ) -> None:

@@ -118,11 +118,12 @@ class Environment:
         subprocess.run(command, check=True, timeout=300)
 
     def run(self, program: str, *words: str) -> "subprocess.CompletedProcess[str]":
-        """Run a program of it, with no way to this repository."""
+        """Run a program of it, with no way to this repository. This user may have no home."""
+        home = str(self._packages.parent / "home")
         return subprocess.run(
             [str(self._bin / program), *words],
             cwd=self._packages,
-            env={"REGROW_HOME": str(self._packages.parent / "home"), "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
+            env={"REGROW_HOME": home, "HOME": home, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
             capture_output=True,
             text=True,
             timeout=300,

@@ -1,6 +1,6 @@
 """The penalty for SGLang: `custom_logit_processor=sglang_processor()`, which needs no SGLang at the client.
 
-The server runs with `--enable-custom-logit-processor`, with regrow installed. A request asks for the penalty by
+The server runs with `--enable-custom-logit-processor`, with lz-penalty installed. A request asks for the penalty by
 `custom_params={"lz_strength": 0.15}` in its sampling parameters, and may give `lz_mode`, `lz_window`, `lz_lookback` and
 `lz_min_match` too. SGLang makes a new processor when its batch changes, so it has no state: the window comes from the
 request's output tokens at each step.
@@ -13,7 +13,7 @@ decoding. `--disable-overlap-schedule` keeps it from that; docs/inference.md has
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from http import HTTPStatus
 from importlib import import_module
 from typing import Any
@@ -86,6 +86,6 @@ def _refuse(request: Any, error: str) -> None:
         _tell_once(error, str(failure))
 
 
-@cache
+@lru_cache(maxsize=1024)
 def _tell_once(error: str, failure: str) -> None:
     _log.warning("%s; the request gets no penalty, and could not be ended: %s", error, failure)

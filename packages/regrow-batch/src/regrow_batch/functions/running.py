@@ -241,6 +241,15 @@ class _Running:
             line |= {"error": None, "result": plain(await self._function(calls, record))}
         except CallFailed as failure:
             line["error"] = {"code": failure.code, "message": failure.cause, "fault": failure.fault}
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # the batch ends
+            # Passed on it would end this task in silence, and the row would be waited for without end.
+            raise UsageError(
+                f"the function was cancelled at {line['custom_id']!r}",
+                hint="a task that it awaited was cancelled: catch asyncio.CancelledError there",
+            ) from error
         line["spent"] = calls.spent
         self._found.states[number] = DONE
         self._journal.append(number, msgspec.json.encode(line))

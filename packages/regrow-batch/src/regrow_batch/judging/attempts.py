@@ -123,6 +123,8 @@ class Attempts:
             and await self._has_died(url, row_lost=isinstance(outcome, Unanswered))
         )
         penalty = await self.penalties.at(url, row) if isinstance(verdict, Accept) and row.penalized else ""
+        # Before anything is decided: of two attempts that fail at the same moment the second must send the row again.
+        hand.copies -= 1
         if isinstance(verdict, Accept) and isinstance(outcome, Answered):
             self._accept(hand, url, began, outcome, verdict, penalty)
         elif isinstance(verdict, Doubtful) and isinstance(outcome, Answered):
@@ -154,8 +156,8 @@ class Attempts:
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         url, hand, _ = self._under_way.pop(task)
-        hand.copies -= 1
         if task.cancelled():
+            hand.copies -= 1
             # Here, not in the attempt: one that is cancelled before it has begun never runs a line.
             self._pool.release(url, hand.row.tokens)
             if hand.recalled and not hand.done:
@@ -190,7 +192,7 @@ class Attempts:
         now = time.monotonic()
         self._second.spoke(url, now)
         self._pool.refused(url)
-        if hand.done or hand.copies > 1:
+        if hand.done or hand.copies:
             return
         if hand.row.streams and verdict.answer is None:
             hand.row = hand.row.whole  # it may be the stream that it refuses
@@ -220,7 +222,7 @@ class Attempts:
             self._pool.busy(url, again.why, now, jitter)
         else:
             self._pool.failed(url, again.why, now, jitter, died=died)
-        if hand.done or hand.copies > 1:
+        if hand.done or hand.copies:
             return  # another attempt at it goes on
         if again.fault is Fault.POOL:
             hand.busy += 1
@@ -253,7 +255,7 @@ class Attempts:
         """The row has its result: other attempts at it end."""
         hand.done = True
         self._queue.bytes -= hand.size
-        if hand.copies > 1:
+        if hand.copies:
             for task, (_, other, _) in self._under_way.items():
                 if other is hand and task is not asyncio.current_task():
                     task.cancel()

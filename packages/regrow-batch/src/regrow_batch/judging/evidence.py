@@ -61,7 +61,7 @@ class Hand:
         opinions: against it, a worker each.
         deaths: ends of engines that it has met.
         alone: it goes on with no row beside it.
-        copies: how many attempts are under way.
+        copies: how many attempts are under way and not judged yet.
         done: it has its result.
     """
 

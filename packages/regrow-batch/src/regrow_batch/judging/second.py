@@ -68,7 +68,7 @@ class SecondTries:
                 self._pool.stall(worker.url, f"has answered nothing for {silence:.0f} s while others have")
         late = max(self._lateness, _TIMES_TYPICAL * self._typical)
         for url, hand, began in list(under_way):
-            if hand.done or hand.alone or hand.copies > 1:
+            if hand.done or hand.alone or hand.copies != 1:
                 continue
             holder = self._pool.workers.get(url)
             if (holder is not None and holder.stalled) or (last and now - began > late):

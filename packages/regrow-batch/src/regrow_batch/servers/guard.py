@@ -13,6 +13,8 @@ import sys
 import time
 
 ASK, END = b"t", b"k"
+KILLED = 128 + signal.SIGKILL
+"""Exit code where SIGKILL ended the server: a guard that ends by that signal was itself killed, and ended nobody."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_S = 0.01
 _LONGEST_S = 30.0
@@ -104,8 +106,8 @@ def _end_all(server: int) -> None:
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue  # it has ended by itself
+            except (ProcessLookupError, PermissionError):
+                continue  # it has ended by itself, or is another user's: the others are ended all the same
         _reap(server)
         if not _children():
             return
@@ -122,14 +124,17 @@ def _signal_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except ProcessLookupError:
         return  # it has ended
+    except PermissionError:
+        os.write(2, b"the server runs as another user, who alone can end it\n")
 
 
 def _end_like(status: int) -> None:
     """End as the server did, so that who waits for this process is told."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
+        if number == signal.SIGKILL:
+            sys.exit(KILLED)
+        signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)
 

@@ -63,11 +63,12 @@ class ServerProcess:
     async def wait(self) -> int:
         """Its exit code, once it has ended with all that it has started."""
         code = await self._process.wait()
-        if code == -signal.SIGKILL:
-            # The guard itself may have been killed: then what is in the server's group is left.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._leader, signal.SIGKILL)
-        return code
+        if code == -signal.SIGKILL and self._leader:
+            # The guard itself was killed: what is in the server's group is left. Once, as its number may be another's.
+            leader, self._leader = self._leader, 0
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(leader, signal.SIGKILL)
+        return -signal.SIGKILL if code == guard.KILLED else code
 
     def kill(self) -> None:
         """End it at once, and what it has started."""

@@ -178,7 +178,7 @@ _AGENT: Final[tuple[Decorator, ...]] = (
         help="Each agent serves metrics of its node there, to whoever asks.  [$REGROW_NODE_METRICS]",
     ),
     click.option("--grace", default="30s", metavar="TIME", help="To leave this node after a signal.  [30s]"),
-    click.option("--wait", default="", metavar="TIME", help="For a job that does not answer yet.  [not at all]"),
+    click.option("--wait", default="", metavar="TIME", help="For a job without an answer or a place.  [not at all]"),
     click.option("--token-file", default="", metavar="FILE", help="The job's secret; or REGROW_TOKEN."),
     *_TLS,
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),
