@@ -74,3 +74,8 @@ def test_an_error_that_a_kind_cannot_tell_is_none() -> None:
     assert asked.error() == ""
     found = SimpleNamespace(get_error=lambda: SimpleNamespace(value=3, name="REMOTE_ERROR"))
     assert nccl_group.Communicator(found, None).error() == "REMOTE_ERROR"
+
+    def refuse() -> None:
+        raise RuntimeError("Backend theirs does not support getError")
+
+    assert nccl_group.Communicator(SimpleNamespace(get_error=refuse), None).error() == ""

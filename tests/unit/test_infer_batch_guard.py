@@ -72,3 +72,13 @@ async def test_what_a_killed_guard_has_left_is_ended_once(monkeypatch: pytest.Mo
     assert await server.wait() == -signal.SIGKILL
     assert await server.wait() == -signal.SIGKILL
     assert groups == [leader]
+
+
+def test_children_are_found_where_the_kernel_has_no_list_of_them() -> None:
+    with subprocess.Popen(["sleep", "3600"]) as process:
+        try:
+            found = guard._found_children()
+            assert process.pid in found
+            assert sorted(found) == sorted(guard._children())
+        finally:
+            process.kill()

@@ -180,6 +180,13 @@ def test_a_table_whose_columns_do_not_say_what_is_asked_is_refused_with_their_na
         scan(source_of(str(cut), RowMaking()))
 
 
+def test_a_line_with_more_fields_than_its_table_has_columns_is_refused_with_its_number(tmp_path: Path) -> None:
+    path = tmp_path / "in.csv"
+    path.write_text("question,level\n1 + 1?,1\n1, or 2?,2\n")
+    with pytest.raises(UsageError, match=r"in.csv has more fields in line 3 than its header has names \(2\)"):
+        rows_of(source_of(str(path), RowMaking(prompt="question")))
+
+
 def test_a_table_with_a_column_of_the_usual_name_needs_no_words(tmp_path: Path) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "a", "id": 7}]), tmp_path / "in.parquet")
     source = source_of(str(tmp_path / "in.parquet"), RowMaking())

@@ -115,8 +115,25 @@ def _end_all(server: int) -> None:
 
 
 def _children() -> list[int]:
-    with open(f"/proc/self/task/{os.getpid()}/children") as stream:
-        return [int(pid) for pid in stream.read().split()]
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children") as stream:
+            return [int(pid) for pid in stream.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return _found_children()
+
+
+def _found_children() -> list[int]:
+    """The same by a look at all processes."""
+    own, found = str(os.getpid()), []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat") as stream:
+                parent = stream.read().rpartition(")")[2].split()[1]
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended meanwhile
+        if parent == own:
+            found.append(int(pid))
+    return found
 
 
 def _signal_group(group: int, number: int) -> None:

@@ -28,6 +28,7 @@ ROWS = 1024
 _HUB = "hf://"
 _HUB_FILES = ("hf://datasets/", "hf://models/", "hf://spaces/", "hf://buckets/")
 _LARGEST_FIELD = 1 << 30
+_BEYOND = "\0beyond the header"
 
 
 def suffix_of(place: str) -> str:
@@ -158,8 +159,15 @@ def _separated(place: str, delimiter: str) -> Iterator[Sequence[Record]]:
     csv.field_size_limit(_LARGEST_FIELD)
     batch: list[Record] = []
     with open_unpacked(place) as stream, TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
-        for record in csv.DictReader(text, delimiter=delimiter, strict=True):
-            batch.append({name: value for name, value in record.items() if name is not None})
+        table = csv.DictReader(text, delimiter=delimiter, strict=True, restkey=_BEYOND)
+        for record in table:
+            if _BEYOND in record:
+                columns = len(table.fieldnames or ())
+                raise UsageError(
+                    f"{place} has more fields in line {table.line_num} than its header has names ({columns})",
+                    hint="quote fields that contain the separator",
+                )
+            batch.append(dict(record))
             if len(batch) == ROWS:
                 yield batch
                 batch = []

@@ -86,7 +86,12 @@ class Communicator:
     def error(self) -> str:
         """The error that it has seen by itself, in a word; empty for none, or where its kind says nothing of that."""
         said = getattr(self.backend, "get_error", None)
-        found = said() if said is not None else None
+        try:
+            found = said() if said is not None else None
+        except RuntimeError as refused:
+            if "does not support" not in str(refused):  # torch's words for what a kind of group has not
+                raise
+            found = None
         return "" if found is None or found.value == 0 else str(getattr(found, "name", found))
 
     def await_abort(self, within: Seconds) -> bool:
