@@ -107,6 +107,27 @@ def test_a_journal_has_one_head_at_a_time(tmp_path: Path) -> None:
     Journal.open(tmp_path / "j", MINE).close()
 
 
+def test_one_that_another_head_takes_while_it_begins_anew_is_closed_with_that_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "journal"
+    mine = Journal.open(path, {"input": "abc"})
+    replaced = Path.replace
+
+    def replace_and_lose(new: Path, target: Path) -> Path:
+        found = replaced(new, target)
+        theirs.append(Journal.open(path, {"input": "abc"}))
+        return found
+
+    theirs: list[Journal] = []
+    monkeypatch.setattr(Path, "replace", replace_and_lose)
+    with pytest.raises(UsageError, match="another regrow batch works on"):
+        mine.begin_anew([])
+    mine.close()
+    (other,) = theirs
+    other.close()
+
+
 def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "j").write_text("my thesis\n")
     with pytest.raises(UsageError, match="is no journal of a batch"):

@@ -148,8 +148,9 @@ class Journal:
         lines = (encode_row(number, result) for number, result in kept)
         try:
             _make(self.path, chain((encode_head(self.head.fingerprint),), lines), over=True)
+            descriptor = _open_and_lock(self.path)
             os.close(self._descriptor)
-            self._descriptor = _open_and_lock(self.path)
+            self._descriptor = descriptor
         except OSError as error:
             raise _stopped(self.path, error) from error
         self.head = _head_of(self._descriptor, self.path)
