@@ -44,7 +44,8 @@ def test_who_takes_a_lost_ranks_place_reads_what_it_would_have_read(here: Site, 
         pytest.skip(f"{library} is not installed")
     calm, struck = run(here, form, "calm"), run(here, form, "struck", FAULTS)
     assert (calm.code, struck.code) == (0, 0), calm.output + struck.output
-    assert struck.output.count("was ended by SIGKILL") == len(FAULTS), struck.output
+    # Both may be mended as one, where steps are faster than their news.
+    assert sum(incident.faults for incident in struck.ledger.incidents) == len(FAULTS), struck.output
     numbers = [
         {(step, rank): told.metrics for step, ranks in each.ledger.commits.items() for rank, told in ranks.items()}
         for each in (calm, struck)

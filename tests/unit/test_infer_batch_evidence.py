@@ -214,6 +214,19 @@ def test_a_row_that_the_only_sound_worker_refuses_is_at_fault_and_one_row_more_s
     assert results["7"]["served"] == {"worker": "http://w:1"}
 
 
+def test_a_control_that_is_answered_with_nothing_speaks_neither_for_nor_against_a_worker(tmp_path: Path) -> None:
+    servers = Servers({})
+    empty = Answered(200, chat(message={"content": ""}))
+
+    def answer(name: str) -> Answered | None:
+        controls = [each for _, each in servers.sent].count(name) - 1
+        return REFUSAL if name == "7" else empty if 1 <= controls <= 4 else None
+
+    servers.table["http://w:1"] = answer
+    results = batch(tmp_path, servers, 8)
+    assert results["7"]["error"]["fault"] == "row"
+
+
 def test_many_rows_at_fault_in_a_row_do_not_cost_a_sound_worker_its_standing(tmp_path: Path) -> None:
     servers = Servers({"http://w:1": lambda name: REFUSAL if int(name) >= 20 else None})
     results = batch(tmp_path, servers, 300)

@@ -278,6 +278,10 @@ def test_a_worker_that_ends_well_is_not_told() -> None:
         ({"faults": 0, "rung": "node", "cause": "a drain"}, "moved at step 7 (a drain); pause 0.40 s"),
         ({"rung": "all"}, "all workers started again with the state that was in memory; step 7 goes on"),
         ({"rung": "all", "steps_lost": 2}, "goes on after 0.40 s, 2 steps lost"),
+        (
+            {"faults": 2, "ranks": [Rank(1), Rank(0)]},
+            "rank 1 exited with code 1 (2 faults at once: ranks 0, 1): a standby took its place; step 7 goes on",
+        ),
         ({"rung": "restart", "steps_lost": 1}, "goes on after 0.40 s, 1 step lost"),
     ],
 )

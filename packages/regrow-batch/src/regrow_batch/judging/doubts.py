@@ -15,7 +15,8 @@ from regrow_batch.pool import Pool
 from regrow_batch.retries import Accept, Doubtful, Fault, judge
 from regrow_batch.sending import Sender
 
-_TRIES = 3
+_TRIES = 10
+"""Controls that a worker may fail to answer before its word counts as unknown; it may be one that fails often."""
 _TRY_WAIT: Seconds = 0.5
 
 
@@ -134,7 +135,7 @@ class RowsInDoubt:
             if isinstance(verdict, Accept):
                 self._evidence.answered(url, row)
                 self._trust(url, kind, began)
-            elif isinstance(verdict, Doubtful):
+            elif isinstance(verdict, Doubtful) and verdict.answer is None:
                 self._evidence.unproven(url, kind, time.monotonic())
                 self._mark(url, kind, began, worthless=True)
             else:

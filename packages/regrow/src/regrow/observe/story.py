@@ -89,7 +89,13 @@ def mended(incident: IncidentClosed) -> str:
     if incident.before > incident.after:
         how = f"{how}, {incident.before} to {count(incident.after, 'replica', 'replicas')}"
     lost = f"{count(incident.steps_lost, 'step', 'steps')} lost" if incident.steps_lost else "no step lost"
-    return f"{first_line(incident.cause)}: {how}; step {incident.step} goes on after {seconds(incident.total)}, {lost}"
+    return f"{_causes(incident)}: {how}; step {incident.step} goes on after {seconds(incident.total)}, {lost}"
+
+
+def _causes(incident: IncidentClosed) -> str:
+    """The cause, and the number of faults where others came before the first was mended."""
+    cause = first_line(incident.cause)
+    return cause if incident.faults == 1 else f"{cause} ({incident.faults} faults at once: {ranks(incident.ranks)})"
 
 
 def _mended(incident: IncidentClosed) -> str:
