@@ -81,6 +81,8 @@ def test_no_other_file_of_the_engine_has_a_table_of_its_own() -> None:
 
 @pytest.mark.parametrize("room", ["adapters", "compat"])
 def test_a_former_name_says_what_to_import_and_to_install(room: str) -> None:
-    with pytest.raises(ImportError, match=rf"regrow_recipes\.{room} now: it comes with pip install .*regrow-recipes") as told:
+    with pytest.raises(
+        ImportError, match=rf"regrow_recipes\.{room} now: it comes with pip install .*regrow-recipes"
+    ) as told:
         __import__(f"regrow.{room}.transformers")
     assert told.value.name == f"regrow.{room}"
