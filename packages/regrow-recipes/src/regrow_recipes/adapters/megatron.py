@@ -53,7 +53,7 @@ class Shards:
 
     @property
     def part(self) -> str:
-        """Name that tells this rank's pieces from those of others, for `session.protect(part=...)`."""
+        """Name that distinguishes this rank's pieces from those of others, for `session.protect(part=...)`."""
         return f"rank{torch.distributed.get_rank() if torch.distributed.is_initialized() else 0}"
 
     @contextmanager
@@ -97,19 +97,19 @@ class Shards:
             "scheduler": self._scheduler.state_dict(),
         }
 
-    def load_state_dict(self, told: Mapping[str, Any]) -> None:
+    def load_state_dict(self, received: Mapping[str, Any]) -> None:
         """Take them over, in place. Model parameters follow in the next body."""
-        if read_names.shards(self._optimizer).keys() != told["pieces"].keys():
+        if read_names.shards(self._optimizer).keys() != received["pieces"].keys():
             raise UsageError(
                 "the pieces of this rank lie elsewhere than those that it is given",
                 hint="start with the same parallel sizes and bucket sizes",
             )
-        read_names.put_shards(self._optimizer, told["pieces"])
+        read_names.put_shards(self._optimizer, received["pieces"])
         optimizers = read_names.sharding_optimizers(self._optimizer)
-        for each, groups in zip(optimizers, told["groups"], strict=True):
+        for each, groups in zip(optimizers, received["groups"], strict=True):
             for group, settings in zip(each.optimizer.param_groups, groups, strict=True):
                 group.update(settings)
-        self._scheduler.load_state_dict(told["scheduler"])
+        self._scheduler.load_state_dict(received["scheduler"])
         self._stale = True
 
 

@@ -51,15 +51,15 @@ def hearing_norms(trainer: Any) -> Iterator[list[Any]]:
     kinds = [kind.__module__ for kind in type(trainer).__mro__]
     root = next((name for name in kinds if name.partition(".")[0] == "torchtitan"), "torchtitan").partition(".")[0]
     utils: Any = importlib.import_module(f"{root}.distributed.utils")
-    theirs, heard = utils.clip_grad_norm_, list[Any]()
+    theirs, norms = utils.clip_grad_norm_, list[Any]()
 
     def clip(*args: Any, **kwargs: Any) -> Any:
-        heard.append(theirs(*args, **kwargs))
-        return heard[-1]
+        norms.append(theirs(*args, **kwargs))
+        return norms[-1]
 
     utils.clip_grad_norm_ = clip
     try:
-        yield heard
+        yield norms
     finally:
         utils.clip_grad_norm_ = theirs
 
@@ -104,14 +104,14 @@ def shards(optimizer: Any) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def put_shards(optimizer: Any, pieces: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-    """The reverse: weights in place; moments that are not told are forgotten, as before the first update."""
+    """The reverse: weights in place; moments that were not received are forgotten, as before the first update."""
     for place, each, parameter in _places(optimizer):
-        main, told = each._get_main_param_and_optimizer_states(parameter)["param"], dict(pieces[place])
-        main.data.copy_(told.pop("param"))
+        main, received = each._get_main_param_and_optimizer_states(parameter)["param"], dict(pieces[place])
+        main.data.copy_(received.pop("param"))
         state = each.optimizer.state[main]
-        for name in state.keys() - told.keys():
+        for name in state.keys() - received.keys():
             del state[name]
-        for name, tensor in told.items():
+        for name, tensor in received.items():
             if name in state:
                 state[name].copy_(tensor)
             else:

@@ -218,8 +218,8 @@ def _method(leaves: Mapping[str, Any]) -> str:
         raise UsageError(
             "this is no recipe of HyperPod: it has no run.model_type", hint="give a file of their recipes_collection"
         )
-    told = (_MODEL + "model_name_or_path", "run.name", "display_name", "log.name")
-    name = " ".join(str(leaves.get(key)) for key in told).lower()
+    names = (_MODEL + "model_name_or_path", "run.name", "display_name", "log.name")
+    name = " ".join(str(leaves.get(key)) for key in names).lower()
     if "llama-4" in name or "llama 4" in name:
         raise UsageError("Llama 4 is no family of regrow's recipes", hint="Llama 3, Qwen, DeepSeek and GPT-OSS are")
     kind = leaves.get(_ARGS + "trainer_type")
@@ -235,8 +235,8 @@ def _method(leaves: Mapping[str, Any]) -> str:
 
 def _adapted(leaves: Mapping[str, Any]) -> bool:
     """True if it trains an adapter. One of their recipes says so in its name alone."""
-    told = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
-    return bool(told) or _is_lora_by_name(leaves)
+    kind = leaves.get(_MODEL + "peft_config.peft_type") or leaves.get("model.peft.peft_scheme")
+    return bool(kind) or _is_lora_by_name(leaves)
 
 
 def _is_lora_by_name(leaves: Mapping[str, Any]) -> bool:

@@ -208,7 +208,7 @@ class _Gathered:
         for name, array in (("tokens", tokens), ("labels", labels), ("positions", positions)):
             np.save(folder / f"{name}.npy", array.reshape(*each, room))
         np.save(folder / "used.npy", used.reshape(each))
-        told = AboutRows(
+        facts = AboutRows(
             format=self._format,
             rows=len(tokens) // (2 if self._format == "preference" else 1),
             records=self._records,
@@ -219,7 +219,7 @@ class _Gathered:
             turns_left_out=self._encoder.turns_left_out if self._encoder else 0,
             first=shown(self._tokenizer, self.documents[0]),
         )
-        (folder / _DONE).write_bytes(msgspec.json.encode(told))
+        (folder / _DONE).write_bytes(msgspec.json.encode(facts))
 
 
 def _check_format(format: str, method: str) -> None:

@@ -54,9 +54,9 @@ def train(run: Run) -> Session:
             schedule.step()
             optimizer.zero_grad()
         if step.committed:
-            work.tell(step.number, step.numbers(), optimizer)
+            work.report(step.number, step.numbers(), optimizer)
         if step.committed and run.eval_data and _due(step.number, recipe.train.eval_every, run.steps):
-            work.tell_evaluated(step.number, evaluate(work))
+            work.report_evaluated(step.number, evaluate(work))
         if step.committed and _due(step.number, recipe.output.every, run.steps):
             save(work)
     return session
@@ -118,14 +118,14 @@ class _Work:
         before = None if known is None else known.evaluated if evaluated else known.trained
         return self._losses(self.model, batch, before)
 
-    def tell(self, number: int, numbers: dict[str, float], optimizer: torch.optim.Optimizer) -> None:
+    def report(self, number: int, numbers: dict[str, float], optimizer: torch.optim.Optimizer) -> None:
         """The line of a step, on rank 0 alone."""
         lr = optimizer.param_groups[0]["lr"]
         line = self._progress.line(number, numbers, lr=lr, world=self.session.world_size)
         if line and self.session.is_main:
             say(line)
 
-    def tell_evaluated(self, number: int, loss: float) -> None:
+    def report_evaluated(self, number: int, loss: float) -> None:
         """The line of an evaluation, once, however often it had to be run."""
         if self.session.is_main:
             say(f"after step {number + 1}: eval loss {loss:.4g}")

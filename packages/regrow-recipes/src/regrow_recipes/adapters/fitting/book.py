@@ -48,7 +48,7 @@ class FitBook:
             kept.total += value * weight
             kept.weight += weight
 
-    def tell(self) -> None:
+    def publish(self) -> None:
         """Lightning's own collection has these numbers, and no others of this rank alone."""
         private_names.forget_logged(self._trainer)
         for key, kept in self.logged.items():
@@ -62,7 +62,7 @@ class FitBook:
 
     def state_dict(self) -> dict[str, Any]:
         """One text: what is in it changes from step to step, and metrics come later than the first step."""
-        told = {
+        recorded = {
             "numbers": private_names.fit_numbers(self._trainer),
             "should_stop": self._trainer.should_stop,
             "logged": {key: asdict(kept) for key, kept in self.logged.items()},
@@ -71,11 +71,11 @@ class FitBook:
                 for key, each in self._callbacks.items()
             },
         }
-        return {"text": json.dumps(told, default=_encoded, sort_keys=True)}
+        return {"text": json.dumps(recorded, default=_encoded, sort_keys=True)}
 
-    def load_state_dict(self, told: Mapping[str, Any]) -> None:
-        """Take over what another rank, or this one earlier, has told."""
-        numbers = json.loads(told["text"], object_hook=_decoded)
+    def load_state_dict(self, received: Mapping[str, Any]) -> None:
+        """Take over what another rank, or this one earlier, has recorded."""
+        numbers = json.loads(received["text"], object_hook=_decoded)
         private_names.put_fit_numbers(self._trainer, numbers["numbers"])
         self._trainer.should_stop = numbers["should_stop"]
         self.logged = {key: Logged(**kept) for key, kept in numbers["logged"].items()}
@@ -91,7 +91,7 @@ def _encoded(value: Any) -> dict[str, Any]:
     if isinstance(value, torch.Tensor):
         return {"tensor": value.detach().cpu().double().tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
     raise UsageError(
-        f"a callback's state holds a {type(value).__name__}, which cannot be told to other ranks",
+        f"a callback's state holds a {type(value).__name__}, which cannot be sent to other ranks",
         hint="let its state_dict hold numbers, texts, lists, dicts and tensors",
     )
 

@@ -221,7 +221,7 @@ class EpochsOfSteps(_Behind):
         self.tell_place()
         trainer.training = True
         with hearing.once("between", number):
-            self._book.tell()
+            self._book.publish()
             private_names.follow_batch(trainer)
             known = set(private_names.logged_in_step(trainer))
             first = epochs.batch_progress.current.ready - len(self._closing)

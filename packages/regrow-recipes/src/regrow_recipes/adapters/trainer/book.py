@@ -99,19 +99,19 @@ class Book:
             "history": self._history(),
         }
 
-    def load_state_dict(self, told: Mapping[str, Any]) -> None:
-        """Take over what another rank, or this one earlier, has told."""
+    def load_state_dict(self, received: Mapping[str, Any]) -> None:
+        """Take over what another rank, or this one earlier, has recorded."""
         trainer = self._trainer
-        self.sums = Sums(**told["sums"])
-        for name, value in told["state"].items():
+        self.sums = Sums(**received["sums"])
+        for name, value in received["state"].items():
             setattr(trainer.state, name, value)
-        for name, value in told["control"].items():
+        for name, value in received["control"].items():
             setattr(trainer.control, name, value)
-        for callback, attributes in zip(trainer.callback_handler.callbacks, told["callbacks"], strict=True):
+        for callback, attributes in zip(trainer.callback_handler.callbacks, received["callbacks"], strict=True):
             for name, value in attributes.items():
                 setattr(callback, name, value)
-        private_names.put_gathered_numbers(trainer, told["gathered"])
-        self._put_history(told["history"])
+        private_names.put_gathered_numbers(trainer, received["gathered"])
+        self._put_history(received["history"])
 
     def _history(self) -> str:
         lines = self._trainer.state.log_history
@@ -130,7 +130,7 @@ def shared(line: Entry) -> Entry:
     return {name: value for name, value in line.items() if not name.endswith(_OWN_TIME)}
 
 
-def merged(known: list[Entry], told: list[Entry]) -> list[Entry]:
-    """The lines that were told, with this rank's own times where it has the same."""
-    mine = [*known, *[None] * len(told)]
-    return [own if own is not None and shared(own) == line else line for own, line in zip(mine, told, strict=False)]
+def merged(known: list[Entry], received: list[Entry]) -> list[Entry]:
+    """The received lines, with this rank's own times where it has the same."""
+    mine = [*known, *[None] * len(received)]
+    return [own if own is not None and shared(own) == line else line for own, line in zip(mine, received, strict=False)]
