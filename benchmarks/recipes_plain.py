@@ -23,12 +23,12 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, DistributedSampler
 from transformers import AutoModelForCausalLM
 
-from regrow.recipes.building import model_config, with_adapter
-from regrow.recipes.losses import BatchLosses
-from regrow.recipes.progress import Progress
-from regrow.recipes.rows import Rows, batch_of
-from regrow.recipes.schema import Run
-from regrow.recipes.training import rate
+from regrow_recipes.recipes.building import model_config, with_adapter
+from regrow_recipes.recipes.losses import BatchLosses
+from regrow_recipes.recipes.progress import Progress
+from regrow_recipes.recipes.rows import Rows, batch_of
+from regrow_recipes.recipes.schema import Run
+from regrow_recipes.recipes.training import rate
 
 CPU = torch.device("cpu")
 

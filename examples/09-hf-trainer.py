@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from regrow.adapters.transformers import Trainer, TrainingArguments  # regrow
+from regrow_recipes.adapters.transformers import Trainer, TrainingArguments  # regrow
 
 TEXT = torch.tensor(list("".join(pydoc_data.topics.topics.values()).encode()))
 LENGTH = 64

@@ -21,15 +21,15 @@ from tests.scripts.tiny_families import save_tiny
 
 from regrow.core.records import Record, WorkerBuilt, WorkerSpawned
 from regrow.observe.ledger import Ledger, read_records
-from regrow.recipes.planning import PlanWorld
-from regrow.recipes.reading import read_recipe
-from regrow.recipes.resolving import resolve
+from regrow_recipes.recipes.planning import PlanWorld
+from regrow_recipes.recipes.reading import read_recipe
+from regrow_recipes.recipes.resolving import resolve
 
 WORLD, STEPS = 4, 5
 MODULES = (
     "peft",
-    "regrow.recipes.preparing",
-    "regrow.recipes.training",
+    "regrow_recipes.recipes.preparing",
+    "regrow_recipes.recipes.training",
     "transformers.models.auto.modeling_auto",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
@@ -67,7 +67,7 @@ def write_data(folder: Path) -> None:
 
 def _prepare(words: Sequence[str], streams: tuple[int, ...]) -> WarmProcess:
     """Process that prepares data, forked for a recipe that is resolved here."""
-    module = "regrow.recipes.preparing"
+    module = "regrow_recipes.recipes.preparing"
     return warm(MODULES).start(module, words, cwd=os.getcwd(), env=os.environ, streams=streams)
 
 

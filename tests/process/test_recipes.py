@@ -43,7 +43,7 @@ def cells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cells]:
     patch = pytest.MonkeyPatch()
     with site(tmp_path_factory.mktemp("recipes"), *MODULES) as made:
         patch.setenv("XDG_CACHE_HOME", str(made.folder / "cache"))
-        patch.setattr("regrow.recipes.preparing.subprocess", SimpleNamespace(run=run_prepare))
+        patch.setattr("regrow_recipes.recipes.preparing.subprocess", SimpleNamespace(run=run_prepare))
         yield Cells(made)
         made.assert_nothing_left()
     patch.undo()

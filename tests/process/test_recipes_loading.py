@@ -14,8 +14,8 @@ from tests.process.training import SCRIPTS
 from tests.scripts.tiny_families import FAMILIES, save_tiny
 from transformers import AutoModelForCausalLM
 
-from regrow.recipes.reading import read_recipe
-from regrow.recipes.schema import Run
+from regrow_recipes.recipes.reading import read_recipe
+from regrow_recipes.recipes.schema import Run
 
 WORLD = 4
 CASES = [("full", 2), ("full", 4), ("lora", 2), ("lora", 4)]

@@ -68,7 +68,7 @@ SERVER = "a server"
 NODE = "a server on a node"
 """It is in the namespaces of the process of which it is told the number, and ends with them."""
 _START_S = 180.0
-_PREPARING = "regrow.recipes.preparing"
+_PREPARING = "regrow_recipes.recipes.preparing"
 _SEEDED = ("run", "agent", "train")
 _TRIED = 4
 """Jobs of a trial in which nothing fails."""

@@ -7,9 +7,9 @@ import msgspec
 import torch
 
 import regrow
-from regrow.recipes.building import build
-from regrow.recipes.exporting import export, gathered
-from regrow.recipes.schema import Run
+from regrow_recipes.recipes.building import build
+from regrow_recipes.recipes.exporting import export, gathered
+from regrow_recipes.recipes.schema import Run
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--runs", type=Path, required=True)

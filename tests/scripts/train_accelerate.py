@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import regrow
-from regrow.adapters.accelerate import Accelerator
+from regrow_recipes.adapters.accelerate import Accelerator
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)

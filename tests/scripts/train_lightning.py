@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from regrow.adapters.lightning import Trainer
+from regrow_recipes.adapters.lightning import Trainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)

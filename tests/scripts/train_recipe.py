@@ -19,8 +19,8 @@ import msgspec
 import torch
 from pacing import pause  # type: ignore[import-not-found]  # beside this script
 
-from regrow.recipes import training
-from regrow.recipes.schema import Run
+from regrow_recipes.recipes import training
+from regrow_recipes.recipes.schema import Run
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--run", type=Path, required=True)

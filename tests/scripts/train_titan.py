@@ -9,7 +9,7 @@ import titan_stand_in  # type: ignore[import-not-found]  # beside this script
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from regrow.adapters.torchtitan import recoverable
+from regrow_recipes.adapters.torchtitan import recoverable
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=10)

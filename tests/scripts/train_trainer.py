@@ -27,7 +27,7 @@ options = parser.parse_args()
 if options.stock:
     from transformers import Trainer, TrainingArguments
 else:
-    from regrow.adapters.transformers import Trainer, TrainingArguments
+    from regrow_recipes.adapters.transformers import Trainer, TrainingArguments
 VOCABULARY, LENGTH = 64, 12
 
 

@@ -16,7 +16,7 @@ from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from regrow.adapters.trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+from regrow_recipes.adapters.trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kind", choices=["sft", "dpo"], default="sft")

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-from regrow.recipes.losses import BatchLosses
+from regrow_recipes.recipes.losses import BatchLosses
 
 PROMPT, LENGTH, ROWS = 3, 9, 4
 _VOCABULARY = {f"t{number}": number for number in range(64)}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR, StepLR
 
-from regrow.adapters.accelerate import _as_often_as_accelerate as as_often_as_accelerate
+from regrow_recipes.adapters.accelerate import _as_often_as_accelerate as as_often_as_accelerate
 
 UPDATES, PROCESSES = 6, 2
 

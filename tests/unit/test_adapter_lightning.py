@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.adapters import private_names
-from regrow.adapters.fitting.book import _decoded as decoded
-from regrow.adapters.fitting.book import _encoded as encoded
-from regrow.adapters.fitting.hearing import Hearing
-from regrow.adapters.lightning import _ClosureFirst as ClosureFirst
-from regrow.adapters.lightning import _refuse as refuse
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
+from regrow_recipes.adapters import private_names
+from regrow_recipes.adapters.fitting.book import _decoded as decoded
+from regrow_recipes.adapters.fitting.book import _encoded as encoded
+from regrow_recipes.adapters.fitting.hearing import Hearing
+from regrow_recipes.adapters.lightning import _ClosureFirst as ClosureFirst
+from regrow_recipes.adapters.lightning import _refuse as refuse
 
 
 class Callback:
@@ -139,5 +139,5 @@ def test_without_lightning_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
     for name in ("lightning", "pytorch_lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=re.escape(install_line("lightning"))):
+    with pytest.raises(UsageError, match=re.escape(install_line("lightning", package="regrow-recipes"))):
         private_names.lightning()

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.adapters import read_names
-from regrow.adapters.megatron import Shards
 from regrow.core.errors import UsageError
+from regrow_recipes.adapters import read_names
+from regrow_recipes.adapters.megatron import Shards
 
 
 class Chunk:

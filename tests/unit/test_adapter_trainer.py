@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from regrow.adapters import private_names
-from regrow.adapters.accelerate import _Recoverable as RecoverableAccelerator
-from regrow.adapters.trainer.book import merged, shared
-from regrow.adapters.trainer.deliveries import Deliveries
-from regrow.adapters.trainer.loop import Recoverable
-from regrow.adapters.trainer.loop import _refuse as refuse
-from regrow.adapters.trainer.schedule import Schedule
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
+from regrow_recipes.adapters import private_names
+from regrow_recipes.adapters.accelerate import _Recoverable as RecoverableAccelerator
+from regrow_recipes.adapters.trainer.book import merged, shared
+from regrow_recipes.adapters.trainer.deliveries import Deliveries
+from regrow_recipes.adapters.trainer.loop import Recoverable
+from regrow_recipes.adapters.trainer.loop import _refuse as refuse
+from regrow_recipes.adapters.trainer.schedule import Schedule
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_framework_that_is_missing_is_told_with_the_extra_that_has_it(monkeypa
     monkeypatch.setattr("importlib.import_module", missing)
     with pytest.raises(UsageError, match="needs trl, which is not installed") as told:
         private_names.framework("trl", extra="trl")
-    assert told.value.hint == install_line("trl")
+    assert told.value.hint == install_line("trl", package="regrow-recipes")
 
 
 def test_a_version_on_which_nothing_was_run_is_told_once(

@@ -12,11 +12,12 @@ import torch
 from tests.sources import PACKAGES, ROOT, SOURCE, SOURCES
 
 import regrow
+from regrow.core.process.own_code import OWN_PACKAGES
 
 MOST_FILE_LINES = 400
 MOST_CLASS_LINES = 350
 MOST_FILES = 24
-MOST_PACKAGE_LINES = {"regrow": 80_000}
+MOST_PACKAGE_LINES = {"regrow": 74_000}
 """Of the engine; any other package has at most this many:"""
 MOST_OTHER_LINES = 8_000
 
@@ -162,7 +163,7 @@ def test_no_package_is_too_long(package: Path) -> None:
 
 
 def test_all_packages_are_looked_at() -> None:
-    assert {path.name for path in SOURCES} == {"lz_penalty", "regrow", "regrow_batch", "regrow_clusters", "regrow_lab"}
+    assert {path.name for path in SOURCES} == OWN_PACKAGES | {"lz_penalty"}
     assert [path.name.replace("-", "_") for path in PACKAGES] == [path.name for path in SOURCES]
 
 

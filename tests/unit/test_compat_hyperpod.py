@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
-from regrow.compat import hyperpod
 from regrow.core.errors import UsageError
 from regrow.data.dataloader import Cached
+from regrow_recipes.compat import hyperpod
 
 
 @pytest.fixture(autouse=True)
@@ -116,6 +116,7 @@ def _is_absent(name: str) -> bool:
 
 
 def test_the_names_need_neither_torch_nor_lightning() -> None:
-    code = "import regrow.compat.hyperpod, sys; print({'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules))"
+    code = "import sys, regrow_recipes.compat.hyperpod\n"
+    code += "print({'torch', 'lightning', 'pytorch_lightning'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

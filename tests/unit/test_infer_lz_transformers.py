@@ -11,7 +11,9 @@ from torch import Tensor
 from lz_penalty.parameters import LZParameters
 from lz_penalty.penalty import penalise
 
-transformers: Any = pytest.importorskip("transformers", reason="needs transformers: pip install 'regrow[trainer]'")
+transformers: Any = pytest.importorskip(
+    "transformers", reason="needs transformers: pip install 'regrow-recipes[trainer]'"
+)
 
 from lz_penalty.transformers import LZLogitsProcessor  # noqa: E402
 

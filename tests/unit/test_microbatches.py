@@ -13,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 import regrow
-from regrow.adapters.accelerate import _named_as_here as named_as_here
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.data.order import order_of
@@ -22,6 +21,7 @@ from regrow.train.gradients.wrappers import Modules
 from regrow.train.microbatches import Dealer, MicroBatches
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step
+from regrow_recipes.adapters.accelerate import _named_as_here as named_as_here
 
 SIZES = (1, 3, 2, 5, 4)
 ALL = len(SIZES)

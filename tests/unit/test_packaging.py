@@ -8,7 +8,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,7 +100,7 @@ class Environment:
         self._bin = folder / "bin"
         (self._packages,) = folder.glob("lib/python*/site-packages")
 
-    def let_see(self, folder: Path) -> None:
+    def let_see(self, folder: Path, *, but: Collection[str] = ()) -> None:
         """Make the packages that others wrote importable: they are not installed again, as there is no network."""
         folder.mkdir()
         for place in filter(None, sys.path):
@@ -108,7 +108,7 @@ class Environment:
                 continue
             for path in Path(place).iterdir():
                 ours = re.match(r"_*(regrow|lz_penalty|__editable__)", path.name)
-                if not ours and path.suffix != ".pth" and not (folder / path.name).exists():
+                if not ours and path.name not in but and path.suffix != ".pth" and not (folder / path.name).exists():
                     (folder / path.name).symlink_to(path)
         (self._packages / "others.pth").write_text(f"{folder}\n")
 
@@ -153,10 +153,12 @@ def test_the_engine_alone_works_and_names_the_package_of_a_verb_that_is_not_ther
     assert "Train:" in shown and "goodput" in shown and "regrow-" not in shown
     code = "from regrow.launch.demo import find_script; print(find_script().is_file())"
     assert empty.run("python", "-c", code).stdout == "True\n"
-    for verb, package in (("batch", "regrow-batch"), ("slurm", "regrow-clusters")):
+    for verb, package in (("batch", "regrow-batch"), ("slurm", "regrow-clusters"), ("train", "regrow-recipes")):
         done = empty.run("regrow", verb, "submit", "x")
         assert done.returncode == 2
         assert done.stderr == f"regrow: `regrow {verb}` comes with {package} (pip install {package})\n"
+    former = empty.run("python", "-c", "import regrow.adapters.trl")
+    assert former.stderr.endswith("regrow_recipes.adapters now: it comes with pip install regrow-recipes\n")
 
 
 def test_all_together_have_their_commands(
@@ -170,13 +172,27 @@ def test_all_together_have_their_commands(
         assert re.search(rf"^  {package} +{verbs}$", shown, re.M), shown
     code = (
         "from regrow.cli.tree import commands\n"
-        "for verb in ('batch', 'k8s', 'operator', 'plan', 'sim', 'slurm'):\n"
+        "for verb in ('batch', 'k8s', 'operator', 'plan', 'port', 'recipes', 'sim', 'slurm', 'train'):\n"
         "    commands.main([verb, '--help'], standalone_mode=False)\n"
         "import regrow_batch\n"
         "print(regrow_batch.run_batch.__module__, regrow_batch.__file__)\n"
     )
     done = empty.run("python", "-c", code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Usage:") == 6
+    assert done.stdout.count("Usage:") == 9
     assert "regrow_batch.job" in done.stdout and str(tmp_path) in done.stdout.splitlines()[-1]
     assert empty.run("regrow", "sim", "replay", "17").returncode == 0
+
+
+def test_the_first_command_of_the_recipes_needs_the_engine_and_nothing_of_their_extras(
+    empty: Environment, built: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    empty.install(built["regrow"][0], built["regrow-recipes"][0])
+    empty.let_see(
+        tmp_path / "others", but=("transformers", "peft", "lightning", "trl", "accelerate", "pyarrow", "yaml")
+    )
+    done = empty.run("regrow", "recipes", "list")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["pretrain", "full", "lora", "dpo"]
+    absent = empty.run("python", "-c", "from regrow_recipes.adapters.transformers import Trainer")
+    assert "needs accelerate, which is not installed (pip install 'regrow-recipes[trainer]')" in absent.stderr

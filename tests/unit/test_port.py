@@ -8,7 +8,7 @@ import pytest
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow.port.proposing import Proposal, propose
+from regrow_recipes.port.proposing import Proposal, propose
 
 HEAD = """\
 import torch
@@ -160,50 +160,55 @@ def test_fsdps_first_form_is_no_wrapper_that_is_known_and_has_to_be_changed_by_h
     [
         (
             "from transformers import AutoModel, Trainer as T, TrainingArguments\nT(model).train()\n",
-            "from transformers import AutoModel\nfrom regrow.adapters.transformers import Trainer as T, Training",
+            "from transformers import AutoModel\nfrom regrow_recipes.adapters.transformers import Trainer as T",
         ),
         (
             "from trl import (\n    SFTConfig,\n    SFTTrainer,\n)\n",
-            "from regrow.adapters.trl import SFTConfig, SFTTrainer\n",
+            "from regrow_recipes.adapters.trl import SFTConfig, SFTTrainer\n",
         ),
         (
             "from lightning.pytorch import LightningModule, Trainer\nTrainer().fit(model)\n",
-            "from lightning.pytorch import LightningModule\nfrom regrow.adapters.lightning import Trainer\n",
+            "from lightning.pytorch import LightningModule\nfrom regrow_recipes.adapters.lightning import Trainer\n",
         ),
-        ("from pytorch_lightning import Trainer\n", "from regrow.adapters.lightning import Trainer\n"),
+        ("from pytorch_lightning import Trainer\n", "from regrow_recipes.adapters.lightning import Trainer\n"),
         (
             "import lightning as L\nmodel = Net()\nL.Trainer().fit(model)\n",
-            "import lightning as L\nimport regrow.adapters.lightning as regrow_lightning\nmodel = Net()\nregrow_",
+            "import lightning as L\nimport regrow_recipes.adapters.lightning as regrow_lightning\nmodel = Net()\n"
+            "regrow_",
         ),
         (
             "import transformers\ntransformers.Trainer(m, transformers.TrainingArguments()).train()\n",
-            "import transformers\nimport regrow.adapters.transformers as regrow_transformers\n"
+            "import transformers\nimport regrow_recipes.adapters.transformers as regrow_transformers\n"
             "regrow_transformers.Trainer(m, regrow_transformers.TrainingArguments()).train()\n",
         ),
         (
             "import transformers\n\nclass Mine(transformers.Trainer):\n    pass\n",
-            "import transformers\nimport regrow.adapters.transformers as regrow_transformers\n\nclass Mine(regrow_tr",
+            "import transformers\nimport regrow_recipes.adapters.transformers as regrow_transformers\n\n"
+            "class Mine(regrow_tr",
         ),
         (
             "from transformers.trainer import Trainer\n\nclass Mine(Trainer):\n    pass\n",
-            "from regrow.adapters.transformers import Trainer\n\nclass Mine(Trainer):\n",
+            "from regrow_recipes.adapters.transformers import Trainer\n\nclass Mine(Trainer):\n",
         ),
         (
             "try:\n    from trl.trainer.sft_trainer import SFTTrainer\nexcept ImportError:\n    SFTTrainer = None\n",
-            "try:\n    from regrow.adapters.trl import SFTTrainer\nexcept",
+            "try:\n    from regrow_recipes.adapters.trl import SFTTrainer\nexcept",
         ),
         (
             "from transformers import TrainingArguments\nfrom trl import SFTTrainer\nSFTTrainer(TrainingArguments())\n",
-            "from regrow.adapters.transformers import TrainingArguments\nfrom regrow.adapters.trl import SFTTrainer\n",
+            "from regrow_recipes.adapters.transformers import TrainingArguments\n"
+            "from regrow_recipes.adapters.trl import SFTTrainer\n",
         ),
         (
             "from transformers import TrainingArguments\nfrom mine import MyTrainer\nMyTrainer(TrainingArguments())\n",
-            "from regrow.adapters.transformers import TrainingArguments\nfrom mine import MyTrainer\n"
-            "from regrow.adapters.transformers import recoverable\nrecoverable(MyTrainer)(TrainingArguments())\n",
+            "from regrow_recipes.adapters.transformers import TrainingArguments\nfrom mine import MyTrainer\n"
+            "from regrow_recipes.adapters.transformers import recoverable\n"
+            "recoverable(MyTrainer)(TrainingArguments())\n",
         ),
         (
             "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(m).train()\n",
-            "from trl import GRPOConfig, GRPOTrainer\nfrom regrow.adapters.transformers import recoverable\nreco",
+            "from trl import GRPOConfig, GRPOTrainer\n"
+            "from regrow_recipes.adapters.transformers import recoverable\nreco",
         ),
     ],
 )
@@ -229,7 +234,7 @@ def test_accelerates_bodies_keep_their_place() -> None:
     made = of(ACCELERATE + EPOCHS)
     assert (made.today, made.then) == (1, 3)
     assert "what it imports changes and the heads of its two loops" in made.says
-    assert made.text == ACCELERATE.replace("accelerate import", "regrow.adapters.accelerate import") + (
+    assert made.text == ACCELERATE.replace("accelerate import", "regrow_recipes.adapters.accelerate import") + (
         "for step in accelerator.steps(loader, epochs=epochs):\n    model.train()\n    with step as batch:\n"
         "        accelerator.backward(model(**batch).loss)\n        optimizer.step()\n"
         "    if not accelerator.ends_epoch(step):\n        continue\n"
@@ -274,7 +279,7 @@ def test_what_cannot_be_changed_by_a_diff_is_told_with_what_to_write() -> None:
         (HEAD + SETUP + STEP.replace("x, y in loader", "it in range(9)"), "line 8: its batches come from no loader"),
         (HEAD + SETUP + STEP.replace("for x, y in loader", "while True"), "line 8: a `while` loop"),
         ("import lightning as L\nL.Fabric().launch()\n", "Fabric's loops are like plain ones"),
-        ("from accelerate import Accelerator\n", "its import changes to regrow.adapters.accelerate"),
+        ("from accelerate import Accelerator\n", "its import changes to regrow_recipes.adapters.accelerate"),
     ]:
         made = of(text)
         assert (made.today, made.then, made.diff) == (1, 1, ""), text

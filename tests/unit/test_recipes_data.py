@@ -14,11 +14,11 @@ from tests.scripts.tiny_families import save_tokenizer
 from transformers import AutoTokenizer
 
 from regrow.core.errors import DataError, UsageError
-from regrow.recipes.documents import Encoder
-from regrow.recipes.packing import pack, split
-from regrow.recipes.preparing import AboutRows, RowsOrder, about, data_files, prepare, shown
-from regrow.recipes.rows import Rows, batch_of
-from regrow.recipes.shapes import detect
+from regrow_recipes.recipes.documents import Encoder
+from regrow_recipes.recipes.packing import pack, split
+from regrow_recipes.recipes.preparing import AboutRows, RowsOrder, about, data_files, prepare, shown
+from regrow_recipes.recipes.rows import Rows, batch_of
+from regrow_recipes.recipes.shapes import detect
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM
 
 from regrow.core.errors import UsageError
-from regrow.recipes.facts import model_facts, refusal, short
+from regrow_recipes.recipes.facts import model_facts, refusal, short
 
 REAL: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "recipe_configs.json").read_text())
 """Sizes of public models, and how many parameters transformers 5.23 makes of them on the meta device."""

@@ -8,9 +8,9 @@ import pytest
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow.recipes.hyperpod import Converted, convert
-from regrow.recipes.reading import read_recipe
-from regrow.recipes.schema import TrainingRecipe
+from regrow_recipes.recipes.hyperpod import Converted, convert
+from regrow_recipes.recipes.reading import read_recipe
+from regrow_recipes.recipes.schema import TrainingRecipe
 
 FILLED = ['data.train=["chat.jsonl"]', 'model.path="model"']
 TUNING: dict[str, Any] = {

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from tests.scripts.tiny_families import FAMILIES, save_tiny, tiny_config
 from transformers import AutoModelForCausalLM
 
-from regrow.recipes.building import build, model_config
-from regrow.recipes.exporting import Weights, export
-from regrow.recipes.losses import BatchLosses
-from regrow.recipes.reading import read_recipe
-from regrow.recipes.schema import Run, TrainingRecipe
+from regrow_recipes.recipes.building import build, model_config
+from regrow_recipes.recipes.exporting import Weights, export
+from regrow_recipes.recipes.losses import BatchLosses
+from regrow_recipes.recipes.reading import read_recipe
+from regrow_recipes.recipes.schema import Run, TrainingRecipe
 
 CPU = torch.device("cpu")
 
@@ -34,7 +34,7 @@ def no_ddp(monkeypatch: pytest.MonkeyPatch) -> None:
         def __new__(cls, model: Any) -> Any:
             return model
 
-    monkeypatch.setattr("regrow.recipes.building.DistributedDataParallel", Same)
+    monkeypatch.setattr("regrow_recipes.recipes.building.DistributedDataParallel", Same)
 
 
 def run_of(folder: Path, out: Path, method: str, *words: str) -> Run:

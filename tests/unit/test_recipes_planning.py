@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.recipes.facts import model_facts
-from regrow.recipes.planning import PlanWorld, RecipePlan, plan, recovery_costs, steps_of
-from regrow.recipes.reading import read_recipe
-from regrow.recipes.schema import TrainingRecipe
+from regrow_recipes.recipes.facts import model_facts
+from regrow_recipes.recipes.planning import PlanWorld, RecipePlan, plan, recovery_costs, steps_of
+from regrow_recipes.recipes.reading import read_recipe
+from regrow_recipes.recipes.schema import TrainingRecipe
 
 REAL: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "recipe_configs.json").read_text())
 H100 = 80_000_000_000

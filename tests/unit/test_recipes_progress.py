@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from regrow.recipes.progress import Progress, peak_of, span
+from regrow_recipes.recipes.progress import Progress, peak_of, span
 
 NUMBERS = {"loss": 2.5, "grad_norm": 0.75, "tokens": 7.0}
 

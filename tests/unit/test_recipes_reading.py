@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from regrow.core.errors import UsageError
-from regrow.recipes.reading import METHODS, decode, method_text, read_recipe
-from regrow.recipes.showing import lines, template
+from regrow_recipes.recipes.reading import METHODS, decode, method_text, read_recipe
+from regrow_recipes.recipes.showing import lines, template
 
 GOOD = ["model.path=/m", 'data.train=["x.jsonl"]', "output.dir=out"]
 

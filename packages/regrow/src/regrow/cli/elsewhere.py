@@ -18,8 +18,11 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "k8s": "regrow-clusters",
     "operator": "regrow-clusters",
     "plan": "regrow-lab",
+    "port": "regrow-recipes",
+    "recipes": "regrow-recipes",
     "sim": "regrow-lab",
     "slurm": "regrow-clusters",
+    "train": "regrow-recipes",
 }
 """Verbs that this repository's other packages bring, so that one that is not installed is answered with its name."""
 

@@ -151,24 +151,4 @@ def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: boo
     return int(run_demo(json_path=json_path, plain=plain, **{k: v for k, v in given.items() if v is not None}))
 
 
-@click.command()
-@click.argument("script", type=click.Path(path_type=Path))
-def port(script: Path) -> int:
-    """Print what SCRIPT would change for regrow, as a diff, and what in it is to know. Nothing of it is run.
-
-    The diff goes to standard output: regrow port train.py | patch -p0. Without a diff the exit code is 1.
-    """
-    from regrow.port.files import modules_beside, read_source
-    from regrow.port.proposing import propose
-
-    source = read_source(script)
-    # `patch` takes no absolute path for a file that it may change.
-    shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
-    made = propose(source.text, str(shown), modules_beside(script, source.text))
-    for line in made.says:
-        click.echo(f"regrow: {line}", err=True)
-    click.echo(made.diff.encode(source.encoding), nl=False)
-    return 0 if made.diff else 1
-
-
-COMMANDS = (run, agent, try_, port, doctor, demo)
+COMMANDS = (run, agent, try_, doctor, demo)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any
 
 from regrow.core.config import unwatch_environment, watch_environment
+from regrow.core.process.own_code import OWN_PACKAGES
 
 
 class PlaceInWorld(StrEnum):
@@ -43,7 +44,7 @@ _DOORS = {
     "torch.distributed.distributed_c10d": {"get_rank", "get_node_local_rank", "get_world_size", "_get_group_size"},
 }
 """Functions that hand a value on to who calls them, by module; None: all of the module's."""
-_OWN = ("torch", "regrow")
+_OWN = OWN_PACKAGES | {"torch"}
 _SAMPLERS = "torch.utils.data.distributed"
 
 

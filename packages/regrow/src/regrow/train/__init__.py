@@ -6,5 +6,4 @@
 * `worker`: one worker's part in a job (`worker/supervised.py`) or alone (`worker/standalone.py`), and one
   attempt at a step (`worker/body.py`).
 * `gradients`: summing the gradients of a step, and the care that DDP and FSDP2 need for it.
-* `adapters`: other frameworks' ways into regrow.
 """

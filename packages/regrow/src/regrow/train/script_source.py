@@ -7,11 +7,12 @@ import sysconfig
 from types import FrameType
 from typing import Any
 
+from regrow.core.process.own_code import own_folders
+
 _LIBRARIES = tuple(
     os.path.join(folder, "")
     for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 _texts: dict[str, str] = {}
 
@@ -20,7 +21,7 @@ def is_script(file: str) -> bool:
     """True if code in this file is the script's own: not ours, an installed package's or the standard library's."""
     if any(folder in file for folder in _INSTALLED):
         return False  # also a user's own, and another environment's that is on the path
-    return not file.startswith((*_LIBRARIES, _OURS, "<frozen"))
+    return not file.startswith((*_LIBRARIES, *own_folders(), "<frozen"))
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:

@@ -9,9 +9,10 @@ from pathlib import PurePath
 from regrow.agent.workers.processes import threads
 from regrow.core.config import inherited_environment, unwatch_environment, watch_environment
 from regrow.core.early_reads import VARIABLES
+from regrow.core.process.own_code import OWN_PACKAGES
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-_OWN = frozenset({"regrow", "torch"})
+_OWN = OWN_PACKAGES | {"torch"}
 
 
 def installed(before: Collection[str]) -> list[str]:

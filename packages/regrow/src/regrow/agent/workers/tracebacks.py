@@ -3,13 +3,12 @@
 import linecache
 import sysconfig
 import traceback
-from pathlib import Path
 
 from regrow.core.errors import RegrowError
 from regrow.core.messages.vocabulary import ErrorReport
+from regrow.core.process.own_code import is_own_file
 from regrow.core.process.shortage import short_of_processes
 
-_OWN = str(Path(__file__).resolve().parents[2]) + "/"
 _MACHINERY = ("<frozen runpy>", "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>")
 _LIBRARIES = tuple({sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _TEXT_LIMIT = 64 << 10
@@ -39,7 +38,7 @@ def report(error: BaseException) -> ErrorReport:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith(_OWN) or filename in _MACHINERY
+    return is_own_file(filename) or filename in _MACHINERY
 
 
 def _where(error: BaseException, shown: traceback.TracebackException) -> str:
@@ -71,7 +70,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
 
 def _is_of_ours(shown: traceback.TracebackException, error: BaseException | None) -> bool:
     """True if the innermost frame is regrow's, and the error none of those that it raises for people."""
-    return bool(shown.stack) and shown.stack[-1].filename.startswith(_OWN) and not isinstance(error, RegrowError)
+    return bool(shown.stack) and is_own_file(shown.stack[-1].filename) and not isinstance(error, RegrowError)
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -11,6 +11,7 @@ import torch
 from regrow.comm import reductions
 from regrow.comm.callers import callers
 from regrow.comm.set_up.log import Note, TensorShape
+from regrow.core.process.own_code import own_folders
 
 _DEPTH = 64
 
@@ -132,7 +133,6 @@ def fill(outputs: Sequence[torch.Tensor], value: bytes) -> None:
 # --- who calls ---------------------------------------------------------------------------------------------------
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
-_OURS = os.path.join(os.path.abspath(os.path.join(os.path.dirname(__file__), "..", "..")), "")
 _LIBRARIES = tuple(
     os.path.join(folder, "")
     for folder in {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
@@ -166,7 +166,7 @@ def _where() -> str:
     nearest = ""
     for frame in callers(_DEPTH):
         file = frame.f_code.co_filename
-        if file.startswith((_OURS, _TORCH, "<frozen")):
+        if file.startswith((*own_folders(), _TORCH, "<frozen")):
             continue
         here = f"{os.path.basename(file)}:{frame.f_lineno}"
         if not file.startswith(_LIBRARIES):

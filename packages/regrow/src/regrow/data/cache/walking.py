@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from regrow.core.process.own_code import is_own_name
 from regrow.data.cache.evenly import SAMPLED_ITEMS, Digest, bytes_of_array, of, of_atom, of_bytes, of_tensor, sampled
 
 _DEEPEST = 60
@@ -334,7 +335,7 @@ def _library(module: str | None) -> str | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return top if top in sys.stdlib_module_names else None
-    if top != "regrow" and not file.startswith(_LIBRARIES) and "-packages" not in file:
+    if not is_own_name(top) and not file.startswith(_LIBRARIES) and "-packages" not in file:
         return None
     return f"{top} {getattr(sys.modules.get(top), '__version__', '')}"
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from regrow.core.process.own_code import OWN_PACKAGES
 from regrow.train.script_source import is_script
 
 MOST_ITEMS = 2_000
@@ -50,7 +51,7 @@ def holders(things: Mapping[str, object], parameters: Mapping[str, torch.Tensor]
     return list(_walk(things, parameters, packages - _LEFT_ALONE))
 
 
-_LEFT_ALONE = frozenset({"torch", "builtins", "regrow"})
+_LEFT_ALONE = OWN_PACKAGES | {"torch", "builtins"}
 
 
 def _walk(

@@ -11,10 +11,12 @@ from types import FrameType, ModuleType
 import torch
 from torch import nn
 
+from regrow.core.process.own_code import OWN_PACKAGES
+
 _DEEP, _WIDE, _MOST = 4, 256, 5_000
-_LEFT_ALONE = frozenset(
-    {"torch", "regrow", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"}
-)
+_LEFT_ALONE = OWN_PACKAGES | {
+    *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
+}
 """Packages whose objects are nothing of the script's, or have an adapter that knows them."""
 _MODULES_OWN = frozenset(vars(nn.Module()))
 

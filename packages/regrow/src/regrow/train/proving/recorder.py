@@ -16,6 +16,7 @@ from torch import nn
 
 from regrow.comm.process_group import Done
 from regrow.core.errors import GenerationHalted
+from regrow.core.process.own_code import is_own_file
 from regrow.devices import accelerators
 from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import Computation, Computed, Trace
@@ -25,7 +26,6 @@ _IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "reduce", "send", "br
 _RECEIVES = frozenset({"recv", "recv_anysource", "barrier"})
 _SENDS = frozenset({"send", "barrier"})
 _ENGINE = os.path.join("torch", "autograd", "graph.py")
-_OURS = f"{os.sep}regrow{os.sep}"
 _OF_OPTIMIZERS = (".param_groups", ".state", "parameter groups")
 _DEEP = 8
 _MOST_ITEMS = 4096
@@ -241,7 +241,7 @@ def _digest_state(state: Any) -> int:
 def _caller() -> tuple[bool, str]:
     """True if torch's engine makes this call, as DDP's reducer does; else also the script's line that makes it."""
     frame: FrameType | None = sys._getframe(2)
-    while frame is not None and _OURS in frame.f_code.co_filename:
+    while frame is not None and is_own_file(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None or frame.f_code.co_filename.endswith(_ENGINE):
         return True, ""

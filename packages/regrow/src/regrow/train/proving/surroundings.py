@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import regrow
+from regrow.core.process.own_code import is_own_name, own_folders
 from regrow.train.proving import hidden
 from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
 from regrow.train.proving.recorder import digest_generator
@@ -172,7 +172,7 @@ def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
         if _is_scripts(value):
             yield from ((f"{path}.{name}", each) for name, each in list(vars(value).items()) if name[:2] != "__")
         return
-    if type(value).__module__.partition(".")[0] == "regrow":
+    if is_own_name(type(value).__module__):
         return
     wrapped = getattr(value, "__wrapped__", None)
     if isinstance(wrapped, FunctionType):
@@ -274,9 +274,7 @@ class BodyListener:
             self.called.setdefault(name, f"{name} ({os.path.basename(code.co_filename)}:{frame.f_lineno})")
 
 
-_NOT_LOOKED_AT = tuple(
-    os.path.join(os.path.dirname(os.path.abspath(each)), "") for each in (torch.__file__, regrow.__file__)
-)
+_NOT_LOOKED_AT = (os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""), *own_folders())
 _FICKLE: dict[object, str] = {
     time.time: "time.time()",
     time.time_ns: "time.time_ns()",

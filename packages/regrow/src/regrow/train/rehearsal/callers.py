@@ -4,12 +4,11 @@ import dis
 import gc
 import inspect
 import itertools
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, GeneratorType
 
-import regrow
+from regrow.core.process.own_code import is_own_file
 from regrow.train.rehearsal.one_turn import turn_once
 from regrow.train.script_source import is_script
 
@@ -35,7 +34,6 @@ _PASS_ON: tuple[type, ...] = (
     type(iter(())),
 )
 _DEEP = 4
-_OURS = os.path.join(os.path.dirname(os.path.abspath(regrow.__file__)), "")
 
 
 def script_frames(innermost: FrameType | None = None) -> list[FrameType]:
@@ -64,7 +62,7 @@ def counted_by(*steps: object) -> str:
     between = {
         id(frame)
         for frame in itertools.takewhile(_passes_on, _outwards(sys._getframe(1)))
-        if not frame.f_code.co_filename.startswith(_OURS)
+        if not is_own_file(frame.f_code.co_filename)
     }
     running = [
         each
@@ -85,7 +83,7 @@ def counted_by(*steps: object) -> str:
 
 def _passes_on(frame: FrameType) -> bool:
     generator = bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
-    return generator or frame.f_code.co_filename.startswith(_OURS)
+    return generator or is_own_file(frame.f_code.co_filename)
 
 
 def loop_around(frames: Iterable[FrameType]) -> FrameType | None:

@@ -16,9 +16,11 @@ import torch
 import xxhash
 from torch import nn
 
+from regrow.core.process.own_code import OWN_PACKAGES
+
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """Whoever draws from one changes it."""
-_LEFT_ALONE = frozenset({"torch", "regrow", "builtins", "logging", "threading", "multiprocessing", "concurrent"})
+_LEFT_ALONE = OWN_PACKAGES | {"torch", "builtins", "logging", "threading", "multiprocessing", "concurrent"}
 _DEEP, _MOST, _WIDE, _BYTES = 40, 4_000, 2_000, 1 << 20
 _OF_TORCH = torch.default_generator.get_state().numel()
 _BORN = time.time(), time.monotonic()

@@ -11,6 +11,8 @@ import operator
 from collections.abc import Iterator
 from types import GeneratorType
 
+from regrow.core.process.own_code import is_own_name
+
 _PLAIN = (int, float, str, bytes, type(None))
 _MOST = 500
 
@@ -21,8 +23,7 @@ def is_iterator(thing: object) -> bool:
         # One that runs is what the loop asks for its step: the script's own way around `session.steps`.
         return thing.gi_frame is not None and not thing.gi_running and not _is_ours(thing)
     kind = type(thing)
-    ours = kind.__module__.partition(".")[0] == "regrow"
-    return hasattr(kind, "__next__") and not ours and not isinstance(thing, io.IOBase)
+    return hasattr(kind, "__next__") and not is_own_name(kind.__module__) and not isinstance(thing, io.IOBase)
 
 
 def is_scripts_own(thing: object) -> bool:
@@ -34,7 +35,7 @@ def is_scripts_own(thing: object) -> bool:
 
 def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:
     frame = generator.gi_frame
-    return frame is not None and ".regrow." in f".{frame.f_globals.get('__name__')}."
+    return frame is not None and is_own_name(str(frame.f_globals.get("__name__")))
 
 
 def position(iterator: object) -> list[object]:

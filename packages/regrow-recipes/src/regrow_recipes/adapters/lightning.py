@@ -1,0 +1,138 @@
+"""Lightning's `Trainer` under regrow: import it from here instead of from `lightning`.
+
+    from regrow_recipes.adapters.lightning import Trainer
+
+Nothing else changes in the script; `regrow run` starts it. `recoverable(MyTrainer)` does the same for a subclass. See
+docs/adopt.md.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from regrow.core.config import rank_variable
+from regrow.core.errors import UsageError
+from regrow_recipes.adapters import private_names
+from regrow_recipes.adapters.fitting.loop import EpochsOfSteps
+from regrow_recipes.adapters.trainer.joining import joined
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+
+    from regrow.train.microbatches import MicroBatch
+    from regrow.train.session import Session
+
+__all__ = ["Trainer", "recoverable"]
+
+_REFUSED_CALLBACKS = {
+    "BaseFinetuning": "changes what trains in mid-training",
+    "GradientAccumulationScheduler": "changes how many batches an update has",
+    "StochasticWeightAveraging": "keeps weights of its own",
+    "Timer": "stops by a clock that each rank reads for itself",
+    "WeightAveraging": "keeps weights of its own",
+}
+
+
+class _Behind:
+    """Base class that the mixin expects, for the types alone."""
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **kwargs: Any) -> None: ...
+        def fit(self, *args: Any, **kwargs: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+class _Recoverable(_Behind):
+    """A `Trainer` whose updates are steps of regrow.
+
+    Args:
+        seed: what the order of data and all random numbers derive from; without it, what `seed_everything` was given.
+        devices: left out, all ranks of this node; `num_nodes` likewise.
+
+    Raises:
+        UsageError: what is asked for cannot go on through a fault.
+    """
+
+    session: "Session"
+
+    def __init__(self, *, seed: int | None = None, **kwargs: Any) -> None:
+        self.session = joined(int(rank_variable("PL_GLOBAL_SEED") or 0) if seed is None else seed)
+        if kwargs.get("devices", "auto") == "auto":
+            kwargs["devices"] = int(rank_variable("LOCAL_WORLD_SIZE") or 1)
+        if "num_nodes" not in kwargs:
+            kwargs["num_nodes"] = int(rank_variable("GROUP_WORLD_SIZE") or 1)
+        super().__init__(**kwargs)
+        private_names.fit_loop(self, EpochsOfSteps)
+        private_names.synchronized(self)
+        private_names.unnoted_sanity_check(self)
+
+    def fit(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's, through faults."""
+        _refuse(self, model, kwargs.get("ckpt_path"))
+        if self.session.newcomer:
+            self.num_sanity_val_steps = 0
+        plugin = self.strategy.precision_plugin
+        if not isinstance(plugin, _ClosureFirst):
+            plugin.__class__ = type(type(plugin).__name__, (_ClosureFirst, type(plugin)), {})
+            self.strategy.precision_plugin = plugin
+        super().fit(model, *args, **kwargs)
+
+
+class _ClosureFirst:
+    """A precision plugin that has run the closure before the optimizer's step, and whose backward is regrow's."""
+
+    micro: "MicroBatch"
+
+    def backward(self, tensor: torch.Tensor, *_: Any, **__: Any) -> None:
+        """The present micro-batch's."""
+        self.micro.backward(tensor)
+
+    def optimizer_step(self, optimizer: Any, model: Any, closure: Any, **kwargs: Any) -> Any:
+        """Gradients are there and clipped before the optimizer steps."""
+        loss = closure()
+        private_names.after_closure(self, model, optimizer)
+        optimizer.step(**kwargs)
+        return loss
+
+
+def _refuse(trainer: Any, model: Any, ckpt_path: object) -> None:
+    refused = {
+        "ckpt_path": (ckpt_path is not None, "`regrow run --checkpoint-dir ... --resume`"),
+        "manual optimization": (not model.automatic_optimization, "a loop of its own: session.epochs"),
+        "overfit_batches": (trainer.overfit_batches != 0, "limit_train_batches"),
+        "reload_dataloaders_every_n_epochs": (trainer.reload_dataloaders_every_n_epochs != 0, "one loader"),
+        "16-mixed": (trainer.scaler is not None, "bf16-mixed"),
+        f"the strategy {type(trainer.strategy).__name__}": (
+            type(trainer.strategy).__name__ not in ("DDPStrategy", "SingleDeviceStrategy"),
+            "ddp",
+        ),
+        "an interval of validation in time or across epochs": (
+            trainer.check_val_every_n_epoch is None or not isinstance(trainer.val_check_interval, int | float),
+            "batches of an epoch",
+        ),
+    }
+    for callback in trainer.callbacks:
+        for kind in type(callback).__mro__:
+            if kind.__name__ in _REFUSED_CALLBACKS:
+                why = f"{type(callback).__name__}, which {_REFUSED_CALLBACKS[kind.__name__]}"
+                refused[why] = (True, "a schedule, or a loop of its own")
+    for name, (asked, instead) in refused.items():
+        if asked:
+            raise UsageError(f"a Trainer of Lightning under regrow cannot have {name}", hint=f"use {instead}")
+
+
+def recoverable(trainer: Any) -> Any:
+    """A `Trainer` of Lightning, or a subclass of it, whose training goes on through faults; else the same."""
+    if issubclass(trainer, _Recoverable):
+        return trainer
+    made = type(trainer.__name__, (_Recoverable, trainer), {"__module__": trainer.__module__})
+    made.__doc__ = trainer.__doc__
+    return made
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Trainer":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    made = globals()[name] = recoverable(private_names.lightning().Trainer)
+    return made

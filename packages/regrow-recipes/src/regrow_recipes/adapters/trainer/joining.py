@@ -1,0 +1,44 @@
+"""Session of a script that never calls `regrow.init`."""
+
+from typing import Any
+
+import torch
+
+from regrow.core.errors import UsageError
+from regrow.train.init import current_session, init
+from regrow.train.session import Session
+
+
+def joined(seed: int) -> Session:
+    """This process's session, made now where there is none.
+
+    Raises:
+        UsageError: `torch.distributed` was initialized by somebody else.
+    """
+    session = current_session()
+    if session is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        raise UsageError(
+            "torch.distributed was initialized before regrow could do so; TrainingArguments does that as it is made",
+            hint="import it (or SFTConfig, DPOConfig) from regrow_recipes.adapters too, or call regrow.init() first",
+        )
+    return session or init(seed=seed)
+
+
+def joining(arguments: Any) -> Any:
+    """A kind of `TrainingArguments` that takes part in the job before accelerate looks for one; else the same.
+
+    Args:
+        arguments: the framework's own.
+    """
+
+    def join_first(self: Any) -> None:
+        joined(self.seed)
+        arguments.__post_init__(self)
+
+    def reduce(self: Any, _: Any) -> Any:
+        # A checkpoint's training_args.bin is to be read where there is no regrow.
+        return object.__new__, (arguments,), vars(self)
+
+    made = type(arguments.__name__, (arguments,), {"__post_init__": join_first, "__reduce_ex__": reduce})
+    made.__doc__ = arguments.__doc__
+    return made

@@ -1,0 +1,22 @@
+"""`python -m regrow_recipes.recipes RUN`: one worker of a recipe's training."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from regrow_recipes.recipes.schema import Run
+
+
+def main(path: str) -> None:
+    """Train what is written there."""
+    from transformers.utils.logging import disable_progress_bar
+
+    from regrow_recipes.recipes.training import train
+
+    disable_progress_bar()
+    train(msgspec.json.decode(Path(path).read_bytes(), type=Run))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

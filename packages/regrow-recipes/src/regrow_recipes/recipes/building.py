@@ -1,0 +1,148 @@
+"""A model by its recipe: loaded, or only its shapes for a newcomer; with an adapter; sharded or replicated."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from regrow.core.errors import UsageError
+from regrow.hydration.shards import local
+from regrow_recipes.recipes.facts import model_facts
+from regrow_recipes.recipes.schema import Run, TrainingRecipe
+
+
+def half(recipe: TrainingRecipe, device: torch.device) -> bool:
+    """True if the forward is in bf16."""
+    return recipe.parallel.precision == "bf16" or (recipe.parallel.precision == "auto" and device.type != "cpu")
+
+
+def model_config(run: Run) -> Any:
+    """The model's configuration, as transformers has it."""
+    values = dict(run.model_config)
+    family = values.pop("model_type")
+    config = CONFIG_MAPPING[family](**values)
+    wanted = run.recipe.model.attention
+    config._attn_implementation = ("eager" if family == "gpt_oss" else "sdpa") if wanted == "auto" else wanted  # noqa: SLF001
+    config.use_cache = False
+    return config
+
+
+def build(run: Run, device: torch.device, *, world: int, load: bool) -> nn.Module:
+    """The model on its device, wrapped for the world; what trains requires gradients.
+
+    Args:
+        run: the recipe, with what was worked out.
+        device: of this rank.
+        world: ranks.
+        load: read weights, or draw them; else no file of weights is opened, and the weights are zero.
+    """
+    config, recipe = model_config(run), run.recipe
+    if load:
+        model = _loaded(run, config, device)
+    else:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=_dtype(run, device))
+    if recipe.adapts:
+        model = with_adapter(run, model)
+    if run.recompute:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if not load:
+        _give_memory(model)
+    model.train()
+    wrapped = _sharded(run, model, device, world) if run.shard > 1 else _replicated(model, device)
+    if not load:
+        for tensor in wrapped.parameters():
+            local(tensor.detach()).zero_()
+    return wrapped
+
+
+def _dtype(run: Run, device: torch.device) -> torch.dtype:
+    """Frozen weights are kept in the forward's type, those that train in float32."""
+    return torch.bfloat16 if run.recipe.adapts and half(run.recipe, device) else torch.float32
+
+
+def _loaded(run: Run, config: Any, device: torch.device) -> Any:
+    if run.recipe.model.config:
+        return AutoModelForCausalLM.from_config(config, dtype=_dtype(run, device))
+    path = str(Path(run.recipe.model.path).absolute())
+    return AutoModelForCausalLM.from_pretrained(path, config=config, dtype=_dtype(run, device), local_files_only=True)
+
+
+def with_adapter(run: Run, model: Any) -> Any:
+    """The model with an adapter beside it, which alone trains."""
+    from peft import LoraConfig, get_peft_model
+
+    lora = run.recipe.lora
+    # peft asks the model where it comes from, and one that was not loaded does not know.
+    model.name_or_path = run.recipe.model.path
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=model_facts(run.model_config).targets(lora.targets),
+        task_type="CAUSAL_LM",
+    )
+    return get_peft_model(model, config, autocast_adapter_dtype=True)
+
+
+def _give_memory(model: nn.Module) -> None:
+    """Real memory for a model of shapes alone. What was one tensor stays one; buffers are worked out, not read."""
+    made: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in made:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype)
+                made[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            setattr(module, name, made[id(parameter)])
+        own = dict(module.named_buffers(recurse=False))
+        if "inv_freq" in own:
+            again = type(module)(module.config)
+            for name, buffer in again.named_buffers(recurse=False):
+                setattr(module, name, buffer)
+            continue
+        for name, buffer in own.items():
+            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """The layers that FSDP gathers one by one."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and name.rsplit(".", 1)[-1] == "layers":
+            return module
+    raise UsageError("the model has no list of decoder layers", hint="give parallel.shard=1")
+
+
+def _sharded(run: Run, model: nn.Module, device: torch.device, world: int) -> nn.Module:
+    mesh = init_device_mesh(device.type, (world // run.shard, run.shard), mesh_dim_names=("dp_replicate", "dp_shard"))
+    mixed = MixedPrecisionPolicy()
+    if half(run.recipe, device):
+        mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh, mp_policy=mixed)
+    fully_shard(model, mesh=mesh, mp_policy=mixed)
+    return model
+
+
+def _replicated(model: nn.Module, device: torch.device) -> nn.Module:
+    return DistributedDataParallel(model.to(device))
+
+
+def inner(model: nn.Module) -> Any:
+    """The model without DDP around it."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+@contextlib.contextmanager
+def forward_type(model: nn.Module, recipe: TrainingRecipe, device: torch.device) -> Iterator[None]:
+    """Within this the forward is in the recipe's precision; FSDP does that by itself."""
+    with torch.autocast(
+        device.type, torch.bfloat16, enabled=half(recipe, device) and not isinstance(model, FSDPModule)
+    ):
+        yield
