@@ -11,7 +11,7 @@ import peer_training
 import torch.distributed as dist
 import workload
 from nvidia_resiliency_ext import inprocess
-from torch.distributed.distributed_c10d import TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.nn.parallel import DistributedDataParallel
 
 ARGS = peer_training.parse(__doc__)
