@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -40,14 +40,12 @@ from statistics import median
 import peer_training
 import psutil
 import torch
+from peer_sides import HERE, SIDES, Side
 from rich.console import Console
 from rich.table import Table
 from targets import tell, warn_if_busy
 from workload import WORLD
 
-HERE = Path(__file__).resolve().parent
-CHECKPOINT_EVERY = 10
-SPARES = 2
 LONGEST = 300.0
 """Seconds without a new step after which a side has not survived."""
 
@@ -59,97 +57,6 @@ class Fault:
     step: int
     ranks: tuple[int, ...]
     sign: signal.Signals
-
-
-@dataclass(frozen=True)
-class Side:
-    """A tool and its settings.
-
-    Attributes:
-        commands: what is started, given the folder and the words of the training script.
-        settings: what was set, and where that is documented.
-        environment: variables of the process of each number.
-    """
-
-    commands: Callable[[Path, list[str]], list[list[str]]]
-    settings: str
-    environment: Callable[[int], dict[str, str]] = lambda _: {}
-
-
-def python(script: str, *words: str) -> list[str]:
-    """A script of this folder in this interpreter."""
-    return [sys.executable, str(HERE / script), *words]
-
-
-def _launched(module: str, *flags: str) -> Callable[[Path, list[str]], list[list[str]]]:
-    def commands(folder: Path, words: list[str]) -> list[list[str]]:
-        script = [str(HERE / "peer_torchrun.py"), *words, f"--checkpoint-every={CHECKPOINT_EVERY}"]
-        return [[sys.executable, "-m", module, "--standalone", f"--nproc-per-node={WORLD}", *flags, *script]]
-
-    return commands
-
-
-def _torchft(folder: Path, words: list[str]) -> list[list[str]]:
-    one = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--max-restarts=10"]
-    groups = [[*one, str(HERE / "peer_torchft.py"), *words, f"--rank={rank}"] for rank in range(WORLD)]
-    house = [str(Path(sys.executable).with_name("torchft_lighthouse")), "--min_replicas=1", "--bind=127.0.0.1:29510"]
-    return [[*house, "--join_timeout_ms=1000", "--heartbeat_timeout_ms=1000", "--quorum_tick_ms=50"], *groups]
-
-
-def _inprocess(folder: Path, words: list[str]) -> list[list[str]]:
-    return [python("peer_inprocess.py", *words, f"--checkpoint-every={CHECKPOINT_EVERY}")] * (WORLD + SPARES)
-
-
-def _regrow(standbys: int) -> Callable[[Path, list[str]], list[list[str]]]:
-    def commands(folder: Path, words: list[str]) -> list[list[str]]:
-        flags = [f"--nproc-per-node={WORLD}", f"--standby={standbys}", "--hang-timeout=10s", "--max-faults=100"]
-        script = [str(HERE / "peer_regrow.py"), *words]
-        return [[sys.executable, "-m", "regrow", "run", "--standalone", "--quiet", *flags, *script]]
-
-    return commands
-
-
-def _rank_variables(number: int) -> dict[str, str]:
-    return {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": str(WORLD + SPARES)} | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": "29610",
-    }
-
-
-SIDES = {
-    "torchrun": Side(
-        _launched("torch.distributed.run", "--max-restarts=10"),
-        "a checkpoint each 10 steps, timeout of collectives 10 s, --max-restarts 10 (torch's elastic tutorial)",
-        # Without this variable torchrun's restarts hang or die now and then: it would lose more than it has to.
-        lambda _: {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    ),
-    "nvrx-launcher": Side(
-        _launched(
-            "nvidia_resiliency_ext.fault_tolerance.launcher",
-            "--max-restarts=10",
-            "--ft-initial-rank-heartbeat-timeout=60",
-            "--ft-rank-heartbeat-timeout=10",
-            "--ft-workload-check-interval=0.5",
-            "--ignore-missing-fault-tol-cfg",
-        ),
-        "as torchrun, and heartbeats of 10 s after its example basic_ft_example.py",
-        lambda _: {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
-    ),
-    "nvrx-inprocess": Side(
-        _inprocess,
-        f"{SPARES} processes in reserve, a checkpoint each 10 steps, soft timeout 10 s and hard 15 s, intervals of "
-        "0.2 to 0.5 s; after its example inprocess/basic_example.py",
-        _rank_variables,
-    ),
-    "torchft": Side(
-        _torchft,
-        "a replica group of one process under a torchrun each, which restarts it; join and heartbeat timeouts 1 s, "
-        "gloo 5 s; after its own train_ddp.py",
-        lambda _: {"TORCHFT_LIGHTHOUSE": "http://127.0.0.1:29510"},
-    ),
-    "regrow-standby": Side(_regrow(1), "one standby, --hang-timeout 10s"),
-    "regrow-fork": Side(_regrow(0), "no standby, --hang-timeout 10s"),
-}
 
 
 @dataclass
@@ -336,9 +243,6 @@ def lines_changed(script: str) -> int:
     return sum((lines(script) - lines("peer_torchrun.py")).values())
 
 
-SCRIPTS = {"nvrx-inprocess": "peer_inprocess.py", "torchft": "peer_torchft.py"}
-
-
 def seconds(value: float) -> str:
     """Two digits behind the point, or a dash for never."""
     return f"{value:.2f}" if math.isfinite(value) else "never"
@@ -392,15 +296,11 @@ def main() -> int:
         figures |= {f"survived_{key}": float(survived), f"difference_{key}": far if math.isfinite(far) else -1.0}
     Console(width=180).print(table)
     for name in names:
-        print(f"{name}: {SIDES[name].settings}; {lines_changed(SCRIPTS.get(name, _script(name)))} lines of its own")
+        print(f"{name}: {SIDES[name].settings}; {lines_changed(SIDES[name].script)} lines of its own")
     print("versions: " + ", ".join(f"{each} {version(each)}" for each in ("torch", "torchft", "nvidia-resiliency-ext")))
     tell("peers", figures, args.json)
     shutil.rmtree(folder)
     return 0
-
-
-def _script(name: str) -> str:
-    return "peer_regrow.py" if name.startswith("regrow") else "peer_torchrun.py"
 
 
 if __name__ == "__main__":
