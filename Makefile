@@ -8,7 +8,7 @@ empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm peers
 
 venv: $(VENV)/.installed
 
@@ -97,3 +97,10 @@ bench: venv
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The environment of benchmarks/peers.py (6 GB: its torch comes with CUDA), in which regrow runs from this tree.
+PEERS := build/peers/venv
+peers: benchmarks/peers-requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --disable-pip-version-check --progress-bar off -r benchmarks/peers-requirements.txt
+	echo $(CURDIR)/packages/regrow/src > $$($(PEERS)/bin/python -c 'import site; print(site.getsitepackages()[0])')/regrow.pth
