@@ -1,17 +1,28 @@
 """Servers, and proxies before them, that answer what nobody would think of: no row gets what is not its answer."""
 
 import asyncio
+import base64
 import json
 import re
+import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from pyarrow import parquet
 
+from regrow_batch.report import OutputCount
 from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Unanswered, judge
-from regrow_batch.rows import BatchRow, RowReading, read_row, refused
+from regrow_batch.rows import BatchRow, RowReading, answered, read_row, refused
 from regrow_batch.sending import HttpSender
+from regrow_batch.streams import StreamedText
+from regrow_batch.tables.columns import TOLD
+from regrow_batch.tables.inputs import RowLines
+from regrow_batch.tables.outputs import Output
 
 CHAT = "/v1/chat/completions"
 ROW = BatchRow(0, "a", CHAT, b"{}", 1, model="m")
@@ -95,7 +106,7 @@ async def server(handle: Handler) -> AsyncIterator[str]:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = re.search(rb"(?i)content-length: (\d+)", head)
-                body = json.loads(await reader.readexactly(int(length[1]) if length else 0))
+                body = json.loads(await reader.readexactly(int(length[1]))) if length else {}
                 await handle(head, body, writer)
                 await writer.drain()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -158,3 +169,58 @@ async def test_an_answer_that_names_another_request_is_not_taken() -> None:
         assert isinstance(verdict, Again) and verdict.fault is Fault.WORKER and not verdict.lost
         assert said(await sender.send(url, row_of(1))) == "row 1"
         assert len(set(names)) == 3, "a name is of one attempt"
+
+
+# --- streams, lists of models, columns ---------------------------------------------------------------------------
+
+EVENTS: list[Any] = [
+    {"choices": 5},
+    {"choices": [3]},
+    {"choices": [{"index": []}]},
+    {"choices": [{"index": 0, "delta": [1]}]},
+    {"choices": [{"index": 0, "message": 3, "delta": {"content": "x"}}]},
+    {"choices": [{"index": 0, "message": {}, "delta": {}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": 3}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": []}]}}]},
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_event_of_a_strange_shape_is_not_understood_or_passed_on(event: Any, *, chat: bool) -> None:
+    text = StreamedText(chat=chat)
+    with suppress(msgspec.DecodeError):  # `sending` calls that no answer
+        text.take(json.dumps(event).encode())
+        text.take(json.dumps(event).encode())
+    json.loads(text.body())
+
+
+async def test_a_stream_and_a_list_of_models_may_be_as_deep_as_they_like() -> None:
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        kind = b"application/json" if head.startswith(b"GET") else b"text/event-stream"
+        told = b'data: {"choices": ' + DEEP + b"}\n\n" if body else b'{"data": ' + DEEP + b"}"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(told)) + told)
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        found = await sender.probe(url)
+        assert (found.why, found.models) == ("", frozenset())
+        outcome = await sender.send(url, replace(row_of(0), streams=True))
+        assert isinstance(outcome, Unanswered) and "an event that is not understood" in outcome.why
+
+
+def test_an_answer_with_fields_of_strange_shapes_does_not_keep_a_table_from_being_written(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": True, "completion_tokens": 10**30, "prompt_tokens_details": 3}
+    packed = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
+    bodies: list[dict[str, Any]] = [
+        {"model": 7, "usage": usage, "choices": [{"message": {"content": ["x"], "tool_calls": 3}}]},
+        {"data": [{"embedding": [[0.5]]}]},
+        {"data": [{"embedding": "no base64"}]},
+        {"data": [{"embedding": packed}]},
+    ]
+    results = [(at, answered(ROW, 200, json.dumps(body).encode(), "")) for at, body in enumerate(bodies)]
+    place = tmp_path / "out.parquet"
+    Output(str(place), RowLines("in.jsonl"), ",".join(TOLD)).write(results, OutputCount().take)
+    found = parquet.read_table(place).to_pylist()
+    assert [row["embedding"] for row in found] == [None, None, None, [0.5, -2.0]]
+    assert (found[0]["model"], found[0]["prompt_tokens"], found[0]["completion_tokens"]) == (None, None, None)
+    assert json.loads(found[0]["response"])["body"] == bodies[0]

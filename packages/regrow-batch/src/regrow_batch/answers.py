@@ -93,10 +93,11 @@ class Usage(msgspec.Struct):
         cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else 0
         details = self.completion_tokens_details
         thought = details.reasoning_tokens if details is not None else 0
-        return Tokens(self.prompt_tokens or 0, cached or 0, self.completion_tokens or 0, thought or 0)
+        counts = (self.prompt_tokens, cached, self.completion_tokens, thought)
+        return Tokens(*(max(0, count or 0) for count in counts))
 
 
-_NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
 _LONGEST_CODE = 6
 _DEPTH = 100
@@ -116,7 +117,7 @@ def said_wrong(body: bytes) -> tuple[int, str] | None:
     """The code and the message of a JSON that says that something went wrong; None: it does not say so."""
     try:
         told = msgspec.json.decode(body, type=_Complaint)
-    except _NOT_READ:
+    except NOT_READ:
         return None
     found = told.error if told.error else told if told.object == "error" or told.detail else None
     if found is None:
@@ -138,7 +139,7 @@ def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
         answer = msgspec.json.decode(body, type=Answer)
     except msgspec.ValidationError:
         return _read_in_part(bytes(body))
-    except _NOT_READ:
+    except NOT_READ:
         return None
     return answer if _is_text(bytes(body)) else None
 
@@ -149,7 +150,7 @@ def _is_text(body: bytes) -> bool:
         body.decode()
         if body.count(b"[") + body.count(b"{") > _DEPTH:
             msgspec.json.decode(body.join(_AROUND), type=list[msgspec.Raw])
-    except _NOT_READ:
+    except NOT_READ:
         return False
     return True
 
@@ -158,7 +159,7 @@ def _read_in_part(body: bytes) -> Answer | None:
     """Sound JSON in another shape, of an endpoint whose answers are not looked into: what of it can be read."""
     try:
         fields = msgspec.json.decode(body)
-    except _NOT_READ:
+    except NOT_READ:
         return None
     if not isinstance(fields, dict) or not _is_text(body):
         return None
@@ -176,6 +177,6 @@ def is_sound(body: bytes) -> bool:
     """True if it is JSON."""
     try:
         msgspec.json.decode(body)
-    except _NOT_READ:
+    except NOT_READ:
         return False
     return _is_text(body)

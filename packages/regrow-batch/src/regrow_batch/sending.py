@@ -13,6 +13,7 @@ import aiohttp
 import msgspec
 
 from regrow.core.ids import Seconds
+from regrow_batch.answers import NOT_READ
 from regrow_batch.retries import Answered, Unanswered
 from regrow_batch.rows import BatchRow
 from regrow_batch.streams import StreamedText
@@ -176,7 +177,7 @@ def _models(body: bytes) -> tuple[frozenset[str], int]:
     """Models in a list, and the longest row that it takes."""
     try:
         found = msgspec.json.decode(body, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return frozenset(), 0
     lengths = [each.max_model_len for each in found if isinstance(each.max_model_len, int)]
     return frozenset(each.id for each in found), max(lengths, default=0)
@@ -185,7 +186,7 @@ def _models(body: bytes) -> tuple[frozenset[str], int]:
 def _version(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_Version).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return ""
 
 
@@ -223,7 +224,7 @@ async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered
             if text.loop or text.error:
                 response.close()
                 break
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Unanswered(f"sent an event that is not understood: {_first_line(error)}")
     if not text.loop and not text.error and not text.finished:
         return Unanswered("ended its stream before the answer was whole")
