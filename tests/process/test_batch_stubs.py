@@ -1,4 +1,4 @@
-"""Servers that misbehave in forty ways, alone and beside a sound one: each row once, and 0 only where that is right."""
+"""Servers that misbehave in fifty ways, alone and beside a sound one: each row once, and 0 only where that is right."""
 
 import json
 import os
@@ -37,15 +37,35 @@ HARMLESS = (
     "half an answer",
     "sometimes empty",
     "engine that dies of a row",
+    "answers twice",
+    "answers as to another row",
+    "no UTF-8",
+    "deep JSON",
+    "large",
+    "gzip",
+    "torn gzip",
+    "resets after an answer",
+    "too large",
 )
 """Alone, each row is answered in the end, or refused rightly as far as anybody can tell."""
-CANNOT_TELL = ("refuses some",)
+CANNOT_TELL = ("refuses some", "forbidden by law")
 """Alone, nobody else can say whether it refuses rightly."""
 PATIENT = ("--patience", "120s", "--attempts", "20")
 """A server that fails three answers of ten fails eight of the same row about once in six hundred batches."""
 HOPELESS = tuple(kind for kind in KINDS if kind not in (*HARMLESS, *CANNOT_TELL))
 
-SHARP_ALONE = ("other model, unlisted", "refuses after a while", "empty", "error in 200", "short context", "cuts")
+SHARP_ALONE = (
+    "answers as to another row",
+    "answers twice",
+    "no UTF-8",
+    "deep JSON",
+    "other model, unlisted",
+    "refuses after a while",
+    "empty",
+    "error in 200",
+    "short context",
+    "cuts",
+)
 SHARP_BESIDE = (
     "other model",
     "LoRA not loaded, unlisted",

@@ -98,3 +98,45 @@ def test_what_is_done_can_be_read_while_the_batch_runs_and_outlives_a_killed_hea
         ]
         code, said = made.end(made._batch("read", "out.parquet", *kept))
         assert code == 0 and len(said.splitlines()) == 30, "the output has not all of them, so the journal keeps them"
+
+
+def test_a_table_that_changes_before_its_columns_are_written_stops_the_batch(tmp_path: Path) -> None:
+    with desk(tmp_path) as made:
+        go_on = tmp_path / "go on"
+        worker = made.worker("--hold", f"5:{go_on}")
+        prompts: list[str | None] = [f"number {number}" for number in range(30)]
+        write(tmp_path / "in.parquet", prompts)
+        words = ("in.parquet", "-o", "out.parquet", "--prompt-column", "text", "--workers", worker.url)
+        head = made._batch("run", *words)
+
+        def under_way() -> bool:
+            assert head.poll() is None, made.end(head)
+            journal = tmp_path / "out.parquet.journal"
+            return journal.exists() and journal.read_bytes().count(b"\n") == 6
+
+        until(under_way)
+        write(tmp_path / "new.parquet", prompts[::-1])
+        (tmp_path / "new.parquet").rename(tmp_path / "in.parquet")
+        go_on.touch()
+        code, said = made.end(head)
+        assert code == 75 and "was changed while it was read, at record 1" in said, said
+        assert not (tmp_path / "out.parquet").exists()
+        code, said = made.end(made._batch("run", *words))
+        assert code == 2 and "belongs to another job" in said, said
+        write(tmp_path / "in.parquet", prompts)
+        code, said = made.end(made._batch("run", *words))
+        assert code == 0, said
+        assert [row["answer"] for row in rows_of(tmp_path / "out.parquet")] == prompts
+
+
+def test_an_output_within_the_folder_that_is_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"prompt": "one"}\n')
+    with desk(tmp_path) as made:
+        made.worker()
+        for words in (("in", "-o", "in/out.jsonl"), ("in", "-o", "out.jsonl", "--journal", "in/x.journal")):
+            code, said = run_here(made, *words)
+            assert code == 2 and "is inside the input in, of which all files are read" in said, said
+        assert [each.name for each in (tmp_path / "in").iterdir()] == ["a.jsonl"]
+        code, said = run_here(made, "in", "-o", "out.jsonl")
+        assert code == 0, said

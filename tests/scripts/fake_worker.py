@@ -2,7 +2,8 @@
 
 `python fake_worker.py PORT [--latency S] [--faults SHARE] [--how KIND,...] [--seed N] [--heard FILE] [--key KEY]`
 Port 0: any. It prints its address when it listens. Answers repeat the prompt; a prompt that begins with `loop` is
-answered with a loop. `--hold N:FILE`: after N answers it waits until the file is there.
+answered with a loop, which the server itself ends where `repetition_detection` is asked for. `--hold N:FILE`: after N
+answers it waits until the file is there. `--penalty`: it has the LZ penalty, and refuses strengths that are no numbers.
 """
 
 import argparse
@@ -32,7 +33,10 @@ class FakeWorker:
             os.write(self.heard, json.dumps(what).encode() + b"\n")
 
     async def models(self, request: web.Request) -> web.Response:
-        return web.json_response({"object": "list", "data": [{"id": "fake", "object": "model"}]})
+        # `m` is what rows of tests ask for: a model that is not listed would be tried with one row first.
+        return web.json_response(
+            {"object": "list", "data": [{"id": name, "object": "model"} for name in ("fake", "m")]}
+        )
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body: dict[str, Any] = await request.json()
@@ -42,6 +46,9 @@ class FakeWorker:
         self.hear(prompt, request.path, body.get("model"))
         if self.random.random() < self.words.faults:
             return await self.fault(request, self.random.choice(self.kinds), prompt)
+        strength = (body.get("vllm_xargs") or {}).get("lz_strength", 0.0)
+        if self.words.penalty and not isinstance(strength, float):
+            return web.json_response({"error": {"message": "lz_strength is no number"}}, status=400)
         if prompt.startswith("refuse"):
             return web.json_response({"error": {"message": "no such thing"}}, status=400)
         self.answered += 1
@@ -54,8 +61,12 @@ class FakeWorker:
             await asyncio.sleep(self.words.latency * (0.5 + self.random.random()))
         if body.get("stream"):
             return await self.stream(request, prompt)
-        loops = prompt.startswith("loop")
-        return web.json_response(self.whole(prompt if not loops else "".join(LOOP), "length" if loops else "stop"))
+        if not prompt.startswith("loop"):
+            return web.json_response(self.whole(prompt, "stop"))
+        ended = bool(body.get("repetition_detection"))
+        return web.json_response(
+            self.whole("".join(LOOP[: 40 if ended else None]), "repetition" if ended else "length")
+        )
 
     def whole(self, text: str, reason: str) -> dict[str, Any]:
         return {
@@ -129,6 +140,7 @@ def read_words() -> argparse.Namespace:
     parser.add_argument("--heard", default="")
     parser.add_argument("--key", default="")
     parser.add_argument("--hold", default="")
+    parser.add_argument("--penalty", action="store_true")
     return parser.parse_args()
 
 

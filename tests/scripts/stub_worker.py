@@ -6,6 +6,7 @@ own; it prints their addresses on a line when all listen. Every sound server ref
 
 import argparse
 import asyncio
+import gzip
 import json
 import os
 import random
@@ -41,6 +42,11 @@ def whole(prompt: str, **more: Any) -> dict[str, Any]:
     } | more
 
 
+def named(request: web.Request) -> str:
+    """An answer's id, as vLLM makes it: of the name that the request has."""
+    return f"chatcmpl-{request.headers.get('X-Request-Id', '1')}"
+
+
 def error(status: int, message: str, **headers: str) -> web.Response:
     return web.json_response({"error": {"message": message, "code": status}}, status=status, headers=headers)
 
@@ -55,6 +61,8 @@ class Stub:
         self.up = True
         self.dead, self.seen_dead = asyncio.Event(), asyncio.Event()
         self.back: asyncio.Future[None] | None = None
+        self.before: dict[str, Any] | None = None
+        """Its last answer."""
 
     async def health(self, request: web.Request) -> web.Response:
         if self.kind == "no health page":
@@ -93,7 +101,7 @@ class Stub:
         if prompt.startswith("bad"):
             return error(400, "temperature must be non-negative")
         await asyncio.sleep(0.002)
-        return web.json_response(whole(prompt))
+        return web.json_response(whole(prompt, id=named(request)))
 
     async def cut(self, request: web.Request) -> web.StreamResponse:
         if request.transport is not None:
@@ -147,6 +155,52 @@ async def half(stub: Stub, request: web.Request, prompt: str) -> web.StreamRespo
     await response.prepare(request)
     await response.write(text[: len(text) // 2])
     return await stub.cut(request)
+
+
+async def twice(stub: Stub, request: web.Request, prompt: str) -> web.StreamResponse | None:
+    """Answer, and a while later the same again, on a connection that may have another request by then."""
+    body = json.dumps(whole(prompt, id=named(request))).encode()
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    transport = request.transport
+    if transport is not None:
+        later = asyncio.get_running_loop().call_later
+        later(0.01, lambda: None if transport.is_closing() else transport.write(head.encode() + body))
+    return web.Response(body=body, content_type="application/json")
+
+
+async def another(stub: Stub, request: web.Request, prompt: str) -> web.StreamResponse | None:
+    """The answer to the request before."""
+    answer = whole(prompt, id=named(request))
+    before, stub.before = stub.before or answer, answer
+    return web.json_response(before)
+
+
+async def packed(stub: Stub, request: web.Request, prompt: str, share: float = 1.0) -> web.StreamResponse | None:
+    body = gzip.compress(json.dumps(whole(prompt)).encode())
+    return web.Response(
+        body=body[: int(len(body) * share)],
+        headers={"Content-Encoding": "gzip", "Content-Type": "application/json"},
+    )
+
+
+async def packed_in_part(stub: Stub, request: web.Request, prompt: str) -> web.StreamResponse | None:
+    return await packed(stub, request, prompt, 0.5)
+
+
+async def reset_later(stub: Stub, request: web.Request, prompt: str) -> web.StreamResponse | None:
+    """The connection is cut when the whole answer has come, maybe while it has another request already."""
+    if request.transport is not None:
+        asyncio.get_running_loop().call_later(0.005, request.transport.abort)
+    return web.json_response(whole(prompt))
+
+
+def also(field: bytes) -> Callable[[str], web.StreamResponse]:
+    """A sound answer with one more field."""
+
+    def make(prompt: str) -> web.StreamResponse:
+        return web.Response(body=b"{" + field + b", " + json.dumps(whole(prompt)).encode()[1:])
+
+    return make
 
 
 async def come_back(stub: Stub) -> None:
@@ -240,6 +294,16 @@ KINDS: dict[str, Special | None] = {
     "cuts": sometimes(cut),
     "always cuts": always(lambda _: web.Response()),
     "half an answer": sometimes(half),
+    "answers twice": sometimes(twice),
+    "answers as to another row": sometimes(another),
+    "no UTF-8": sometimes(always(also(b'"more": "\xff"'))),
+    "deep JSON": sometimes(always(also(b'"more": ' + b"[" * 100_000 + b"]" * 100_000))),
+    "large": sometimes(always(also(b'"more": "' + b"x" * (1 << 20) + b'"'))),
+    "gzip": packed,
+    "torn gzip": sometimes(packed_in_part),
+    "resets after an answer": sometimes(reset_later),
+    "too large": where(lambda prompt: len(prompt) > LONG, always(lambda _: error(413, "Request Entity Too Large"))),
+    "forbidden by law": where(lambda prompt: prompt[-1] == "7", always(lambda _: error(451, "not in this country"))),
     "hangs": where(lambda prompt: prompt[-1] in "13579", hang),
     "engine that dies of a row": poisoned,
 }

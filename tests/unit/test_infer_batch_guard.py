@@ -5,10 +5,12 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from regrow_batch.servers import guard
+from regrow.core.errors import UsageError
+from regrow_batch.servers import guard, server_process
 from regrow_batch.servers.server_process import ServerProcess
 
 NOBODY = "65534"
@@ -62,6 +64,17 @@ async def test_the_number_of_a_server_that_was_killed_may_be_anothers_and_is_lef
     os.kill(server._leader, signal.SIGKILL)
     assert await server.wait() == -signal.SIGKILL
     assert groups == []
+
+
+async def test_a_guard_that_forks_no_server_is_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mute = tmp_path / "mute.py"
+    mute.write_text("import time\ntime.sleep(3600)\n")
+    monkeypatch.setattr(server_process, "_GUARD", str(mute))
+    monkeypatch.setattr(server_process, "_FORKED_S", 0.1)
+    with pytest.raises(UsageError, match="its guard forked nothing for 0.1 s"):
+        await ServerProcess.start(["sleep", "3600"])
 
 
 async def test_what_a_killed_guard_has_left_is_ended_once(monkeypatch: pytest.MonkeyPatch) -> None:

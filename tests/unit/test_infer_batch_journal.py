@@ -202,11 +202,13 @@ def test_rows_that_are_done_are_passed_over(tmp_path: Path) -> None:
     assert {row.custom_id for row in rows} == {f"r{number}" for number in range(1, 2000, 2)}
 
 
-def test_an_input_that_changes_while_it_is_read_stops_the_job(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", [line("z"), line("b").replace("x", "y")])
+def test_an_input_that_changes_while_it_is_read_stops_the_job(tmp_path: Path, then: str) -> None:
     path = tmp_path / "in.jsonl"
+    assert then != line("b")
     path.write_text("\n".join([line("a"), line("b")]))
     found = scan(str(path))
-    path.write_text("\n".join([line("a"), line("z")]))
+    path.write_text("\n".join([line("a"), then]))
     with pytest.raises(BatchStopped, match=r"was changed while it was read, at line 2"):
         Feed(found, RowReading()).read()
 

@@ -93,7 +93,16 @@ class Usage(msgspec.Struct):
         cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details is not None else 0
         details = self.completion_tokens_details
         thought = details.reasoning_tokens if details is not None else 0
-        return Tokens(self.prompt_tokens or 0, cached or 0, self.completion_tokens or 0, thought or 0)
+        counts = (self.prompt_tokens, cached, self.completion_tokens, thought)
+        return Tokens(*(max(0, count or 0) for count in counts))
+
+
+NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
+_LONGEST_CODE = 6
+_DEPTH = 100
+"""Lists and objects within each other that an answer may have: it is read again as a part of others."""
+_AROUND = b"[" * _DEPTH, b"]" * _DEPTH
 
 
 class _Complaint(msgspec.Struct):
@@ -108,7 +117,7 @@ def said_wrong(body: bytes) -> tuple[int, str] | None:
     """The code and the message of a JSON that says that something went wrong; None: it does not say so."""
     try:
         told = msgspec.json.decode(body, type=_Complaint)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return None
     found = told.error if told.error else told if told.object == "error" or told.detail else None
     if found is None:
@@ -117,7 +126,9 @@ def said_wrong(body: bytes) -> tuple[int, str] | None:
         code, message = found.get("code"), found.get("message")
     else:
         code, message = told.code, found if isinstance(found, str) else told.message or told.detail
-    number = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()) else 0
+    if isinstance(code, str) and code.isdecimal() and len(code) <= _LONGEST_CODE:
+        code = int(code)
+    number = code if isinstance(code, int) else 0
     text = message if isinstance(message, str) else msgspec.json.encode(message).decode() if message else ""
     return number, text.partition("\n")[0][:300]
 
@@ -125,20 +136,32 @@ def said_wrong(body: bytes) -> tuple[int, str] | None:
 def read_answer(body: bytes | msgspec.Raw) -> Answer | None:
     """An answer that is a JSON object; None: it is something else, an HTML page for example."""
     try:
-        return msgspec.json.decode(body, type=Answer)
+        answer = msgspec.json.decode(body, type=Answer)
     except msgspec.ValidationError:
         return _read_in_part(bytes(body))
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return None
+    return answer if _is_text(bytes(body)) else None
+
+
+def _is_text(body: bytes) -> bool:
+    """True if it is UTF-8 and not too deep, of fields that are passed over too: a line is made of all of it."""
+    try:
+        body.decode()
+        if body.count(b"[") + body.count(b"{") > _DEPTH:
+            msgspec.json.decode(body.join(_AROUND), type=list[msgspec.Raw])
+    except NOT_READ:
+        return False
+    return True
 
 
 def _read_in_part(body: bytes) -> Answer | None:
     """Sound JSON in another shape, of an endpoint whose answers are not looked into: what of it can be read."""
     try:
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_READ:
         return None
-    if not isinstance(fields, dict):
+    if not isinstance(fields, dict) or not _is_text(body):
         return None
     kept = {}
     for name, value in fields.items():
@@ -154,6 +177,6 @@ def is_sound(body: bytes) -> bool:
     """True if it is JSON."""
     try:
         msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return False
-    return True
+    return _is_text(body)

@@ -218,8 +218,13 @@ class BatchHead:
         if not self._queue.only_last or self._attempts.company or self._doubts.trying:
             return
         last = self._queue.last
-        while last and (url := self._assign(last[0], now)) is not None:
-            self._attempts.send(last.popleft(), url, now)
+        while last:
+            if last[0].opinions and not self._doubts.unmet(last[0]):
+                self._doubts.take(last.popleft())  # whoever was to be asked about it has gone
+            elif (url := self._assign(last[0], now)) is not None:
+                self._attempts.send(last.popleft(), url, now)
+            else:
+                break
         if not last and not self._attempts:
             self._doubts.conclude()
 

@@ -31,9 +31,10 @@ from regrow_batch.progress import LIVE_S, BatchProgress
 from regrow_batch.records import JournalHead
 from regrow_batch.report import BatchReport, OutputCount, draw, sentences, this_run, workers_of
 from regrow_batch.rows import RowReading
-from regrow_batch.scanning import DONE, OPEN, Feed, Scan, scan
+from regrow_batch.scanning import DONE, OPEN, Feed, Scan, hold_to, scan
 from regrow_batch.sending import HttpSender
 from regrow_batch.servers.spawned import SpawnedWorkers
+from regrow_batch.tables.files import hold_apart
 from regrow_batch.tables.inputs import source_of
 from regrow_batch.tables.making import EMBEDDINGS, RowMaking
 from regrow_batch.tables.outputs import Output
@@ -138,12 +139,14 @@ def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]")
         words: what it is told.
         show: makes what shows it.
     """
+    path = journal_path(words.output, words.state, words.journal)
+    for each in (words.output, str(path)):
+        hold_apart(words.input, each)
     found = scan(source_of(words.input, words.shape.making, split=words.shape.split))
     if words.strict and found.complaints:
         count = found.malformed + found.repeated
         raise UsageError(f"{count:,} lines are no rows, or repeat one: {'; '.join(found.complaints)}")
     output = Output(words.output, found.source, words.shape.columns, embeddings=words.reading.url == EMBEDDINGS)
-    path = journal_path(words.output, words.state, words.journal)
     if local_path(words.output) is None:
         door_path(words.output, words.state).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -293,7 +296,9 @@ def end_batch(
     """Make the output of the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
     count = OutputCount()
-    written = output.write(_whole(journal, found), count.take)
+    written = output.write(
+        _whole(journal, found), count.take, lambda number, line: hold_to(found, number, number + 1, line.strip())
+    )
     journal.end(written, count.unproven, keep=not output.has_lines)
     return BatchReport(
         output=output.place,

@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 from enum import StrEnum
 
 from regrow.core.ids import Seconds
-from regrow_batch.answers import Answer, read_answer, said_wrong
+from regrow_batch.answers import Answer, is_sound, read_answer, said_wrong
 from regrow_batch.rows import BatchRow
 
 _BUSY = 429
@@ -17,7 +17,7 @@ _WORKERS_FAULT = {401, 402, 403, 407}
 """All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
 _BROKEN_OFF = {"error", "abort"}
 """Finish reasons of answers that the server itself gave up."""
-_TALKS = ("/completions",)
+_TALKS, _EMBEDS = "/completions", "/embeddings"
 
 
 class Fault(StrEnum):
@@ -46,10 +46,17 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """No whole answer came. `why`: follows the worker's name in a sentence. `hung`: a deadline ended the wait."""
+    """No whole answer came.
+
+    Attributes:
+        why: follows the worker's name in a sentence.
+        hung: a deadline ended the wait.
+        strayed: the answer to another row came.
+    """
 
     why: str
     hung: bool = False
+    strayed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +124,8 @@ class RetryPolicy:
 def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Accept | Doubtful | Again:
     """Judge a row's outcome. `wall`: seconds since the epoch, for a Retry-After that is a date."""
     if isinstance(outcome, Unanswered):
+        if outcome.strayed:
+            return Again(outcome.why, Fault.WORKER, at_once=True)
         return Again(outcome.why, at_once=not outcome.hung, lost=not outcome.hung)
     status = outcome.status
     if 200 <= status < 300:
@@ -137,23 +146,39 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
 def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     """Read what an answer of status 200 says."""
     answer = read_answer(outcome.body)
+    talks, embeds = row.url.endswith(_TALKS), row.url.endswith(_EMBEDS)
     if answer is None:
+        if not talks and not embeds and outcome.body.lstrip()[:1] == b"[" and is_sound(outcome.body):
+            return Accept(Answer())  # rerankers and classifiers answer with a list alone
         why = f"answered {_what(outcome)} instead of JSON, with status {outcome.status}"
         return Again(why, Fault.WORKER, at_once=True)
     if (wrong := said_wrong(outcome.body)) is not None:
         if 400 <= wrong[0] < 500 and wrong[0] not in _RETRIED | _WORKERS_FAULT:
             return Doubtful(f"refuses rows within an answer of status 200: {wrong[1]}")
         return Again("answered with an error within an answer of status 200")
-    if not row.url.endswith(_TALKS):
-        if row.url.endswith("/embeddings") and not answer.data:
-            return Again("answered without an embedding", Fault.WORKER)
+    if embeds:
+        return _judge_embeddings(answer, row)
+    if not talks:
         return Accept(answer)
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
+    if len(answer.choices) < row.answers:
+        told = f"answered with {len(answer.choices)} of {row.answers} choices that were asked for"
+        return Again(told, Fault.WORKER)
     if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
         return Again("gave up its answer itself, by its finish reason")
     if not any(each.says_something for each in answer.choices):
         return Doubtful("answers nothing where something was asked", answer)
+    return Accept(answer)
+
+
+def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
+    found = answer.data if isinstance(answer.data, list) else []
+    if not found or any(isinstance(each, dict) and not each.get("embedding") for each in found):
+        return Again("answered without an embedding", Fault.WORKER)
+    if len(found) < row.answers:
+        told = f"answered with {len(found)} of {row.answers} embeddings that were asked for"
+        return Again(told, Fault.WORKER)
     return Accept(answer)
 
 

@@ -36,6 +36,8 @@ class _Asked(msgspec.Struct):
     model: Any = None
     vllm_xargs: Any = None
     custom_params: Any = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    input: msgspec.Raw = msgspec.Raw()
 
 
 class _Response(msgspec.Struct):
@@ -96,6 +98,7 @@ class BatchRow:
         prefix: the beginning of the prompt, for affinity.
         model: which it asks for; empty: it does not say.
         penalized: whether it asks for the LZ penalty.
+        answers: choices, or embeddings, that it asks for.
     """
 
     number: int
@@ -107,6 +110,7 @@ class BatchRow:
     prefix: bytes = b""
     model: str = ""
     penalized: bool = False
+    answers: int = 1
 
     @property
     def kind(self) -> tuple[str, str]:
@@ -203,11 +207,13 @@ def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow
     if reading.model or streams:
         body = _changed(body, reading.model, streams)
     answer = _count(asked.max_completion_tokens) or _count(asked.max_tokens) or ANSWER_TOKENS
-    tokens = len(body) // BYTES_A_TOKEN + answer * (_count(asked.n) or 1)
+    choices = _count(asked.n) or 1
+    tokens = len(body) // BYTES_A_TOKEN + answer * choices
+    answers = choices * (_prompts(asked.input) if url.endswith("/embeddings") else _prompts(asked.prompt))
     model = reading.model or (asked.model if isinstance(asked.model, str) else "")
     penalized = any(_asks_for_lz(each) for each in (asked.vllm_xargs, asked.custom_params))
     prefix = _prompt(body, reading.prefix_bytes)
-    return BatchRow(number, found.custom_id, url, body, tokens, streams, prefix, model, penalized)
+    return BatchRow(number, found.custom_id, url, body, tokens, streams, prefix, model, penalized, answers)
 
 
 def _asks_for_lz(extra: object) -> bool:
@@ -217,6 +223,14 @@ def _asks_for_lz(extra: object) -> bool:
 def _count(value: float | None) -> int:
     """A number of tokens or of choices, as an estimate; 0: none is said. The worker judges what it is given."""
     return max(int(value), 1) if value else 0
+
+
+def _prompts(asked: msgspec.Raw) -> int:
+    """Number of prompts in a field: a list of texts, or of lists of tokens, has several."""
+    text = bytes(asked).lstrip()
+    if text[:1] != b"[" or text[1:].lstrip()[:1] not in (b'"', b"["):
+        return 1
+    return len(msgspec.json.decode(text, type=list[msgspec.Raw]))
 
 
 def _said(error: Exception) -> str:

@@ -22,14 +22,14 @@ _BLOCK_BYTES = 4 << 20
 
 @dataclass
 class Scan:
-    """Contents of an input: nine bytes a row.
+    """Contents of an input: nine bytes a row, and eight more while it is read first.
 
     Attributes:
         source: where it is read.
         digest: of all its bytes.
         size: in bytes.
         states: of each row.
-        names: a hash of each row's `custom_id`.
+        lines: a hash of each row.
         malformed, repeated: how many lines are no rows.
         complaints: sentences about the first of them.
     """
@@ -38,7 +38,7 @@ class Scan:
     digest: str = ""
     size: int = 0
     states: bytearray = field(default_factory=bytearray)
-    names: "array[int]" = field(default_factory=lambda: array("Q"))
+    lines: "array[int]" = field(default_factory=lambda: array("Q"))
     malformed: int = 0
     repeated: int = 0
     complaints: list[str] = field(default_factory=list)
@@ -71,7 +71,7 @@ def scan(source: RowSource | str) -> Scan:
         source: where it is read; or the place of a file that has a row in each line.
     """
     found = Scan(RowLines(source) if isinstance(source, str) else source)
-    digest = xxh3_128()
+    digest, names = xxh3_128(), array("Q")
 
     def take(line: bytes) -> None:
         digest.update(line)
@@ -83,13 +83,15 @@ def scan(source: RowSource | str) -> Scan:
         except ValueError as error:
             found.malformed += 1
             found.states.append(NO_ROW)
-            found.names.append(0)
+            found.lines.append(0)
+            names.append(0)
             found.complain(line_number, unmade(line) or str(error))
             continue
         found.states.append(OPEN)
-        found.names.append(xxh3_64_intdigest(name.encode()))
+        found.lines.append(xxh3_64_intdigest(line))
+        names.append(xxh3_64_intdigest(name.encode()))
     found.digest = digest.hexdigest()
-    _leave_out_repeated(found)
+    _leave_out_repeated(found, names)
     if not found.rows:
         first = f": {found.complaints[0]}" if found.complaints else ""
         raise UsageError(
@@ -100,7 +102,7 @@ def scan(source: RowSource | str) -> Scan:
 
 
 def _no_digest(_: bytes) -> None:
-    """Lines that were read before are known by their names."""
+    """Lines that were read before are known one by one."""
 
 
 def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
@@ -111,19 +113,20 @@ def _whole_lines(lines: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
             yield number, stripped
 
 
-def _leave_out_repeated(found: Scan) -> None:
+def _leave_out_repeated(found: Scan, names: "array[int]") -> None:
     """Of rows with the same `custom_id` the first counts. Hashes tell which may be the same, the ids which are."""
     import numpy
 
-    ordered = numpy.sort(numpy.frombuffer(found.names, dtype=numpy.uint64))
+    ordered = numpy.sort(numpy.frombuffer(names, dtype=numpy.uint64))
     same = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     if not same:
         return
     first: dict[str, int] = {}
     for number, (line_number, line) in enumerate(_whole_lines(found.source.lines(_no_digest))):
-        if number >= len(found.states) or found.states[number] == NO_ROW or found.names[number] not in same:
+        if number >= len(found.states) or found.states[number] == NO_ROW or names[number] not in same:
             continue
-        name = _same_name(found, number, line_number, line)
+        hold_to(found, number, line_number, line)
+        name = name_of(line)
         before = first.setdefault(name, line_number)
         if before != line_number:
             found.states[number] = NO_ROW
@@ -132,18 +135,13 @@ def _leave_out_repeated(found: Scan) -> None:
             found.complain(line_number, f"repeats the custom_id {name!r} of {unit} {before}, which counts")
 
 
-def _same_name(found: Scan, number: int, line_number: int, line: bytes) -> str:
-    """The `custom_id` of a line that was read before. Raises `BatchStopped` where it is another now."""
-    try:
-        name = name_of(line)
-    except ValueError:
-        name = ""
-    if xxh3_64_intdigest(name.encode()) != found.names[number]:
+def hold_to(found: Scan, number: int, line_number: int, line: bytes) -> None:
+    """Raise `BatchStopped` where a line that was read before is another now: its answer would be of the first."""
+    if found.lines[number] not in (0, xxh3_64_intdigest(line)):
         raise BatchStopped(
             f"{found.place} was changed while it was read, at {found.source.unit} {line_number}",
             hint="let it be as it was",
         )
-    return name
 
 
 class Feed:
@@ -176,7 +174,7 @@ class Feed:
                 raise BatchStopped(f"{self._found.place} has grown while it was read", hint="let it be as it was")
             if self._found.states[number] != OPEN:
                 continue
-            _same_name(self._found, number, line_number, line)
+            hold_to(self._found, number, line_number, line)
             row = read_row(line, number, self._reading)
             if isinstance(row, BadRow):
                 where = f"{self._found.place}, {self._found.source.unit} {line_number}"

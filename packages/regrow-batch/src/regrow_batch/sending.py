@@ -1,15 +1,19 @@
 """Rows over HTTP: one attempt at one worker, whole or as a stream that is ended where it loops."""
 
 import os
+import re
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Protocol, Self
 
 import aiohttp
 import msgspec
 
 from regrow.core.ids import Seconds
+from regrow_batch.answers import NOT_READ
 from regrow_batch.retries import Answered, Unanswered
 from regrow_batch.rows import BatchRow
 from regrow_batch.streams import StreamedText
@@ -61,13 +65,16 @@ class HttpSender:
         self._session = session
         self._limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_S)
         self._timeout = timeout
+        self._numbers = count()
+        self._name = f"regrow-{secrets.token_hex(6)}-"
+        self._names = re.compile(self._name.encode() + rb"(\d+)")
 
     @classmethod
     @asynccontextmanager
     async def open(cls, *, timeout: Seconds, key: str = "") -> AsyncIterator[Self]:
         """A sender with its connections. `key`: what workers want to be shown."""
         headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
-        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=60)
+        connector = _Connections(limit=0, ttl_dns_cache=60)
         async with aiohttp.ClientSession(
             connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 18
         ) as session:
@@ -75,21 +82,20 @@ class HttpSender:
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
         """One attempt of a row at a worker."""
+        number = next(self._numbers)
+        named = {"X-Request-Id": f"{self._name}{number}"}
         try:
             async with self._session.post(
-                url + row.url, data=row.body, timeout=self._limits, allow_redirects=False
+                url + row.url, data=row.body, headers=named, timeout=self._limits, allow_redirects=False
             ) as response:
                 if row.streams and response.status == 200 and "event-stream" in response.content_type:
-                    return await _streamed(response, row)
-                body = await response.read()
-                headers = response.headers
-                return Answered(
-                    response.status,
-                    body,
-                    response.content_type,
-                    headers.get("Retry-After", ""),
-                    headers.get("x-request-id", ""),
-                )
+                    outcome = await _streamed(response, row)
+                else:
+                    outcome = await _whole(response)
+                if isinstance(outcome, Answered) and self._is_of_another(outcome, number):
+                    response.close()
+                    return Unanswered("answered another row than it was asked", strayed=True)
+                return outcome
         except aiohttp.ConnectionTimeoutError:
             return Unanswered(f"could not be connected to within {CONNECT_S:g} s", hung=True)
         except TimeoutError:
@@ -98,6 +104,11 @@ class HttpSender:
             return Unanswered(f"broke off its answer: {_first_line(error)}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Unanswered(f"cannot be reached: {_words(error)}")
+
+    def _is_of_another(self, outcome: Answered, number: int) -> bool:
+        """True if an answer names another request of ours than that of this number: many servers say which it was."""
+        found = self._names.search(outcome.request_id.encode()) or self._names.search(outcome.body)
+        return found is not None and int(found[1]) != number
 
     async def probe(self, url: str) -> ProbeAnswer:
         """Ask a worker how it is and which models it has; having no page for either is good enough."""
@@ -126,6 +137,20 @@ class HttpSender:
         return _Page(why, missing=response.status in (404, 405, 501))
 
 
+class _Connections(aiohttp.TCPConnector):
+    """Connections of which none is used again on which something came that nobody had asked for.
+
+    A worker, or a proxy before it, that answers a request twice would else answer the next row with that.
+    """
+
+    async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
+        while True:
+            found = await super().connect(req, traces, timeout)
+            if found.protocol is None or not found.protocol.should_close:
+                return found
+            found.close()
+
+
 @dataclass(frozen=True)
 class _Page:
     """A page of a worker. `missing`: it has no such page."""
@@ -152,7 +177,7 @@ def _models(body: bytes) -> tuple[frozenset[str], int]:
     """Models in a list, and the longest row that it takes."""
     try:
         found = msgspec.json.decode(body, type=_Models).data
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return frozenset(), 0
     lengths = [each.max_model_len for each in found if isinstance(each.max_model_len, int)]
     return frozenset(each.id for each in found), max(lengths, default=0)
@@ -161,7 +186,7 @@ def _models(body: bytes) -> tuple[frozenset[str], int]:
 def _version(body: bytes) -> str:
     try:
         return msgspec.json.decode(body, type=_Version).version
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_READ:
         return ""
 
 
@@ -179,6 +204,12 @@ def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
+async def _whole(response: aiohttp.ClientResponse) -> Answered:
+    body, headers = await response.read(), response.headers
+    name = headers.get("x-request-id", "")
+    return Answered(response.status, body, response.content_type, headers.get("Retry-After", ""), name)
+
+
 async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered | Unanswered:
     """Read a stream of events to its end, or to where it loops: the worker then finds that nobody listens."""
     text = StreamedText(chat=row.url.endswith("/chat/completions"))
@@ -193,7 +224,7 @@ async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered
             if text.loop or text.error:
                 response.close()
                 break
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return Unanswered(f"sent an event that is not understood: {_first_line(error)}")
     if not text.loop and not text.error and not text.finished:
         return Unanswered("ended its stream before the answer was whole")

@@ -12,6 +12,10 @@ _WATCHED = ("content", "reasoning", "reasoning_content", "refusal", "text")
 _OBJECTS = {"chat.completion.chunk": "chat.completion"}
 
 
+class _Indexed(msgspec.Struct):
+    index: int
+
+
 class StreamedText:
     """Puts the parts of one answer together.
 
@@ -40,16 +44,17 @@ class StreamedText:
         if part.get("error"):
             self.error = event
             return
-        choices = part.pop("choices", None) or []
+        choices = msgspec.convert(part.pop("choices", None) or [], list[dict[str, Any]])
         _merge(self._whole, part)
         for choice in choices:
-            if isinstance(choice, dict):
-                self._take_choice(choice)
+            self._take_choice(choice)
 
     def _take_choice(self, part: dict[str, Any]) -> None:
-        index = part.get("index") or 0
+        index = msgspec.convert(part.get("index") or 0, int)
         choice = self._choices.setdefault(index, {"index": index})
-        delta = part.pop("delta", None) or {}
+        delta = msgspec.convert(part.pop("delta", None) or {}, dict[str, Any])
+        if self._chat:
+            part.pop("message", None)  # a stream has none, but what becomes one
         _merge(choice, part)
         if self._chat:
             _merge(choice.setdefault("message", {"role": "assistant", "content": None}), delta)
@@ -77,13 +82,14 @@ class StreamedText:
 
     def _told(self, choice: dict[str, Any]) -> dict[str, Any]:
         message = choice.get("message")
-        if message is None:
+        if message is None or not self._chat:
             return choice if self._chat else {"text": "", **choice}
         # The first part has an empty text where a whole message has none, beside thoughts or calls alone.
         others = any(message.get(name) for name in ("reasoning", "reasoning_content", "refusal", "tool_calls"))
         if not message["content"] and others:
             message["content"] = None
-        for call in message.get("tool_calls") or []:
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
             if isinstance(call, dict):
                 call.pop("index", None)
         return choice
@@ -108,7 +114,12 @@ def _merge(known: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def _merged_by_index(known: list[dict[str, Any]], parts: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    by_index = {each.get("index"): each for each in known}
+    by_index = {_index_of(each): each for each in known}
     for part in parts:
-        _merge(by_index.setdefault(part["index"], {}), part)
+        _merge(by_index.setdefault(_index_of(part), {}), part)
     return list(by_index.values())
+
+
+def _index_of(part: object) -> int:
+    """Raises `msgspec.ValidationError` where it has none."""
+    return msgspec.convert(part, _Indexed).index

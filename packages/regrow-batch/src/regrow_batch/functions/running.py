@@ -24,7 +24,7 @@ from regrow_batch.report import BatchReport, sentences
 from regrow_batch.rows import RowReading
 from regrow_batch.scanning import DONE, OPEN, Scan, scan
 from regrow_batch.sending import HttpSender
-from regrow_batch.tables.files import Table
+from regrow_batch.tables.files import Table, hold_apart
 from regrow_batch.tables.inputs import Digest
 from regrow_batch.tables.making import Record, RowMaking, name_of_record, plain, unmade_line
 from regrow_batch.tables.outputs import Output
@@ -114,6 +114,10 @@ async def arun(
 
     Raises `UsageError`, `BatchStopped` where it may be run again, and what the function raises.
     """
+    path = journal_path(output, state_home() / "batches", journal)
+    if isinstance(rows, str | Path):
+        for each in (output, str(path)):
+            hold_apart(str(rows), each)
     source = FunctionRows(str(rows) if isinstance(rows, str | Path) else "rows", _reader(rows), version, id_column)
     found = await asyncio.to_thread(scan, source)
     given = BatchWords(
@@ -127,7 +131,6 @@ async def arun(
         journal=journal,
     )
     writing = Output(output, source, columns)
-    path = journal_path(output, given.state, journal)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not path.exists() and exists(output):
         raise UsageError(f"{output} is there already, and no journal belongs to it", hint="choose another output")

@@ -65,6 +65,8 @@ class Attempts:
         self.errands = Tasks(failed)
         self.doubts = RowsInDoubt(pool, evidence, sender, back=queue.at_once, settle=self._decided, errand=self.errand)
         self._under_way: dict[asyncio.Task[None], tuple[str, Hand, Instant]] = {}
+        self._recalled: set[asyncio.Task[None]] = set()
+        """Those of a worker that has to go, of a row with two copies each for itself."""
         self._moments: dict[str, _Moment] = {}
         self.good_at = time.monotonic()
         """When a row last got its result."""
@@ -83,9 +85,9 @@ class Attempts:
 
     def recall(self, url: str) -> None:
         """Take back the rows of a worker that has to go."""
-        for task, (where, hand, _) in self._under_way.items():
-            if where == url and not hand.recalled:
-                hand.recalled = True
+        for task, (where, _, _) in self._under_way.items():
+            if where == url and task not in self._recalled:
+                self._recalled.add(task)
                 task.cancel()
 
     def try_elsewhere(self, now: Instant, *, last: bool) -> None:
@@ -160,11 +162,11 @@ class Attempts:
             hand.copies -= 1
             # Here, not in the attempt: one that is cancelled before it has begun never runs a line.
             self._pool.release(url, hand.row.tokens)
-            if hand.recalled and not hand.done:
-                hand.recalled = False
+            if task in self._recalled and not hand.done:
                 self._tally.retried("had to go")
                 if not hand.copies:
                     self._queue.at_once(hand)
+        self._recalled.discard(task)
         if len(self._queue.ready) < LEAST_READY or not self._under_way:
             self._queue.wake.set()
 

@@ -57,7 +57,6 @@ class Hand:
         size: bytes of it as it was read.
         attempt, busy: attempts that count, and those that do not.
         avoid: who was last not able to answer it.
-        recalled: its worker has to go.
         opinions: against it, a worker each.
         deaths: ends of engines that it has met.
         alone: it goes on with no row beside it.
@@ -70,7 +69,6 @@ class Hand:
     attempt: int = 0
     avoid: str = ""
     busy: int = 0
-    recalled: bool = False
     opinions: list[Opinion] = field(default_factory=list)
     deaths: int = 0
     alone: bool = False

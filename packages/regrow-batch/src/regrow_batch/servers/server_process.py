@@ -20,6 +20,8 @@ from regrow_batch.servers import guard
 PORT, HOST = "{port}", "{host}"
 """Placeholders in a command for its server's address."""
 _GUARD = str(Path(guard.__file__))
+_FORKED_S: Seconds = 60.0
+"""A guard forks its server at once; only a machine that stands still takes longer."""
 
 
 class ServerProcess:
@@ -55,7 +57,12 @@ class ServerProcess:
                 )
         except OSError as error:
             raise UsageError(f"{words[0]} cannot be started: {error.strerror or error}") from error
-        told = b"" if process.stdout is None else await process.stdout.readline()
+        try:
+            told = b"" if process.stdout is None else await asyncio.wait_for(process.stdout.readline(), _FORKED_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise UsageError(f"{words[0]} cannot be started: its guard forked nothing for {_FORKED_S:g} s") from None
         if not told.strip().isdigit():
             raise UsageError(f"{words[0]} cannot be started: its guard ended with code {await process.wait()}")
         return cls(process, int(told))

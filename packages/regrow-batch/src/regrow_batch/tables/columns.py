@@ -1,6 +1,8 @@
 """Columns of an output: what can be told of a row's result, and which of it is wanted beside the input's own. Pure."""
 
+import base64
 import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,20 +49,36 @@ class RowResult:
         found: Any = self.body.get("usage")
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, int) else None
+        return found if isinstance(found, int) and not isinstance(found, bool) and _kind(found) == "int" else None
+
+    def model(self) -> str | None:
+        """The model's name."""
+        found = self.body.get("model")
+        return found if isinstance(found, str) else None
 
     def embedding(self) -> list[float] | None:
-        """The first of the answer's embeddings."""
+        """The first of the answer's embeddings; a text of base64 has numbers of four bytes, the lowest first."""
         data = self.body.get("data")
         first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
         found = first.get("embedding")
-        return [float(each) for each in found] if isinstance(found, list) else None
+        if isinstance(found, str):
+            return _unpacked(found)
+        if isinstance(found, list) and all(isinstance(each, int | float) for each in found):
+            return [float(each) for each in found]
+        return None
 
 
 def _text(choice: Mapping[str, Any], names: Sequence[str]) -> str | None:
     message = choice.get("message")
     places = (choice, message if isinstance(message, dict) else {})
     return next((place[name] for name in names for place in places if isinstance(place.get(name), str)), None)
+
+
+def _unpacked(text: str) -> list[float] | None:
+    try:
+        return [number for (number,) in struct.iter_unpack("<f", base64.b64decode(text, validate=True))]
+    except (ValueError, struct.error):
+        return None
 
 
 def _first(found: Sequence[str | None]) -> str | None:
@@ -92,7 +110,7 @@ TOLD: Mapping[str, tuple[str, Callable[[RowResult], Any]]] = {
     "error_code": (TEXT, lambda row: (row.line.get("error") or {}).get("code")),
     "fault": (TEXT, lambda row: (row.line.get("error") or {}).get("fault")),
     "worker": (TEXT, lambda row: (row.line.get("served") or {}).get("worker")),
-    "model": (TEXT, lambda row: row.body.get("model")),
+    "model": (TEXT, RowResult.model),
     "degenerate": (TEXT, lambda row: _as_json(row.line.get("degenerate"))),
     "prompt_tokens": (WHOLE, lambda row: row.usage("prompt_tokens")),
     "cached_tokens": (WHOLE, lambda row: row.usage("prompt_tokens_details", "cached_tokens")),

@@ -120,6 +120,15 @@ def files_of(folder: Path) -> list[Path]:
     return found
 
 
+def hold_apart(place: str, output: str) -> None:
+    """Raise `UsageError` where an output is in the folder that is the input: the next run would read it too."""
+    folder, path = local_path(place), local_path(output)
+    if folder is not None and path is not None and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
+        raise UsageError(
+            f"{output} is inside the input {place}, of which all files are read", hint="choose another place with -o"
+        )
+
+
 def _file(place: str) -> Iterator[Sequence[Record]]:
     suffix = suffix_of(place)
     try:

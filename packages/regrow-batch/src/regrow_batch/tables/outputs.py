@@ -12,7 +12,7 @@ from regrow_batch.places import open_to_write
 from regrow_batch.tables.columns import FLOATS, TEXT, TEXTS, TOLD, WHOLE, Column, Kinds, RowResult, as_kind, chosen
 from regrow_batch.tables.files import PARQUET, ROWS, Table, suffix_of
 from regrow_batch.tables.inputs import RowRecords, RowSource
-from regrow_batch.tables.making import EMBEDDINGS, Record, plain
+from regrow_batch.tables.making import EMBEDDINGS, Record, plain, row_line
 
 Numbered = Iterable[tuple[int, bytes]]
 
@@ -35,6 +35,7 @@ class Output:
     def __init__(self, place: str, source: RowSource, columns: str = "", *, embeddings: bool = False) -> None:
         self.place, self._source = place, source
         self._schema: Any = None
+        self._hold: Callable[[int, bytes], None] = lambda *_: None
         self._kinds: Kinds | None = None
         parquet = is_parquet(place)
         self._columns: list[Column] = []
@@ -60,13 +61,17 @@ class Output:
             self._kinds.take(record)
         return self._kinds.names
 
-    def write(self, results: Numbered, take: Callable[[bytes], None]) -> int:
+    def write(
+        self, results: Numbered, take: Callable[[bytes], None], hold: Callable[[int, bytes], None] = lambda *_: None
+    ) -> int:
         """Write all; how many there are. Raises `BatchStopped`, `UsageError`.
 
         Args:
             results: by number, in order.
             take: told of each result.
+            hold: told of the number and the line of each record that is read again; raises where it is another now.
         """
+        self._hold = hold
         with open_to_write(self.place) as out:
             if is_parquet(self.place):
                 return self._write_parquet(self._rows(results, take), out)
@@ -138,7 +143,8 @@ class Output:
         record: Record = {}
         for number, result in results:
             while at < number:
-                at, record = at + 1, next(records)
+                at, record = at + 1, next(records, {})
+                self._hold(at, row_line(record, at, self._source.making))
             take(result)
             yield RowResult.read(result), record
 

@@ -1,0 +1,226 @@
+"""Servers, and proxies before them, that answer what nobody would think of: no row gets what is not its answer."""
+
+import asyncio
+import base64
+import json
+import re
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from pyarrow import parquet
+
+from regrow_batch.report import OutputCount
+from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Unanswered, judge
+from regrow_batch.rows import BatchRow, RowReading, answered, read_row, refused
+from regrow_batch.sending import HttpSender
+from regrow_batch.streams import StreamedText
+from regrow_batch.tables.columns import TOLD
+from regrow_batch.tables.inputs import RowLines
+from regrow_batch.tables.outputs import Output
+
+CHAT = "/v1/chat/completions"
+ROW = BatchRow(0, "a", CHAT, b"{}", 1, model="m")
+SOUND = b'"choices":[{"index":0,"message":{"role":"assistant","content":"yes"},"finish_reason":"stop"}]}'
+DEEP = b"[" * 100_000 + b"]" * 100_000
+STRANGE = {
+    "deep": b'{"more":' + DEEP + b"," + SOUND,
+    "deep, not ended": b'{"more":' + DEEP[:100_000],
+    "deep enough for a line to be too deep": b'{"more":' + b"[" * 950 + b"]" * 950 + b"," + SOUND,
+    "no UTF-8 in a field that is passed over": b'{"more":"\xff",' + SOUND,
+    "no UTF-8 in a field of another shape": b'{"usage":3,"more":"\xff",' + SOUND,
+    "a code of very many digits": b'{"error":{"code":"' + b"9" * 5000 + b'","message":"no"}}',
+}
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+@pytest.mark.parametrize("url", [CHAT, "/v1/embeddings", "/rerank"])
+@pytest.mark.parametrize("what", STRANGE)
+def test_an_answer_of_which_no_line_can_be_made_is_no_answer(what: str, url: str, status: int) -> None:
+    row = BatchRow(0, "a", url, b"{}", 1)
+    verdict = judge(Answered(status, STRANGE[what]), row, wall=0.0)
+    assert isinstance(verdict, Doubtful if status == 400 else Again)
+    json.loads(refused(row, status, STRANGE[what], fault="row").decode())
+
+
+def asked(url: str, **body: Any) -> BatchRow:
+    line = json.dumps({"custom_id": "a", "method": "POST", "url": url, "body": {"model": "m"} | body})
+    row = read_row(line.encode(), 0, RowReading())
+    assert isinstance(row, BatchRow)
+    return row
+
+
+def choices(count: int) -> bytes:
+    return json.dumps({"choices": [{"index": at, "text": "yes"} for at in range(count)]}).encode()
+
+
+def embeddings(*found: Any) -> bytes:
+    return json.dumps({"data": [{"index": at, "embedding": each} for at, each in enumerate(found)]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("row", "enough", "too_little"),
+    [
+        (asked(CHAT, messages=[], n=3), choices(3), choices(1)),
+        (asked("/v1/completions", prompt=["x", "y"], n=2), choices(4), choices(3)),
+        (asked("/v1/completions", prompt=[[1, 2], [3]]), choices(2), choices(1)),
+        (asked("/v1/completions", prompt=[1, 2, 3]), choices(1), choices(0)),
+        (asked("/v1/embeddings", input=["x", "y"]), embeddings([0.1], "AAAA"), embeddings([0.1])),
+        (asked("/v1/embeddings", input="x"), embeddings([0.1]), embeddings([])),
+    ],
+)
+def test_a_worker_that_answers_a_part_of_what_was_asked_has_not_answered(
+    row: BatchRow, enough: bytes, too_little: bytes
+) -> None:
+    assert isinstance(judge(Answered(200, enough), row, wall=0.0), Accept)
+    verdict = judge(Answered(200, too_little), row, wall=0.0)
+    assert isinstance(verdict, Again) and verdict.fault is Fault.WORKER
+
+
+def test_a_list_is_an_answer_where_no_talk_was_asked_for() -> None:
+    listed = Answered(200, b'[{"index": 0, "score": 0.5}]')
+    assert isinstance(judge(listed, asked("/rerank", query="x"), wall=0.0), Accept)
+    assert isinstance(judge(listed, ROW, wall=0.0), Again)
+
+
+# --- over HTTP ---------------------------------------------------------------------------------------------------
+
+Handler = Callable[[bytes, dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
+
+
+def answer(prompt: str, name: str = "chatcmpl-1") -> bytes:
+    choice = {"index": 0, "message": {"role": "assistant", "content": prompt}, "finish_reason": "stop"}
+    body = json.dumps({"id": name, "model": "m", "choices": [choice]}).encode()
+    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+
+
+@asynccontextmanager
+async def server(handle: Handler) -> AsyncIterator[str]:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                body = json.loads(await reader.readexactly(int(length[1]))) if length else {}
+                await handle(head, body, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    started = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{started.sockets[0].getsockname()[1]}"
+    finally:
+        started.close()
+
+
+def row_of(number: int) -> BatchRow:
+    return BatchRow(number, f"id-{number}", CHAT, json.dumps({"prompt": f"row {number}"}).encode(), 1)
+
+
+def said(outcome: Answered | Unanswered) -> str:
+    assert isinstance(outcome, Answered), outcome
+    return str(json.loads(outcome.body)["choices"][0]["message"]["content"])
+
+
+async def test_what_a_server_says_unasked_is_not_the_answer_to_the_next_row() -> None:
+    unasked = asyncio.Event()
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(answer(body["prompt"]))
+
+        async def again() -> None:
+            await unasked.wait()
+            writer.write(answer(body["prompt"]))
+            await writer.drain()
+
+        later.append(asyncio.ensure_future(again()))
+
+    later: list[asyncio.Future[None]] = []
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        assert said(await sender.send(url, row_of(0))) == "row 0"
+        unasked.set()
+        await asyncio.gather(*later)
+        # The client reads what has come in some turn of the loop: both ends are of this one.
+        for _ in range(100):
+            await asyncio.sleep(0.001)
+        assert said(await sender.send(url, row_of(1))) == "row 1"
+
+
+async def test_an_answer_that_names_another_request_is_not_taken() -> None:
+    names: list[str] = []
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        found = re.search(rb"(?i)x-request-id: (\S+)", head)
+        assert found is not None
+        names.append(found[1].decode())
+        writer.write(answer(body["prompt"], f"chatcmpl-{names[-1] if len(names) != 2 else names[0]}"))
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        assert said(await sender.send(url, row_of(0))) == "row 0"
+        outcome = await sender.send(url, row_of(1))
+        assert isinstance(outcome, Unanswered) and outcome.strayed
+        verdict = judge(outcome, row_of(1), wall=0.0)
+        assert isinstance(verdict, Again) and verdict.fault is Fault.WORKER and not verdict.lost
+        assert said(await sender.send(url, row_of(1))) == "row 1"
+        assert len(set(names)) == 3, "a name is of one attempt"
+
+
+# --- streams, lists of models, columns ---------------------------------------------------------------------------
+
+EVENTS: list[Any] = [
+    {"choices": 5},
+    {"choices": [3]},
+    {"choices": [{"index": []}]},
+    {"choices": [{"index": 0, "delta": [1]}]},
+    {"choices": [{"index": 0, "message": 3, "delta": {"content": "x"}}]},
+    {"choices": [{"index": 0, "message": {}, "delta": {}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": 3}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": []}]}}]},
+]
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("chat", [True, False])
+def test_an_event_of_a_strange_shape_is_not_understood_or_passed_on(event: Any, *, chat: bool) -> None:
+    text = StreamedText(chat=chat)
+    with suppress(msgspec.DecodeError):  # `sending` calls that no answer
+        text.take(json.dumps(event).encode())
+        text.take(json.dumps(event).encode())
+    json.loads(text.body())
+
+
+async def test_a_stream_and_a_list_of_models_may_be_as_deep_as_they_like() -> None:
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        kind = b"application/json" if head.startswith(b"GET") else b"text/event-stream"
+        told = b'data: {"choices": ' + DEEP + b"}\n\n" if body else b'{"data": ' + DEEP + b"}"
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (kind, len(told)) + told)
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        found = await sender.probe(url)
+        assert (found.why, found.models) == ("", frozenset())
+        outcome = await sender.send(url, replace(row_of(0), streams=True))
+        assert isinstance(outcome, Unanswered) and "an event that is not understood" in outcome.why
+
+
+def test_an_answer_with_fields_of_strange_shapes_does_not_keep_a_table_from_being_written(tmp_path: Path) -> None:
+    usage = {"prompt_tokens": True, "completion_tokens": 10**30, "prompt_tokens_details": 3}
+    packed = base64.b64encode(struct.pack("<2f", 0.5, -2.0)).decode()
+    bodies: list[dict[str, Any]] = [
+        {"model": 7, "usage": usage, "choices": [{"message": {"content": ["x"], "tool_calls": 3}}]},
+        {"data": [{"embedding": [[0.5]]}]},
+        {"data": [{"embedding": "no base64"}]},
+        {"data": [{"embedding": packed}]},
+    ]
+    results = [(at, answered(ROW, 200, json.dumps(body).encode(), "")) for at, body in enumerate(bodies)]
+    place = tmp_path / "out.parquet"
+    Output(str(place), RowLines("in.jsonl"), ",".join(TOLD)).write(results, OutputCount().take)
+    found = parquet.read_table(place).to_pylist()
+    assert [row["embedding"] for row in found] == [None, None, None, [0.5, -2.0]]
+    assert (found[0]["model"], found[0]["prompt_tokens"], found[0]["completion_tokens"]) == (None, None, None)
+    assert json.loads(found[0]["response"])["body"] == bodies[0]
