@@ -7,12 +7,14 @@ are taken by torch's own registration (`Backend.register_backend`). Where neithe
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from regrow.comm.flight import FLIGHT
+from regrow.comm.on_device.waits import WAITS
 from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
 from regrow.comm.transport import RUN_S, MeshTransport, device_of
@@ -149,6 +151,7 @@ class DeviceErrors:
         pause = threading.Event()
         while not pause.wait(ASK_S):
             self.ask()
+            WAITS.look(time.monotonic())
 
 
 ERRORS = DeviceErrors(_living)
@@ -203,7 +206,7 @@ class NcclTransport:
             if self._coalescing is not None:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
-            FLIGHT.lose_sight()
+            WAITS.enqueues(device_of(args))
             work = self._enqueue(self._inner, name, args, options)
             if done is not None:
                 work.wait()
@@ -245,7 +248,7 @@ class NcclTransport:
         if self._inner is None or not serves(device):
             return False
         self._meet(_ALL)
-        FLIGHT.lose_sight()
+        WAITS.enqueues(device)
         self._inner.start_coalescing(device)
         self._coalescing = device
         return True
@@ -255,6 +258,7 @@ class NcclTransport:
         self._coalescing = None
         if self._inner is None:
             return None
+        WAITS.enqueues(device)
         return self._inner.end_coalescing(device)
 
     def give_up_coalescing(self) -> None:

@@ -13,6 +13,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.on_device.waits import WAITS
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names
@@ -105,6 +106,7 @@ class SupervisedWorker:
             member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
         nccl.ERRORS.tell = member._tell_groups_error
+        WAITS.standing = link.board.standing
         return member
 
     def _tell_groups_error(self, why: str) -> None:
