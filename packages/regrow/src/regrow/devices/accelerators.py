@@ -121,6 +121,14 @@ def await_stream(device: torch.device) -> None:
     torch.accelerator.current_stream(device).synchronize()
 
 
+def stream_of_its_own(device: torch.device) -> torch.Stream | None:
+    """A new stream before others of less priority; None where its kind has only one."""
+    try:
+        return torch.Stream(device=device, priority=-1)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def is_capturing(device: torch.device) -> bool:
     """True if work enqueued on this thread's stream of the device is kept for a graph, and not run."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)

@@ -40,6 +40,11 @@ class StreamPoint:
             self._events.pop()
         return True
 
+    def hold(self, stream: torch.Stream) -> None:
+        """Let what is enqueued on another stream from now on come behind it."""
+        for event in tuple(self._events):
+            event.wait(stream)
+
     def wait(self) -> None:
         """Return when it is passed, as late as the device's own work is. Raises what `passed` does."""
         apart = _FIRST_LOOK
