@@ -1,4 +1,4 @@
-"""How fast a holder's state is read while its device works, against the rate of an idle one, on the stand-in device.
+"""Rate at which a holder's state is read while its device works, against that of an idle one, on the stand-in device.
 
     python benchmarks/reading.py            # about half a minute
 
