@@ -64,18 +64,19 @@ def test_an_error_by_want_of_memory_is_known_behind_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("role", "error", "waits"),
+    ("role", "restarts", "error", "waits"),
     [
-        (Role.JOINER, torch.OutOfMemoryError("out of memory"), True),
-        (Role.RANK, torch.OutOfMemoryError("out of memory"), False),
-        (Role.JOINER, ValueError("the script's own"), False),
+        (Role.JOINER, 0, torch.OutOfMemoryError("out of memory"), True),
+        (Role.RANK, 0, torch.OutOfMemoryError("out of memory"), False),
+        (Role.RANK, 1, torch.OutOfMemoryError("out of memory"), True),
+        (Role.JOINER, 0, ValueError("the script's own"), False),
     ],
 )
-def test_only_newcomers_wait_and_only_for_memory(
-    monkeypatch: pytest.MonkeyPatch, role: Role, error: Exception, waits: bool
+def test_only_who_comes_after_others_waits_and_only_for_memory(
+    monkeypatch: pytest.MonkeyPatch, role: Role, restarts: int, error: Exception, waits: bool
 ) -> None:
     sent: list[Any] = []
-    link = SimpleNamespace(env=SimpleNamespace(role=role, rank=3, worker="w"), send=sent.append)
+    link = SimpleNamespace(env=SimpleNamespace(role=role, restarts=restarts, rank=3, worker="w"), send=sent.append)
     monkeypatch.setattr(memory_return, "await_return", lambda: 5 * GIB)
     failed_device.judge_failure(cast(WorkerLink, link), error)
     assert [each.text for each in sent if "5.0 GiB more were free" in each.text] == [each.text for each in sent]

@@ -21,17 +21,19 @@ _CURE = (
 def judge_failure(link: WorkerLink, error: BaseException) -> None:
     """The script of this worker ends with an error: end the process at once, where its device has failed.
 
-    A newcomer that found too little memory waits for what a dead process had, so that the next one finds it.
+    A newcomer that found too little memory waits for what a dead process had, so that the next one finds it; so do all
+    that are started again.
     """
     leave_if_device_failed(link, error)
-    if link.env.role is Role.RANK or not memory_return.ran_out(error):
+    first = link.env.role is Role.RANK and link.env.restarts == 0
+    if first or not memory_return.ran_out(error):
         return
     began = time.monotonic()
     try:
         found = memory_return.await_return()
     except RuntimeError:  # the device does not tell any more; what counts is the error that is known
         return
-    text = f"rank {link.env.rank} found too little memory on its device, as it came for one that was lost"
+    text = f"rank {link.env.rank} found too little memory on its device, as it came after others"
     took = f"{time.monotonic() - began:.0f} s later {found / 2**30:.1f} GiB more were free"
     link.send(facts.WorkerNoted(link.env.worker, f"{text}: {took}"))
 
