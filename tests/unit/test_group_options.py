@@ -20,6 +20,7 @@ class Options:
     def __init__(self) -> None:
         self.is_high_priority_stream, self.config = False, SimpleNamespace(min_ctas=0)
         self.split_color = 0
+        self.group_name, self.global_ranks_in_group = "", list[int]()
 
 
 def test_nccls_options_are_the_scripts_and_what_torch_noted_in_those_is_not_taken_along() -> None:

@@ -214,5 +214,7 @@ def nccl_options(fresh: Any, wanted: Wanted) -> Any:
     for name in _PASSED if given is not None else ():
         if hasattr(given, name):
             setattr(fresh, name, getattr(given, name))
-    fresh.global_ranks_in_group, fresh.group_name = list(wanted.ranks), wanted.name
+    for name, shown in (("global_ranks_in_group", list(wanted.ranks)), ("group_name", wanted.name)):
+        if hasattr(fresh, name):
+            setattr(fresh, name, shown)
     return fresh
