@@ -104,6 +104,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("rss_mib", most=200),
         Target("capacity_s", most=5.0),
     ),
+    "reading": (Target("busy_over_idle", least=0.6),),
     "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
     "rendezvous": (
         Target("init_s_64", most=1.0, of="tcpstore_init_s_64"),

@@ -2,11 +2,11 @@
 
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
 from gpu_parts.jobs import DEVICE, tell
+from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.plan import CHUNK_BYTES, ByteSpan
 
@@ -16,14 +16,15 @@ MOST_S = 4.0
 WIDTH = 2048
 
 
-def rate(state: torch.Tensor, stream: AbstractContextManager[object]) -> float:
+def rate(state: torch.Tensor, *, own: bool) -> float:
     """GB/s of reading what fits into some seconds, as a holder reads it."""
-    reader = Outgoing(lambda name: state, CHUNK_BYTES)
+    reader = Outgoing(lambda name: state, CHUNK_BYTES, StreamPoint([]) if own else None)  # the state is there already
+    chunks = [(ByteSpan("state", at, CHUNK_BYTES),) for at in range(0, state.nbytes - CHUNK_BYTES + 1, CHUNK_BYTES)]
     began, read = time.perf_counter(), 0
-    with stream:
-        while read < state.nbytes and time.perf_counter() - began < MOST_S:
-            reader.read((ByteSpan("state", read, CHUNK_BYTES),))
-            read += CHUNK_BYTES
+    for data in reader.read_all(chunks):
+        read += len(data)
+        if time.perf_counter() - began > MOST_S:
+            break
     return read / (time.perf_counter() - began) / 1e9
 
 
@@ -32,19 +33,15 @@ def main() -> int:
     device = torch.device(DEVICE, 0)
     state = torch.randint(256, (BYTES,), dtype=torch.uint8, device=device)
     factor = torch.randn(WIDTH, WIDTH, device=device)
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     for name in ("default", "own"):
         for busy in (False, True):
-            stream = torch.cuda.stream(side) if name == "own" else nullcontext()
-            torch.cuda.synchronize()
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            torch.accelerator.synchronize()
             for _ in range(MATMULS if busy else 0):
                 torch.mm(factor, factor)
-            done.record()
-            found = rate(state, stream)
-            over = done.query()  # type: ignore[no-untyped-call]
-            tell(stream=name, busy=busy, gb_per_s=round(found, 3), still_busy=not over)
+            work = StreamPoint([device])
+            found = rate(state, own=name == "own")
+            tell(stream=name, busy=busy, gb_per_s=round(found, 3), still_busy=not work.passed())
     return 0
 
 

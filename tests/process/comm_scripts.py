@@ -269,7 +269,9 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
         dist.all_reduce(torch.ones(3), group=pair)
     else:
         work.wait()
-    ask("gloo", lambda: dist.new_group([0, 1], backend="gloo"))
+    ask("elsewhere", lambda: dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl"))
+    plain = dist.new_group([0, 1], backend="gloo")
+    dist.monitored_barrier(plain)
     dist.destroy_process_group(destroyed)
     inner = torch.zeros(2, requires_grad=True)
     with groups.echo():
@@ -280,7 +282,9 @@ def refusals(seat: Seat, address: str) -> dict[str, str]:
     dist.barrier(pair)
     groups.halt()
     groups.form(Formation(Generation(2), seat.rank, seat.size, address, seat.site), lambda: False)
-    said["left"] = str(groups.count)
+    summed = torch.ones(1)
+    dist.all_reduce(summed, group=plain)
+    said["gloo"], said["left"] = f"{dist.get_backend(plain)} {summed.item():g}", str(groups.count)
     if seat.rank == 0:
         groups.halt()
         elsewhere = Formation(Generation(3), 2, 2, address, seat.site)

@@ -119,8 +119,9 @@ def test_what_cannot_be_done_is_refused_with_its_reason(tmp_path: Path) -> None:
     assert said["timeout"].startswith("DeadlineExceeded: a collective was not done within 0.050 s")
     assert said["another rank"].startswith("StateError: this worker was built for another rank: rank 2 is not in")
     for of_rank in (said, other):
-        assert of_rank["gloo"].startswith("UsageError: a process group was asked for with a backend of its own")
-        assert of_rank["left"] == "2", "a group that the script destroyed was formed again"
+        assert of_rank["elsewhere"].startswith("UsageError: a process group was asked for with a backend that is not")
+        assert of_rank["gloo"] == "gloo 2", "by our own transport, and formed again as all groups are"
+        assert of_rank["left"] == "3", "a group that the script destroyed was formed again"
     assert "would ask its neighbours for the shapes" in other["pipeline"]
 
 

@@ -29,6 +29,12 @@ def spoil(how: str) -> None:
     device.load().spoil(how)
 
 
+def group_options() -> list[tuple[str, object]]:
+    """Options that groups of the stand-in were made with in this process."""
+    found: list[tuple[str, object]] = device.GROUP_OPTIONS
+    return found
+
+
 def take_place(local_rank: Callable[[], int]) -> None:
     """Compute with the same bits each time; on an accelerator, on this rank's, or on the only one, which all share."""
     torch.set_num_threads(1)

@@ -11,7 +11,7 @@ import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
 from falling_behind import Standstill  # type: ignore[import-not-found]
 from pacing import pause  # type: ignore[import-not-found]
-from placing import DEVICE, break_device, spoil, take_place  # type: ignore[import-not-found]
+from placing import DEVICE, break_device, group_options, spoil, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -43,6 +43,7 @@ parser.add_argument("--spoil-groups", default="::", metavar="RANK:STEP:HOW", hel
 parser.add_argument("--capture", action="store_true", help="that reduction is recorded in a graph")
 parser.add_argument("--also-reduce", action="store_true", help="a reduction of the script's own in each step")
 parser.add_argument("--skip", default="", metavar="RANK:STEP:TIMES", help="that rank skips it")
+parser.add_argument("--own-groups", action="store_true", help="one of gloo and one with options, used in each step")
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -55,6 +56,9 @@ model = DistributedDataParallel(net, bucket_cap_mb=0.002, broadcast_buffers=not 
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
 session.protect(model, optimizer, scheduler)
+own_groups = []
+if args.own_groups:
+    own_groups = [torch.distributed.new_group(backend="gloo"), torch.distributed.new_group(pg_options="urgent")]
 standstill = Standstill(args.stand_still, until_next=args.go_on)
 
 numbers = torch.Generator().manual_seed(5)
@@ -105,6 +109,16 @@ def reduce_also(number: int) -> None:
         torch.distributed.all_reduce(torch.ones(3, device=DEVICE))
 
 
+def use_own_groups(number: int) -> None:
+    """Sums over groups of the script's own; that of gloo is of the processor's tensors."""
+    for group, device in zip(own_groups, ("cpu", DEVICE), strict=False):
+        total = torch.full((3,), float(session.rank + number), device=device)
+        torch.distributed.all_reduce(total, group=group)
+        expected = float(sum(rank + number for rank in range(session.world_size)))
+        if number >= 0 and total.tolist() != [expected] * 3:
+            raise RuntimeError(f"a sum of rank {session.rank} in step {number} came to {total}, and not to {expected}")
+
+
 def spoil_groups(number: int) -> None:
     rank, at, how = args.spoil_groups.split(":")
     if (str(session.rank), str(number)) == (rank, at) and first_times(f"spoilt-{args.spoil_groups}", 1):
@@ -130,6 +144,7 @@ for step in session.steps(loader, until=args.steps):
         if not step.rehearsal:
             spoil_groups(step.number)
         reduce_also(-1 if step.rehearsal else step.number)
+        use_own_groups(-1 if step.rehearsal else step.number)
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -152,6 +167,9 @@ for step in session.steps(loader, until=args.steps):
     if args.say_steps and session.is_main and not step.rehearsal:
         sys.stdout.write(f"step {step.number}\n")
 
+if args.own_groups:
+    found = {"backend": torch.distributed.get_backend(own_groups[0]), "options": group_options()}
+    Path(f"groups.{session.rank}.json").write_text(json.dumps(found))
 if args.out is not None:
     digest = {"digest": session.digest(), "lr": scheduler.get_last_lr()[0], "rank": session.rank}
     args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(digest))

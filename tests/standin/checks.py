@@ -381,6 +381,29 @@ def a_newcomer_receives_all_of_it_and_goes_on_as_its_holder() -> None:
 
 
 @check
+def a_reader_of_state_on_a_stream_of_its_own_does_not_wait_for_what_the_script_has_enqueued() -> None:
+    import torch
+
+    from regrow.devices.stream_points import StreamPoint
+    from regrow.hydration.memory import BUFFERS, Outgoing
+    from regrow.hydration.plan import ByteSpan
+
+    state = torch.arange(1000, device=DEVICE) + 1  # late, and what is read before it is there is poison
+    turned = state.reshape(10, 100).t()
+    spans = [ByteSpan(name, at, 800) for name in ("state", "turned") for at in range(0, 8000, 800)]
+    chunks = [(span,) for span in spans[:-2]] + [tuple(spans[-2:])]
+    assert len(chunks) > BUFFERS + 1, "buffers are used again"
+    behind = StreamPoint([torch.device(DEVICE)])
+    outgoing = Outgoing({"state": state, "turned": turned}.__getitem__, 1600, behind)
+    with STEERING.gate():
+        state * 2
+        heard = b"".join(bytes(data) for data in outgoing.read_all(chunks))
+    values = torch.frombuffer(bytearray(heard), dtype=torch.int64)
+    here = torch.arange(1000) + 1
+    assert torch.equal(values, torch.cat([here, here.reshape(10, 100).t().reshape(-1)]))
+
+
+@check
 def a_body_is_ready_when_its_late_gradients_are_there() -> None:
     from regrow.train.worker.accelerator import accelerator_of
 

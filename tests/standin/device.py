@@ -21,7 +21,6 @@ import sys
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -63,10 +62,17 @@ def _bring_groups(path: str) -> None:
     module = importlib.util.module_from_spec(spec)
     loader.exec_module(module)
 
-    def create(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-        return module.Communicator(store, rank, size, timeout.total_seconds())
+    def create(asked: Any, options: Any) -> Any:
+        if options is not None:
+            GROUP_OPTIONS.append((asked.group_id, options))
+        seconds = asked.timeout.total_seconds()
+        return module.Communicator(asked.store, asked.group_rank, asked.group_size, seconds)
 
-    dist.Backend.register_backend("standinccl", create, devices=[NAME])
+    dist.Backend.register_backend("standinccl", create, extended_api=True, devices=[NAME])
+
+
+GROUP_OPTIONS: list[tuple[str, Any]] = []
+"""Options that groups of this process were made with, each time that they were made, with the name of the group."""
 
 
 SPOILT = ("", "hang", "error", "hold connect", "die in connect")

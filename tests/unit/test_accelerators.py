@@ -103,7 +103,7 @@ def test_memory_beside_a_device_is_ordinary_where_its_kind_has_no_other(monkeypa
         assert accelerators.host_memory((3,), torch.uint8, None).nbytes == 3
     finally:
         accelerators._pins.cache_clear()
-    assert Outgoing(lambda name: torch.ones(1), 8)._staging(torch.device("cpu")).nbytes == 8
+    assert Outgoing(lambda name: torch.ones(1), 8)._staging(0, torch.device("cpu")).nbytes == 8
 
 
 def test_a_collective_over_our_own_connections_comes_after_what_its_caller_has_enqueued(

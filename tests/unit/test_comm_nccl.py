@@ -19,7 +19,7 @@ from regrow.comm.nccl import NcclTransport
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
 from regrow.comm.torch_private import internals, nccl_group
 from regrow.comm.torch_private.internals import HashStore
-from regrow.comm.torch_private.nccl_group import Communicator
+from regrow.comm.torch_private.nccl_group import Communicator, Wanted
 from regrow.comm.transport import MeshTransport
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, GenerationHalted, StateError
 from regrow.devices import accelerators
@@ -88,7 +88,7 @@ class Nccl:
 def formed(made: Nccl, mesh: Mesh, *, run_s: float = 70.0) -> tuple[NcclTransport, list[Any]]:
     asked: list[Any] = []
 
-    def connect(store: Any, rank: int, size: int, seconds: float) -> Communicator:
+    def connect(store: Any, rank: int, size: int, seconds: float, wanted: Wanted) -> Communicator:
         asked.append((rank, size, seconds))
         return Communicator(made, made)
 
@@ -285,7 +285,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         past=None,
         set_up=None,
     )
-    made = RegrowGroup(cast(Owner, owner), "pair", [0, 1], 0, run_s=60.0)
+    made = RegrowGroup(cast(Owner, owner), Wanted("pair", [0, 1]), 0, run_s=60.0)
     made.transport, _ = formed(Nccl(), Mesh())
     return made
 
@@ -333,7 +333,7 @@ def test_a_communicator_is_made_under_our_settings_unless_the_user_keeps_his(
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("REGROW_KEEP_NCCL_SETTINGS", str(int(keeps)))
     monkeypatch.setattr(nccl, "make_communicator", lambda *_: {name: os.environ[name] for name in nccl._OURS})
-    found = cast(Any, nccl.connect(HashStore(), 0, 2, 1.0))
+    found = cast(Any, nccl.connect(HashStore(), 0, 2, 1.0, Wanted()))
     assert set(found.values()) == {"1" if keeps else "0"}
 
 

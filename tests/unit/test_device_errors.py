@@ -61,10 +61,13 @@ def test_groups_of_other_kinds_of_devices_are_taken_by_torchs_registration(monke
     def create(*_: Any) -> None:
         raise AssertionError("nobody makes a group here")
 
-    known, made = {"npu": "theirs", "cpu": "gloo", "xpu": "ours"}, Backend._BackendPlugin
+    known, made = {"npu": "theirs", "cpu": "gloo", "xpu": "regrow", "hpu": "fake"}, Backend._BackendPlugin
     monkeypatch.setattr(Backend, "default_device_backend_map", known)
-    monkeypatch.setattr(Backend, "_plugins", {"THEIRS": made(create, False), "OURS": made(create, True)})
-    assert [nccl_group.brought_for(kind) for kind in ("npu", "xpu", "cpu", "mps")] == ["theirs", "", "", ""]
+    monkeypatch.setattr(
+        Backend, "_plugins", {name: made(create, name != "FAKE") for name in ("THEIRS", "REGROW", "FAKE")}
+    )
+    kinds = ("npu", "xpu", "cpu", "mps", "hpu")
+    assert [nccl_group.brought_for(kind) for kind in kinds] == ["theirs", "", "", "", ""]
     assert nccl.serves(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
     assert not nccl.serves(SimpleNamespace(type="xpu"))  # type: ignore[arg-type]
 

@@ -108,8 +108,9 @@ def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
         ([look(0, **DEVICE), look(1, 60.0, **DEVICE)], False),
         ([look(0, **DEVICE), look(1, **WAITS)], True),
         ([look(0, **DEVICE), look(1, phase=Phase.WAITING)], True),
-        ([look(0, 901.0, waits=None, busy=True), look(1, 901.0, **DEVICE)], True),
         ([look(0, 800.0, waits=None, busy=True), look(1, 901.0, **DEVICE)], False),
+        ([look(rank, 9000.0, waits=None, busy=True) for rank in range(2)], False),
+        ([look(rank, 9000.0, waits=False, busy=True, calls=rank) for rank in range(2)], False),
         ([look(rank, 9000.0, waits=None, busy=True, **OUTSIDE) for rank in range(2)], False),
         ([look(rank, 9000.0, waits=None, busy=True, phase=Phase.DATA) for rank in range(2)], False),
         ([look(0, **DEVICE), look(1, stopped=True)], False),
@@ -121,8 +122,9 @@ def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
         "one of them not for long enough",
         "one waits for the others in the processor's memory",
         "one waits before the update",
-        "one spins in its driver",
-        "one spins for less than who computes may",
+        "one computes, or waits unseen",
+        "all compute in their bodies for hours",
+        "all compute, one after a collective more",
         "all evaluate, on devices or not",
         "all make their data",
         "a process is stopped",
@@ -132,6 +134,27 @@ def test_a_bound_that_the_user_ordered_holds_for_all_that_happens_in_a_step(
 )
 def test_groups_are_formed_anew_where_all_wait_and_some_for_their_devices(looks: list[Look], expected: bool) -> None:
     assert judge(looks, Bounds(90.0)).anew is expected
+
+
+def test_a_bound_that_the_user_ordered_holds_before_a_device_was_asked() -> None:
+    looks = [look(0, 20.0, waits=None, busy=True), look(1, 20.0, **DEVICE)]
+    assert judge(looks, Bounds(15.0, ordered=True)).anew
+
+
+def test_those_that_compute_for_hours_in_a_body_are_neither_halted_nor_ended() -> None:
+    for calls in ((2, 2), (2, 3)):
+        job = Job(2).trained(4)
+        for hours in range(1, 5):
+            job.now += 3600.0
+            sights = [
+                job.sight(rank, 5, seconds=3600.0 * hours, waits=False, busy=True, calls=calls[rank])
+                for rank in job.ranks
+            ]
+            job.seen(*sights)
+            job.now += 1.0
+            job.seen(*sights)
+        assert not job.all(orders.HaltGeneration)
+        assert not job.all(orders.FenceWorker)
 
 
 @pytest.mark.parametrize(

@@ -413,6 +413,34 @@ def test_a_tensor_without_plain_memory_is_refused_by_name() -> None:
         ProtectedState([module]).inventory(NO_STATE)
 
 
+class Scaled(torch.Tensor):
+    """Numbers of eight bits and their scale, as torchao has them."""
+
+    numbers: torch.Tensor
+    scale: torch.Tensor
+
+    def __new__(cls, numbers: torch.Tensor, scale: torch.Tensor) -> "Scaled":
+        made = torch.Tensor._make_wrapper_subclass(cls, numbers.shape, dtype=scale.dtype)
+        made.numbers, made.scale = numbers, scale
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["numbers", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].numbers, args[0].scale)
+        raise NotImplementedError(func)
+
+
+def test_a_tensor_made_of_others_is_refused_by_name() -> None:
+    module = nn.Module()
+    module.register_buffer("weight", Scaled(torch.ones(3, dtype=torch.int8), torch.ones(1)))
+    with pytest.raises(StateError, match=r"model\.weight is a Scaled"):
+        ProtectedState([module]).inventory(NO_STATE)
+
+
 def test_gradients_of_a_capture_come_back_bitwise() -> None:
     training = Training()
     training.forward(0).backward()

@@ -9,6 +9,7 @@ from regrow_recipes.port.reading import COLLECTIVES, FIRST_FORM, ScriptText, cal
 
 _RANK = re.compile(r"(int\()?([\w.]*\bget_rank\(\)|os\.(environ|getenv)\W.*'RANK'.*?)\)?")
 _SPAWNS = ("spawn", "start_processes")
+_SERVED = ("None", "gloo", "nccl", "regrow", "dist.Backend.GLOO", "dist.Backend.NCCL")
 
 
 class Habit(NamedTuple):
@@ -39,8 +40,8 @@ def _anywhere(tree: ast.Module) -> Iterator[Habit]:
             )
         if name in first_form:
             yield Habit(line, f"{FIRST_FORM} is refused: shard by its second form, fully_shard", stops=True)
-        if name == "new_group" and "backend" in options:
-            yield Habit(line, "a group with a backend of its own is refused: leave backend= out")
+        if name == "new_group" and options.get("backend", "None").strip("'\"") not in _SERVED:
+            yield Habit(line, "a group with a backend other than gloo or NCCL is refused: leave backend= out")
         if name in _SPAWNS and isinstance(node, ast.Call) and node.args:
             what = (
                 f"{name} starts the ranks, which regrow run does: call {ast.unparse(node.args[0])} in its place, with "

@@ -22,7 +22,8 @@ class Flights:
         self._numbers = itertools.count()
         self._open: dict[int, str] = {}
         self._name = threading.local()
-        self._blind = False
+        self._blind = self._lost = False
+        self._unseen = 0
         self._idle: Seconds = 0.0
         self._idle_since: Instant | None = time.monotonic()
         """None while one is under way."""
@@ -31,6 +32,17 @@ class Flights:
     def blind(self) -> bool:
         """True if some collectives run where their end is not seen."""
         return self._blind
+
+    @property
+    def unseen(self) -> int:
+        """Number of collectives so far whose end is not seen."""
+        return self._unseen
+
+    @property
+    def lost(self) -> bool:
+        """True if nothing is known of the thread that trains: no collective is seen, and others may be under way."""
+        with self._lock:
+            return self._lost and not self._open
 
     def idle(self) -> Seconds:
         """For how long no collective was under way, since the process began; of two calls the difference counts."""
@@ -66,17 +78,26 @@ class Flights:
                 self._tell()
 
     def lose_sight(self) -> None:
-        """Some collectives run where their end is not seen (on a GPU)."""
-        if not self._blind:
-            with self._lock:
-                self._blind = True
+        """A collective is begun where its end is not seen (on a GPU)."""
+        with self._lock:
+            self._blind = True
+            self._unseen += 1
+            if not self._lost:
+                self._lost = True
+                self._tell()
+
+    def regain_sight(self, unseen: int) -> None:
+        """The first `unseen` of those whose end is not seen are done; nothing changes if there are more."""
+        with self._lock:
+            if self._lost and unseen == self._unseen:
+                self._lost = False
                 self._tell()
 
     def _tell(self) -> None:
         if self.show is not None:
             count = len(self._open)
             oldest = next(iter(self._open.values()), "")
-            self.show(UNKNOWN if self._blind and count == 0 else count, oldest)
+            self.show(UNKNOWN if self._lost and count == 0 else count, oldest)
 
 
 FLIGHT = Flights()

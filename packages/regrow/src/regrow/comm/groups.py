@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,12 +18,13 @@ from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
 from regrow.comm.links import Links, Site
 from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import BACKEND, Between, EchoScope, RegrowGroup, Tape, send_together
+from regrow.comm.process_group import Between, EchoScope, RegrowGroup, Tape, send_together
 from regrow.comm.refusing_store import RefusingStore
 from regrow.comm.set_up import SetUp
 from regrow.comm.socket_mesh import SocketMesh
 from regrow.comm.store import AgentStore
-from regrow.comm.torch_private import expected_names, internals
+from regrow.comm.torch_private import expected_names, group_backends, internals
+from regrow.comm.torch_private.nccl_group import BACKEND, Wanted
 from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError
@@ -107,6 +108,7 @@ class Groups:
         self._seated = RankInWorld(rank, world)
         if not hasattr(internals.Backend, BACKEND.upper()):
             internals.Backend.register_backend(BACKEND, _create, extended_api=True, devices=accelerators.kinds())
+            group_backends.serve(RegrowGroup)
             internals.serve_by(RegrowGroup, set_timeout=RegrowGroup.set_timeout, send_together=send_together)
         global _current
         _current = self
@@ -116,15 +118,16 @@ class Groups:
         dist.init_process_group(BACKEND, store=self._lone, rank=rank, world_size=world)
         sys.excepthook = hook  # torch's prints a traceback of its own; under an agent the script's error is shown once
 
-    def make(self, name: str, ranks: list[int], rank: int, *, run_s: Seconds) -> RegrowGroup:
+    def make(self, wanted: Wanted, rank: int, *, run_s: Seconds, devices: bool = True) -> RegrowGroup:
         """A new group of the script's, on an echo transport or on the present generation.
 
         Args:
-            ranks: who is in it, of the world.
+            wanted: its name, who of the world is in it, and options.
             rank: this worker's rank in the group.
             run_s: how long one of its collectives may take, in seconds.
+            devices: it shall serve devices by what they have for that, and not all by the processor.
         """
-        group = RegrowGroup(self, name, ranks, rank, run_s=run_s)
+        group = RegrowGroup(self, wanted, rank, run_s=run_s, devices=devices)
         group.number, self._count = self._count, self._count + 1
         self._name_in_store(group)
         self._groups.append(group)
@@ -147,9 +150,10 @@ class Groups:
         links = Links(store, f"mesh/{group.key}", group.rank(), group.size(), formation.site, group.ranks)
         mesh = MeshTransport(SocketMesh(links), group.run_s)
         transport: Transport = mesh
-        if nccl.available():
+        if group.devices and nccl.available():
             keys = internals.PrefixStore(f"nccl/{group.key}", store)
-            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size(), run_s=group.run_s)
+            wanted = replace(group.wanted, ranks=group.ranks)
+            transport = nccl.NcclTransport(mesh, keys, group.rank(), group.size(), run_s=group.run_s, wanted=wanted)
         with self._lock:
             if self.halted:
                 raise GenerationHalted(f"generation {self.generation} was halted while its groups were formed")
@@ -188,6 +192,8 @@ class Groups:
         """
         started = time.monotonic()
         self.retire()
+        if nccl.available():
+            accelerators.give_back_memory()  # connections take theirs beside torch, which may have kept all there is
         self._open(formation)
         if is_halted():
             self.halt()
@@ -339,8 +345,10 @@ def unnoted() -> Iterator[None]:
         groups.set_up = noting
 
 
-def _create(options: Any, _: object) -> RegrowGroup:
+def _create(options: Any, given: object) -> RegrowGroup:
     if _current is None:
         raise GenerationHalted("the regrow backend serves only processes that called regrow.init()")
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
-    return _current.make(options.group_id, ranks, options.group_rank, run_s=options.timeout.total_seconds())
+    devices = group_backends.asked_for_devices()
+    wanted = Wanted(options.group_id, ranks, given)
+    return _current.make(wanted, options.group_rank, run_s=options.timeout.total_seconds(), devices=devices)

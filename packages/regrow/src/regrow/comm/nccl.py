@@ -7,14 +7,23 @@ are taken by torch's own registration (`Backend.register_backend`). Where neithe
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from regrow.comm.flight import FLIGHT
+from regrow.comm.on_device.waits import WAITS
 from regrow.comm.torch_private.internals import Store, Work
-from regrow.comm.torch_private.nccl_group import Communicator, brought_for, make_brought, make_communicator
+from regrow.comm.torch_private.nccl_group import (
+    NOTHING,
+    Communicator,
+    Wanted,
+    brought_for,
+    make_brought,
+    make_communicator,
+)
 from regrow.comm.transport import RUN_S, MeshTransport, device_of
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
@@ -55,16 +64,16 @@ def settle_environment(keep: bool) -> None:
         os.environ.update(_OURS)
 
 
-Connect = Callable[[Store, int, int, Seconds], Communicator]
-"""Makes the communicator of one rank: store, rank, ranks, and how long one collective may take."""
+Connect = Callable[[Store, int, int, Seconds, Wanted], Communicator]
+"""Makes the communicator of one rank: store, rank, ranks, how long one collective may take, and the script's wishes."""
 
 
-def connect(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
+def connect(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
     """NCCL's own, or the accelerator's; it talks to its peers at its first collective."""
     if brought_for(accelerators.kind()):
-        return make_brought(accelerators.kind(), store, rank, size, run_s)
+        return make_brought(accelerators.kind(), store, rank, size, run_s, wanted)
     settle_environment(keeps_nccl_settings())
-    return make_communicator(store, rank, size, run_s)
+    return make_communicator(store, rank, size, run_s, wanted)
 
 
 def _stays(inner: Communicator) -> None:
@@ -149,6 +158,7 @@ class DeviceErrors:
         pause = threading.Event()
         while not pause.wait(ASK_S):
             self.ask()
+            WAITS.look(time.monotonic())
 
 
 ERRORS = DeviceErrors(_living)
@@ -163,6 +173,7 @@ class NcclTransport:
 
     Args:
         run_s: how long one collective may take, in seconds.
+        wanted: what the script asks for.
         connect: makes the communicator.
     """
 
@@ -174,11 +185,12 @@ class NcclTransport:
         size: int,
         *,
         run_s: Seconds = RUN_S,
+        wanted: Wanted = NOTHING,
         connect: Connect = connect,
     ) -> None:
         self._mesh = mesh
         self._store, self._rank, self._size, self._run_s = store, rank, size, run_s
-        self._connect = connect
+        self._connect, self._wanted = connect, wanted
         self._inner: Communicator | None = None
         self._met: set[int] = set()
         self._connected: set[tuple[str, int]] = set()
@@ -187,7 +199,7 @@ class NcclTransport:
     def form(self, deadline: float) -> None:
         """Connect the mesh to all peers; NCCL connects with its first collective."""
         self._mesh.form(deadline)
-        self._inner = self._connect(self._store, self._rank, self._size, self._run_s)
+        self._inner = self._connect(self._store, self._rank, self._size, self._run_s, self._wanted)
         _stays(self._inner)
         _living.append(self._inner)
         ERRORS.watch()
@@ -203,7 +215,7 @@ class NcclTransport:
             if self._coalescing is not None:
                 return getattr(self._inner.group, name)(*args, **options)
             self._meet(int(args[1]) if name in ("send", "recv") else _ALL)
-            FLIGHT.lose_sight()
+            WAITS.enqueues(device_of(args))
             work = self._enqueue(self._inner, name, args, options)
             if done is not None:
                 work.wait()
@@ -245,7 +257,7 @@ class NcclTransport:
         if self._inner is None or not serves(device):
             return False
         self._meet(_ALL)
-        FLIGHT.lose_sight()
+        WAITS.enqueues(device)
         self._inner.start_coalescing(device)
         self._coalescing = device
         return True
@@ -255,6 +267,7 @@ class NcclTransport:
         self._coalescing = None
         if self._inner is None:
             return None
+        WAITS.enqueues(device)
         return self._inner.end_coalescing(device)
 
     def give_up_coalescing(self) -> None:

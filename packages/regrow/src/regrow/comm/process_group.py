@@ -15,14 +15,13 @@ from regrow.comm.past_calls import PastCalls
 from regrow.comm.set_up import SetUp
 from regrow.comm.torch_private import internals
 from regrow.comm.torch_private.internals import ProcessGroup, Work
+from regrow.comm.torch_private.nccl_group import BACKEND, Wanted
 from regrow.comm.transport import MeshTransport, Transport, device_of
 from regrow.comm.work import NO_TIMEOUT, joint_work
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
 from regrow.devices import accelerators, nvidia
-
-BACKEND = "regrow"
 
 _COLLECTIVES = (
     "all_gather_single",
@@ -135,15 +134,16 @@ class RegrowGroup(ProcessGroup):
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
 
-    def __init__(self, groups: Owner, name: str, ranks: list[int], rank: int, *, run_s: Seconds) -> None:
-        size = len(ranks)
+    def __init__(self, groups: Owner, wanted: Wanted, rank: int, *, run_s: Seconds, devices: bool = True) -> None:
+        size = len(wanted.ranks)
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._groups = groups
-        self._name = name
-        self.ranks = ranks
+        self._name = wanted.name
+        self.wanted, self.devices = wanted, devices
+        self.ranks = list(wanted.ranks)
         self.run_s = run_s
         """Time limit of one collective."""
-        self.key = name
+        self.key = wanted.name
         """Name in the store: the same on all of its ranks, and never used twice in a generation."""
         self.number = 0
         """Number among this worker's groups, in the order in which the script made them."""
@@ -278,7 +278,7 @@ class RegrowGroup(ProcessGroup):
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        if nccl.on_device(args):
+        if self.devices and nccl.on_device(args):
             nccl.refuse_captured(name, args)
         else:
             checking.check(name, args, options, self._count)

@@ -35,6 +35,6 @@ class RefusingStore(Store):
 
     def _refuse(self) -> NoReturn:
         raise UsageError(
-            "a process group was asked for with a backend of its own (gloo, nccl), which could not be formed again",
-            hint='leave out backend=, or give backend="regrow": it serves CPU and CUDA tensors',
+            "a process group was asked for with a backend that is not served here, and could not be formed again",
+            hint="leave out backend=, or name gloo, or nccl where there are GPUs: regrow takes their place",
         )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
-from regrow.core.phase import Phase
+from regrow.core.phase import IN_BODY, Phase
 from regrow.core.process.memory_file import memory_file
 
 _LAYOUT = struct.Struct("<QqQqI")
@@ -112,6 +112,10 @@ class Board:
         """The page as it is now."""
         beats, step, calls, generation, phase = _LAYOUT.unpack_from(self._page, 0)
         return BoardReading(beats, step, calls, generation, Phase(phase))
+
+    def standing(self) -> int | None:
+        """The worker's own look: signs of progress so far, while it is in a step's body or update; else None."""
+        return self._beats if self._phase in IN_BODY else None
 
     def show_flight(self, count: int, oldest: str) -> None:
         """Show which collectives are under way; from any thread."""

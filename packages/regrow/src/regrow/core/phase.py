@@ -15,3 +15,7 @@ class Phase(IntEnum):
     WAITING = 6
     REGION = 7
     """In a restartable function between two steps."""
+
+
+IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
+"""Within a step's body, or in its update."""

@@ -121,6 +121,24 @@ def await_stream(device: torch.device) -> None:
     torch.accelerator.current_stream(device).synchronize()
 
 
+def give_back_memory() -> None:
+    """Give the memory that torch keeps for later tensors back to the device in use; nothing where none is.
+
+    Raises the device's error if it has failed.
+    """
+    give = getattr(in_use(), "empty_cache", None)
+    if give is not None:
+        give()
+
+
+def stream_of_its_own(device: torch.device) -> torch.Stream | None:
+    """A new stream before others of less priority; None where its kind has only one."""
+    try:
+        return torch.Stream(device=device, priority=-1)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
 def is_capturing(device: torch.device) -> bool:
     """True if work enqueued on this thread's stream of the device is kept for a graph, and not run."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)

@@ -22,7 +22,7 @@ def is_device_error(error: BaseException) -> bool:
     """True if it, or one of its causes, was raised by an accelerator."""
     return any(
         isinstance(each, torch.AcceleratorError) or (isinstance(each, RuntimeError) and str(each).startswith(_SAID))
-        for each in _behind(error)
+        for each in behind(error)
     )
 
 
@@ -54,7 +54,8 @@ def _asked() -> str:
     return said[0]
 
 
-def _behind(error: BaseException) -> Iterator[BaseException]:
+def behind(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen:

@@ -13,9 +13,12 @@ import torch
 from regrow.core.ids import Seconds
 from regrow.devices.accelerators import host_memory, is_capturing
 
-_FIRST_LOOK: Seconds = 0.00005
-_MOST_APART: Seconds = 0.001
-"""Longest time between two looks of a waiter: it sleeps meanwhile, as a wait in the driver would keep a core busy."""
+_PART = 0.01
+"""Pause between two looks of a waiter, as a part of its wait so far: short waits stay short, long ones cost nothing.
+
+It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
+"""
+_PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
 class StreamPoint:
@@ -40,12 +43,16 @@ class StreamPoint:
             self._events.pop()
         return True
 
+    def hold(self, stream: torch.Stream) -> None:
+        """Let what is enqueued on another stream from now on come behind it."""
+        for event in tuple(self._events):
+            event.wait(stream)
+
     def wait(self) -> None:
         """Return when it is passed, as late as the device's own work is. Raises what `passed` does."""
-        apart = _FIRST_LOOK
+        begun = time.monotonic()
         while not self.passed():
-            time.sleep(apart)
-            apart = min(2 * apart, _MOST_APART)
+            time.sleep(min(max(_PART * (time.monotonic() - begun), _PAUSE_LEAST), _PAUSE_MOST))
 
 
 class LateNumber:

@@ -3,12 +3,18 @@
 The order of bytes is that of the contiguous tensor, whatever the strides on either side.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
-from regrow.devices.accelerators import host_memory
+from regrow.devices.accelerators import host_memory, is_accelerator, stream_of_its_own
+from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.plan import Chunk
+
+BUFFERS = 3
+"""Chunks of a device that are under way at once: one is sent while the next are read."""
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -27,30 +33,58 @@ def _stage(size: int, device: torch.device | None) -> torch.Tensor:
 class Outgoing:
     """Reads chunks out of tensors, for one connection.
 
+    What lies on a device is read on a stream of this reader's own: on the script's it would stand behind all that the
+    script has enqueued there. Several buffers are filled in turn, so that one is read while another is sent.
+
     Args:
         tensor: finds a tensor by name.
         size: the most bytes in a chunk.
+        behind: the point from which the tensors stay as they are; None: they are read on the stream that is current.
     """
 
-    def __init__(self, tensor: Callable[[str], torch.Tensor], size: int) -> None:
+    def __init__(self, tensor: Callable[[str], torch.Tensor], size: int, behind: StreamPoint | None = None) -> None:
         self._tensor = tensor
         self._size = size
-        self._stage: torch.Tensor | None = None
+        self._behind = behind
+        self._stages: dict[int, torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.Stream | None] = {}
         self._view: tuple[str, torch.Tensor, bool] | None = None
 
-    def read(self, chunk: Chunk) -> memoryview:
-        """The chunk's bytes; valid until the next call."""
-        if len(chunk) == 1:
-            name, offset, length = chunk[0]
-            flat, direct = self._flat(name)
-            if direct:
-                return flat[offset : offset + length].numpy().data
-        at = 0
-        stage = self._staging(self._flat(chunk[0].name)[0].device)
-        for name, offset, length in chunk:
-            stage[at : at + length].copy_(self._flat(name)[0][offset : offset + length])
-            at += length
-        return stage[:at].numpy().data
+    def read_all(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
+        """The bytes of each chunk in turn; each valid until the next is asked for. Raises the device's error."""
+        begun: deque[_Begun] = deque()
+        for number, chunk in enumerate(chunks):
+            begun.append(self._begin(chunk, number % BUFFERS))
+            if len(begun) == BUFFERS:
+                yield begun.popleft().wait()
+        while begun:
+            yield begun.popleft().wait()
+
+    def _begin(self, chunk: Chunk, buffer: int) -> "_Begun":
+        device = self._tensor(chunk[0].name).device
+        stream = self._stream(device)
+        with contextlib.nullcontext() if stream is None else stream:
+            if len(chunk) == 1:
+                name, offset, length = chunk[0]
+                flat, direct = self._flat(name)
+                if direct:
+                    return _Begun(flat[offset : offset + length])
+            at = 0
+            stage = self._staging(buffer, device)
+            for name, offset, length in chunk:
+                stage[at : at + length].copy_(self._flat(name)[0][offset : offset + length], non_blocking=True)
+                at += length
+            return _Begun(stage[:at], StreamPoint([device]) if is_accelerator(device) else None)
+
+    def _stream(self, device: torch.device) -> torch.Stream | None:
+        if self._behind is None or not is_accelerator(device):
+            return None
+        if device not in self._streams:
+            self._view = None  # made on another stream
+            stream = self._streams[device] = stream_of_its_own(device)
+            if stream is not None:
+                self._behind.hold(stream)
+        return self._streams[device]
 
     def _flat(self, name: str) -> tuple[torch.Tensor, bool]:
         if self._view is None or self._view[0] != name:
@@ -59,10 +93,22 @@ class Outgoing:
             self._view = (name, _flat(straight), straight.device.type == "cpu")
         return self._view[1], self._view[2]
 
-    def _staging(self, device: torch.device) -> torch.Tensor:
-        if self._stage is None:
-            self._stage = _stage(self._size, device)
-        return self._stage
+    def _staging(self, buffer: int, device: torch.device | None) -> torch.Tensor:
+        if buffer not in self._stages:
+            self._stages[buffer] = _stage(self._size, device)
+        return self._stages[buffer]
+
+
+class _Begun:
+    """A chunk whose bytes are on their way."""
+
+    def __init__(self, data: torch.Tensor, point: StreamPoint | None = None) -> None:
+        self._data, self._point = data, point
+
+    def wait(self) -> memoryview:
+        if self._point is not None:
+            self._point.wait()
+        return self._data.numpy().data
 
 
 class Incoming:

@@ -12,6 +12,7 @@ from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo
 from regrow.core.net import ThreadServer, listen, same_secret
 from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
+from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.messages import AskState, AskTrace, SendSpans, StateOffered, StateRefused, TraceGiven, holder_side
@@ -64,6 +65,7 @@ class HydrationServer:
         self._changed = threading.Condition()
         self._closed = False
         self._offered: tuple[Generation, StepNo] | None = None
+        self._behind: StreamPoint | None = None
         self._reading: set[socket.socket] = set()
         self._proofs = ProofDesk()
         self.endpoint = ""
@@ -90,9 +92,14 @@ class HydrationServer:
 
     # --- what the session says ---
 
-    def offer(self, generation: Generation, step: StepNo) -> None:
-        """The state stands at `step` and stays there: members of `generation` may read it."""
+    def offer(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
+        """The state stands at `step` and stays there: members of `generation` may read it.
+
+        Args:
+            behind: the point in the devices' work from which that is so; None: readers wait for all of it.
+        """
         with self._changed:
+            self._behind = behind
             self._proofs.publish(None)
             self._offered, stale = (generation, step), self._proofs.readers()
             self._changed.notify_all()
@@ -103,9 +110,10 @@ class HydrationServer:
         """Detail in which a newcomer wants the next step; empty: none does."""
         return self._proofs.wanted  # read without the lock at each step: who is missed is seen at the next
 
-    def offer_proof(self, generation: Generation, step: StepNo) -> None:
+    def offer_proof(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
         """The same for those who wait for a proof, whatever the step; `publish` follows."""
         with self._changed:
+            self._behind = behind
             self._offered = (generation, step)
             self._reading.update(self._proofs.offer(generation, step))
             self._changed.notify_all()
@@ -260,9 +268,8 @@ class HydrationServer:
             for name, offset, length in wanted.spans:
                 if offset < 0 or length < 1 or offset + length > sizes.get(name, 0):
                     raise ProtocolError(f"bytes {offset} to {offset + length} of {name!r} do not exist")
-            outgoing = Outgoing(self._source.tensor, wanted.chunk)
-            for chunk in chunked(wanted.spans, wanted.chunk):
-                data = outgoing.read(chunk)
+            outgoing = Outgoing(self._source.tensor, wanted.chunk, self._behind)
+            for data in outgoing.read_all(chunked(wanted.spans, wanted.chunk)):
                 allow(sock, time.monotonic() + _BETWEEN_REQUESTS)
                 sock.sendall(data)
                 sock.sendall(checksum(data))

@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import (
     Store,
     Work,
 )
+from torch._C._distributed_c10d import _DistributedBackendOptions as DistributedBackendOptions
 from torch._C._dynamo import eval_frame
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import Backend, _world
@@ -137,6 +138,7 @@ __all__ = [
     "AllreduceOptions",
     "Backend",
     "BroadcastOptions",
+    "DistributedBackendOptions",
     "HashStore",
     "PrefixStore",
     "ProcessGroup",

@@ -1,20 +1,52 @@
 """A process group of torch's own over NCCL, or over what another accelerator brings, without a default group around."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from regrow.comm.torch_private.internals import Backend, ProcessGroup, Store, Work, inner_group
-from regrow.core.errors import GenerationHalted
+from regrow.comm.torch_private.internals import (
+    Backend,
+    DistributedBackendOptions,
+    ProcessGroup,
+    Store,
+    Work,
+    inner_group,
+)
+from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import Seconds
 from regrow.devices import nvidia
 
+BACKEND = "regrow"
+"""The name of our own backend in torch's register."""
+_SHAM = "fake"
+"""torch's backend that answers nothing, for tests and plans."""
+_PASSED = ("is_high_priority_stream", "config")
+"""Settings that a script gives to NCCL by a group's options; the time limit has an argument of its own."""
 CALL_S: Seconds = 1.0
 """Wait of an abort for calls of other threads, which only enqueue something."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Wishes of a script for a group on devices.
+
+    Attributes:
+        name: of the group, as torch's flight recorder shows it.
+        ranks: of the world, in the group's order.
+        options: the backend's own, as `new_group(pg_options=...)` was given them; None: none were.
+    """
+
+    name: str = ""
+    ranks: Sequence[int] = ()
+    options: Any = None
+
+
+NOTHING = Wanted()
 
 
 class Communicator:
@@ -135,29 +167,54 @@ def brought_for(kind: str) -> str:
     Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
     """
     name = Backend.default_device_backend_map.get(kind, "")
-    # One that wants torch's options for groups is torch's own, or ours.
-    made = Backend._plugins.get(name.upper())
-    return "" if made is None or made.extended_api else name
+    return name if name.upper() in Backend._plugins and name not in (BACKEND, _SHAM) else ""
 
 
-def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
-    """That of the backend which is registered for this kind of device."""
+def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
+    """That of the backend which is registered for this kind of device. It gets the script's options if it takes any."""
     made = Backend._plugins[brought_for(kind).upper()]
-    backend: Any = made.creator_fn(store, rank, size, timedelta(seconds=run_s))
+    limit = timedelta(seconds=run_s)
+    if made.extended_api:
+        asked = DistributedBackendOptions()
+        asked.store, asked.group_rank, asked.group_size = store, rank, size
+        asked.timeout, asked.group_id, asked.global_ranks_in_group = limit, wanted.name, list(wanted.ranks)
+        backend: Any = made.creator_fn(asked, wanted.options)
+    else:
+        backend = made.creator_fn(store, rank, size, limit)
     group = inner_group(store, rank, size)
     group._register_backend(torch.device(kind), ProcessGroup.BackendType.CUSTOM, backend)
     group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
     return Communicator(backend, group)
 
 
-def make_communicator(store: Store, rank: int, size: int, run_s: Seconds) -> Communicator:
+def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
     """NCCL's own; it talks to its peers at its first collective."""
     from torch.distributed import ProcessGroupNCCL
 
-    options = ProcessGroupNCCL.Options()
+    options = nccl_options(ProcessGroupNCCL.Options(), wanted)
     options._timeout = timedelta(seconds=run_s)
     backend = ProcessGroupNCCL(store, rank, size, options)
     group = inner_group(store, rank, size)
     group._register_backend(torch.device(nvidia.KIND), ProcessGroup.BackendType.NCCL, backend)
     group._set_default_backend(ProcessGroup.BackendType.NCCL)
     return Communicator(backend, group)
+
+
+def nccl_options(fresh: Any, wanted: Wanted) -> Any:
+    """New options with what the script asks for: torch notes things of its own in those that a group was made with.
+
+    Raises `UsageError` where they are not NCCL's.
+    """
+    given = wanted.options
+    if given is not None and not isinstance(given, type(fresh)):
+        raise UsageError(
+            f"pg_options of {wanted.name or 'a group'} are {type(given).__name__}, and its devices are served by NCCL",
+            hint="give torch.distributed.ProcessGroupNCCL.Options, or leave pg_options= out",
+        )
+    for name in _PASSED if given is not None else ():
+        if hasattr(given, name):
+            setattr(fresh, name, getattr(given, name))
+    for name, shown in (("global_ranks_in_group", list(wanted.ranks)), ("group_name", wanted.name)):
+        if hasattr(fresh, name):
+            setattr(fresh, name, shown)
+    return fresh

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 from regrow.core.ids import Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.sights import DEVICE, WorkerSight
-from regrow.core.phase import Phase
+from regrow.core.phase import IN_BODY, Phase
 
 STEPS = 10.0
 """The bound in steps."""
@@ -31,7 +31,6 @@ READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
 MOST_PATIENCE = 8.0
 """Largest factor of the bound after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
-_IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
             return HangVerdict(_given_up(present, bounds), tuple(stopped), "the processes of all ranks are stopped")
         hung = late if _others_wait(looks, stopped, bounds) else ()
         return HangVerdict(hung, tuple(stopped), "its process is stopped")
-    at_devices = [look for look in present if _at_device(look.sight)]
+    at_devices = [look for look in present if _at_device(look.sight, bounds)]
     if at_devices and all(look in at_devices or _waits_for_sure(look.sight) for look in present):
         anew = all(_overdue(look, bounds) for look in present)
         return HangVerdict(holding_up=tuple(present), why="all wait for their devices", anew=anew)
@@ -140,14 +139,16 @@ def overdue(sight: WorkerSight | None, waited: Seconds, bounds: Bounds) -> bool:
     return min(sight.seconds, waited) >= bounds.base and sight.seconds >= bounds.for_(sight)
 
 
-def _at_device(sight: WorkerSight | None) -> bool:
-    """True if it waits for its device. A wait in the driver spins, and regrow sees only that collectives are there.
+def _at_device(sight: WorkerSight | None, bounds: Bounds) -> bool:
+    """True if it waits for its device, as its page says: a worker that stands still for long has asked the device.
 
-    Outside a body a busy rank evaluates, or reads its data, and may do so for any time while all others do the same.
+    A wait in the driver looks like work of the processor, which may take any time. Only a bound that the user ordered
+    may come before that question, and holds for both.
     """
     if sight is None:
         return False
-    return sight.awaits == DEVICE or (sight.waits is None and sight.busy and sight.phase in _IN_BODY)
+    unknown = bounds.ordered and sight.waits is None and sight.busy and sight.phase in IN_BODY
+    return sight.awaits == DEVICE or unknown
 
 
 def _waits_for_sure(sight: WorkerSight | None) -> bool:

@@ -5,7 +5,7 @@ import msgspec
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
-from regrow.core.phase import Phase
+from regrow.core.phase import IN_BODY
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.recovery import hangs
@@ -24,7 +24,6 @@ _SAY_S: Seconds = 60.0
 _LIKE_SLOW = 2.0
 _ANEW_MOST = 3
 """Most times that groups are formed anew at one step: a step that takes longer than all bounds is slow, not dead."""
-_IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
 
 
 class Standstills:
@@ -65,7 +64,7 @@ class Standstills:
         for sight in event.sights:
             if sight.worker in self._roster.workers:
                 self._sights[sight.worker] = (sight, now)
-        begun = [s.step for s in event.sights if s.phase in _IN_BODY and s.generation == self._job.generation]
+        begun = [s.step for s in event.sights if s.phase in IN_BODY and s.generation == self._job.generation]
         if begun and isinstance(self._job.state, Training) and self._left_alone(max(begun), now):
             return
         if now - self._judged_at < min(_JUDGE_MOST_S, _JUDGE_A_RANK_S * len(self._roster.places)):

@@ -4,21 +4,15 @@ On a processor an operation is done when its call returns. On an accelerator it 
 `wait()` lets the stream wait, not the program, and after an abort the kernels behind it run on partial sums.
 """
 
-import time
 from collections.abc import Iterable
 from typing import Protocol
 
 import torch
 
 from regrow.comm.flight import FLIGHT
-from regrow.core.ids import Seconds
 from regrow.core.messages.sights import DEVICE
 from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import StreamPoint
-
-_PART = 0.01
-"""Pause between two looks, as a part of the wait until then: short waits stay short, long ones cost nothing."""
-_PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
 class Accelerator(Protocol):
@@ -62,24 +56,17 @@ class Devices:
         self._devices = list(devices)
 
     def wait(self) -> None:
-        """An event on each device's current stream has come: all work before it is done.
+        """All work on each device's current stream has been done; the wait is shown as one for the device.
 
-        Asked for and slept between: a wait in the driver spins, and who spins looks as if it computed. It is shown as
-        a wait for the device, since others may have to be asked why it does not end.
+        Others may have to be asked why it does not end.
         """
-        events = []
-        for device in self._devices:
-            event = torch.Event(device)
-            event.record(torch.accelerator.current_stream(device))
-            events.append(event)
-        if all(event.query() for event in events):
+        point = self.point()
+        if point.passed():
             return
         FLIGHT.name(DEVICE)
-        flight, begun = FLIGHT.begin(), time.monotonic()
+        flight = FLIGHT.begin()
         try:
-            for event in events:
-                while not event.query():
-                    time.sleep(min(max(_PART * (time.monotonic() - begun), _PAUSE_LEAST), _PAUSE_MOST))
+            point.wait()
         finally:
             FLIGHT.end(flight)
 

@@ -3,17 +3,39 @@
 import contextlib
 import os
 import sys
+import time
 
 from regrow.agent.workers.link import AgentGone, WorkerLink
 from regrow.agent.workers.tracebacks import report
 from regrow.core.exit_codes import DEVICE_FAILED
 from regrow.core.messages import facts
-from regrow.devices import accelerators, failing
+from regrow.core.messages.vocabulary import Role
+from regrow.devices import accelerators, failing, memory_return
 
 _CURE = (
     "another process takes this rank; where it comes again at this step, look for the script's cause with "
     "CUDA_LAUNCH_BLOCKING=1, else drain the node"
 )
+
+
+def judge_failure(link: WorkerLink, error: BaseException) -> None:
+    """The script of this worker ends with an error: end the process at once, where its device has failed.
+
+    A newcomer that found too little memory waits for what a dead process had, so that the next one finds it; so do all
+    that are started again.
+    """
+    leave_if_device_failed(link, error)
+    first = link.env.role is Role.RANK and link.env.restarts == 0
+    if first or not memory_return.ran_out(error):
+        return
+    began = time.monotonic()
+    try:
+        found = memory_return.await_return()
+    except RuntimeError:  # the device does not tell any more; what counts is the error that is known
+        return
+    text = f"rank {link.env.rank} found too little memory on its device, as it came after others"
+    took = f"{time.monotonic() - began:.0f} s later {found / 2**30:.1f} GiB more were free"
+    link.send(facts.WorkerNoted(link.env.worker, f"{text}: {took}"))
 
 
 def leave_if_device_failed(link: WorkerLink, error: BaseException) -> None:

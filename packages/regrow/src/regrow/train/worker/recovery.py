@@ -138,7 +138,7 @@ class Recovery:
         between = self.state.between
         with between.as_committed(form.step, over=form.over) if form.inside else contextlib.nullcontext():
             self.frozen.freeze(form.step, whole_body=form.whole_body)
-        self.server.offer(form.generation, form.step)
+        self.server.offer(form.generation, form.step, self.accelerator.point())
 
     def withdraw(self, deadline: Instant) -> None:
         """The update is about to begin: nobody may read this worker's state any more."""

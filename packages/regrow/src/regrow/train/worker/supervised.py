@@ -13,6 +13,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.on_device.waits import WAITS
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names
@@ -33,7 +34,7 @@ from regrow.train.worker.assembly import Assembly, SetUpHearing
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
-from regrow.train.worker.failed_device import leave_if_device_failed
+from regrow.train.worker.failed_device import judge_failure
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
@@ -93,7 +94,7 @@ class SupervisedWorker:
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
         link.excused = lambda: member.control.halted or groups.refused or groups.broke()
-        link.failing = partial(leave_if_device_failed, link)
+        link.failing = partial(judge_failure, link)
         link.advice = lambda: member._stray.advice() if member._state is not None else ""
         member.control.start()
         groups.on_asked = link.early.note if link.early.watching else None
@@ -105,6 +106,7 @@ class SupervisedWorker:
             member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
         nccl.ERRORS.tell = member._tell_groups_error
+        WAITS.standing = link.board.standing
         return member
 
     def _tell_groups_error(self, why: str) -> None:

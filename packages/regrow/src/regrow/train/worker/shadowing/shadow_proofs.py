@@ -57,7 +57,7 @@ class ShadowProofs:
         if recovery is not None:
             recovery.held_up = 0.0
             recovery.frozen.freeze(step, whole_body=self._body.whole_body)
-            recovery.server.offer_proof(self._control.generation, step)
+            recovery.server.offer_proof(self._control.generation, step, recovery.accelerator.point())
 
     @property
     def held_up(self) -> Seconds:

@@ -1,0 +1,54 @@
+"""A wait for a device's memory that a process which has died still had: it may come back a minute after its end.
+
+Source: https://github.com/NVIDIA-NeMo/RL/issues/3592
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+
+from regrow.core.ids import Instant, Seconds
+from regrow.devices import accelerators
+from regrow.devices.failing import behind
+
+MOST_S: Seconds = 60.0
+"""Longest wait: what has not come back then is somebody's."""
+STILL_S: Seconds = 3.0
+"""Memory has come back if none was added for this long."""
+LOOK_S: Seconds = 0.5
+
+
+def ran_out(error: BaseException) -> bool:
+    """True if it, or one of its causes, says that a device had too little memory."""
+    return any(isinstance(each, torch.OutOfMemoryError) for each in behind(error))
+
+
+def free_memory() -> int | None:
+    """Bytes that are free on this thread's device, for all processes; None if its kind does not tell."""
+    accelerators.give_back_memory()
+    said = getattr(accelerators.in_use(), "mem_get_info", None)
+    return None if said is None else int(said()[0])
+
+
+def await_return(
+    free: Callable[[], int | None] = free_memory,
+    *,
+    now: Callable[[], Instant] = time.monotonic,
+    pause: Callable[[Seconds], None] = time.sleep,
+) -> int:
+    """Return when some memory has come back and no more does, or after a minute; the bytes that have.
+
+    At once, where the device's kind does not tell.
+    """
+    first = free()
+    if first is None:
+        return 0
+    most, begun = first, now()
+    grown = begun
+    while now() - begun < MOST_S and (most == first or now() - grown < STILL_S):
+        pause(LOOK_S)
+        found = free() or 0
+        if found > most:
+            most, grown = found, now()
+    return most - first
