@@ -127,15 +127,38 @@ def try_(script: str, **words: Any) -> int:
 
 @click.command()
 @options.of_doctor
-def doctor(check_timeout: str, **words: Any) -> int:
+def doctor(
+    check_timeout: str,
+    checks: tuple[str, ...],
+    peers: tuple[str, ...],
+    quick: bool,
+    node: str,
+    json: str,
+    train: bool,
+    **training: Any,
+) -> int:
     """Examine this machine: GPUs, memory, disk, network, products with a known answer; nothing is changed or mended.
 
-    Exit code 0: fit, or only suspect. 1: a verdict is leave or fatal.
+    With --train: small trainings that are struck here, and come out bitwise equal or not; nothing is left behind.
+
+    Exit code 0: fit, or only suspect; no check has failed. 1: a verdict is leave or fatal, or a check has failed.
     """
+    if train:
+        from regrow.drill.command import DrillFlags, run_doctor_training
+
+        flags = DrillFlags(checks, quick, json, **training)
+        return run_doctor_training(flags, inherited_environment(), gpus=_count_gpus())
     from regrow.health.doctor import run_doctor
     from regrow.launch.checks import some_time
 
-    return run_doctor(check_timeout=some_time("--check-timeout", check_timeout), **words)
+    return run_doctor(
+        check_timeout=some_time("--check-timeout", check_timeout),
+        checks=checks,
+        peers=peers,
+        quick=quick,
+        node=node,
+        json_file=json,
+    )
 
 
 @click.command()

@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 from rich.console import Console
@@ -29,9 +30,11 @@ def run_doctor(
     peers: Sequence[str] = (),
     node: str = "",
     quick: bool = False,
-    as_json: bool = False,
+    json_file: str = "",
 ) -> int:
     """Examine this machine and print what was found; the exit code: 1 where something is `leave` or `fatal`.
+
+    `json_file`: also written there for programs; `-`: printed for programs only.
 
     Raises:
         UsageError: a peer's address is none.
@@ -50,10 +53,13 @@ def run_doctor(
         within=check_timeout,
     )
     console = Console()
-    if as_json:
-        console.file.write(msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n")
+    text = msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+    if json_file == "-":
+        console.file.write(text)
     else:
         console.print(table(found))
+        if json_file:
+            Path(json_file).write_text(text, encoding="utf-8")
     return UNFIT if found.worst.failed else OK
 
 

@@ -198,7 +198,27 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
     click.option("--peer", "peers", multiple=True, metavar="HOST:PORT", help="Connect to it too; repeatable."),
     click.option("--quick", is_flag=True, help="Only what takes no context on a GPU: about a second."),
     click.option("--node", default="", metavar="NAME", help="What verdicts call this machine.  [its host name]"),
-    click.option("--json", "as_json", is_flag=True, help="For programs."),
+    click.option("--json", is_flag=False, flag_value="-", default="", metavar="[FILE]", help="For programs."),
+    click.option(
+        "--train",
+        is_flag=True,
+        help="Train, strike and compare, for 10 minutes at most. --check then names one of its checks, and --quick "
+        "takes 2 minutes.",
+    ),
+    click.option(
+        "--nproc-per-node", "ranks", type=click.IntRange(min=2), metavar="N", help="With --train: ranks of a node."
+    ),
+    click.option("--state-gb", type=click.FloatRange(min=0), default=10.0, metavar="GB", help="State of a node.  [10]"),
+    click.option("--nodes", type=click.IntRange(min=1), default=1, metavar="N", help="Run this on N nodes at once."),
+    click.option(
+        "--node-rank",
+        type=int,
+        envvar=["PET_NODE_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"],
+        metavar="N",
+        help="Which of the nodes this is.",
+    ),
+    click.option("--rdzv-endpoint", "endpoint", default="", metavar="HOST:PORT", help="Where node 0 is found."),
+    click.option("--bind", default="", metavar="IP", help="With --nodes: listen here."),
 )
 
 

@@ -85,12 +85,13 @@ def first_difference(one: Ledger, other: Ledger, *, until: StepNo | None = None)
     for at in sorted(mine.keys() | theirs.keys()):
         if until is not None and at[0] >= until:
             break
-        if text := _difference(mine, theirs, at):
+        if text := difference_at(mine, theirs, at):
             return at[0], text
     return None
 
 
-def _difference(mine: Numbers, theirs: Numbers, at: tuple[StepNo, Rank]) -> str:
+def difference_at(mine: Numbers, theirs: Numbers, at: tuple[StepNo, Rank]) -> str:
+    """Difference of two runs in one step of a rank, for people; empty for none."""
     place = f"step {at[0]}, rank {at[1]}"
     if at not in mine or at not in theirs:
         return f"{place} was committed in one of the runs only"

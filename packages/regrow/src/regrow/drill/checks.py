@@ -1,0 +1,64 @@
+"""The checks of `regrow doctor --train`, in the order in which they are carried out."""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+
+
+class DrillCheck(NamedTuple):
+    """One check.
+
+    Attributes:
+        name: for `--check` and the report.
+        shows: what holds where it is ok, for people.
+        limit: the most seconds that it may take.
+        quick: also done with `--quick`.
+        jobs: the most jobs over all nodes that it starts; each has a port of its own.
+        accelerator: it says something only of an accelerator.
+    """
+
+    name: str
+    shows: str
+    limit: Seconds
+    quick: bool = False
+    jobs: int = 0
+    accelerator: bool = False
+
+
+CHECKS: Final = (
+    DrillCheck("facts", "versions, limits and memory are enough", 60.0, quick=True),
+    DrillCheck("network", "rate between two ranks over each address", 90.0, quick=True, jobs=1),
+    DrillCheck("groups", "groups are aborted and formed again 5 times, and leak nothing", 120.0, quick=True, jobs=1),
+    DrillCheck("kills-ddp", "DDP: a killed rank changes no bit", 180.0, quick=True, jobs=2),
+    DrillCheck("kills-hsdp", "HSDP: a killed rank changes no bit", 240.0, jobs=2),
+    DrillCheck("hang", "a rank that stands still is noticed and replaced", 150.0, quick=True, jobs=2),
+    DrillCheck(
+        "sick-device", "a device that fails for good is left, and the job goes on", 90.0, jobs=2, accelerator=True
+    ),
+    DrillCheck("memory", "memory of a killed rank comes back in time for the next", 90.0, jobs=2, accelerator=True),
+    DrillCheck("steady", "a step takes no longer than with torch alone", 120.0),
+    DrillCheck("node", "a lost node is replaced, and no bit changes", 150.0, jobs=2),
+)
+BUDGET: Final[Seconds] = 600.0
+"""Of all checks together."""
+
+
+def chosen(names: Sequence[str], *, quick: bool) -> list[DrillCheck]:
+    """The checks of these names in the order of the table; without names all, or those of `--quick`.
+
+    Raises:
+        UsageError: there is no such check.
+    """
+    known = [each.name for each in CHECKS]
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"there is no check {unknown[0]!r}", hint=f"they are {', '.join(known)}")
+    if names:
+        return [each for each in CHECKS if each.name in names]
+    return [each for each in CHECKS if each.quick or not quick]
+
+
+def first_port(check: DrillCheck) -> int:
+    """Distance from the endpoint's port to that of a check's first job, the same whatever checks are chosen."""
+    return sum(each.jobs for each in CHECKS[: CHECKS.index(check)])

@@ -1,0 +1,213 @@
+"""Judging of what jobs and measurements have shown, check by check. Pure."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from regrow.core.ids import Rank, Seconds, StepNo
+from regrow.drill.verdict import Judgement, failed, ok
+from regrow.observe.ledger import Ledger
+from regrow.observe.trial import difference_at
+
+LEAST_GBPS = 0.05
+"""GB/s of an address, with four flows: less than half of a link of 1 Gbit/s."""
+MOST_RATIO, ROOM_MS = 1.5, 10.0
+"""A step under regrow may take this times a plain one, or this much longer, whichever is more."""
+REFORMED = 5
+MOST_GROWTH = 2
+"""Descriptors or threads more after the last of `REFORMED` groups than after the first: a leak has one for each."""
+GIB = 1 << 30
+
+
+class MachineFacts(NamedTuple):
+    """Facts about a machine that bear on training. Sizes in bytes; None: no limit, or unknown.
+
+    Attributes:
+        descriptors: most open files of a process.
+        locked: most memory that a process may lock.
+        infiniband: names of adapters that need locked memory.
+        shared_free: what is free in /dev/shm.
+        memory_free: what processes can get.
+        ranks: how many are to run here.
+    """
+
+    device: str
+    descriptors: int | None
+    locked: int | None
+    infiniband: Sequence[str]
+    shared_free: int | None
+    memory_free: int
+    ranks: int
+
+
+def judge_facts(facts: MachineFacts) -> Judgement:
+    """Judge limits; each that is too small is named with its cure."""
+    causes = []
+    if facts.descriptors is not None and facts.descriptors < 512:
+        causes.append(f"a process may open {facts.descriptors} files only: ulimit -n 65536")
+    if facts.infiniband and facts.locked is not None and facts.locked < 64 << 20:
+        causes.append(
+            f"a process may lock {facts.locked >> 10} KiB only, {facts.infiniband[0]} needs more: ulimit -l unlimited"
+        )
+    if facts.shared_free is not None and facts.shared_free < 64 << 20:
+        causes.append(f"/dev/shm has {facts.shared_free >> 20} MiB free: a container needs --shm-size or --ipc=host")
+    if facts.memory_free < facts.ranks * GIB // 2:
+        causes.append(f"{facts.memory_free / GIB:.1f} GiB of memory are free for {facts.ranks} ranks")
+    figure = f"{facts.device}, {facts.memory_free / GIB:.1f} GiB of memory free"
+    return failed("; ".join(causes), figure) if causes else ok(figure)
+
+
+class FlowRate(NamedTuple):
+    """Rate to one address with this number of flows. `gbps`: 10^9 bytes a second; `error`: why there is none."""
+
+    address: str
+    flows: int
+    gbps: float
+    error: str = ""
+
+
+def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
+    """Judge addresses; the best one says how long a node's state travels."""
+    if not rates:
+        return failed("no address was measured")
+    four = [each for each in rates if each.flows > 1]
+    best = max(each.gbps for each in rates)
+    told = ", ".join(f"{each.address} {each.flows} flow{'s' * (each.flows > 1)} {each.gbps:.2f} GB/s" for each in rates)
+    if best > 0:
+        told += f"; a lost node takes {state_gb / best:.0f} s for {state_gb:g} GB of state (--state-gb)"
+    if errors := [f"{each.address} cannot be used: {each.error}" for each in rates if each.error]:
+        return failed("; ".join(dict.fromkeys(errors)), told)
+    if slow := [each for each in four if each.gbps < LEAST_GBPS]:
+        return failed(f"{slow[0].address} is slower than {LEAST_GBPS:g} GB/s", told)
+    return ok(told)
+
+
+class ProcessCount(NamedTuple):
+    """Resources of a process that lives through all faults, behind a step."""
+
+    step: int
+    descriptors: int
+    threads: int
+
+
+def judge_counts(counts: Sequence[ProcessCount], kills: Sequence[StepNo]) -> Judgement:
+    """Compare the least of each count behind the first kill with that behind the last. `kills`: their steps."""
+    after = [
+        [each for each in counts if kill < each.step and (later is None or each.step < later)]
+        for kill, later in zip(kills, [*kills[1:], None], strict=True)
+    ]
+    if not all(after):
+        return failed("the process that was to live through all kills did not")
+    causes = []
+    for at, name in ((1, "descriptors"), (2, "threads")):
+        first, last = (min(each[at] for each in part) for part in (after[0], after[-1]))
+        if last - first > MOST_GROWTH:
+            causes.append(f"{name} of a survivor grew from {first} to {last} in {len(kills) - 1} recoveries")
+    figure = f"{len(kills)} times formed anew, {after[-1][-1][1]} descriptors and {after[-1][-1][2]} threads"
+    return failed("; ".join(causes), figure) if causes else ok(figure)
+
+
+class JobRun(NamedTuple):
+    """One job. `code`: None, it did not end in time; `words`: its last output."""
+
+    code: int | None
+    ledger: Ledger
+    words: str
+    seconds: Seconds
+
+
+def difference(struck: Ledger, alone: Ledger, *, unsaid: frozenset[Rank] = frozenset()) -> str:
+    """The first difference of two runs; empty for none.
+
+    Records of ranks in `unsaid` may lack steps: an agent that is killed takes its newest lines with it.
+    """
+    mine, theirs = struck.numbers, alone.numbers
+    for at in sorted(mine.keys() | theirs.keys()):
+        if at[1] in unsaid and (at not in mine or at not in theirs):
+            continue
+        if text := difference_at(mine, theirs, at):
+            return text
+    return ""
+
+
+def judge_alone(run: JobRun, *, steps: int) -> Judgement:
+    """Judge a run that nobody disturbs: `ok` without a figure, or why the others prove nothing."""
+    if run.code is None:
+        return failed(f"the undisturbed training did not end within {run.seconds:.0f} s")
+    if run.code != 0:
+        return failed(f"the undisturbed training ended with code {run.code}")
+    if not run.ledger.commits or len(run.ledger.commits) < steps:
+        return failed(f"the undisturbed training has {len(run.ledger.commits)} of {steps} steps in its records")
+    return ok("")
+
+
+class Blow(NamedTuple):
+    """A planned fault. `stage`, `how`: as in a fault plan."""
+
+    rank: int
+    step: int
+    stage: str
+    how: str = "sigkill"
+
+    def toml(self) -> str:
+        """Its entry in a fault plan."""
+        return f'[[fault]]\nrank = {self.rank}\nstep = {self.step}\nat = "{self.stage}"\nhow = "{self.how}"\n'
+
+
+def judge_struck(
+    run: JobRun,
+    alone: JobRun,
+    blows: Sequence[Blow] = (),
+    *,
+    records: bool = True,
+    kind: str = "",
+    unsaid: frozenset[Rank] = frozenset(),
+) -> Judgement:
+    """Judge a run that was struck against the one that was not.
+
+    Args:
+        run: the struck one.
+        alone: the other.
+        blows: the faults of its plan.
+        records: whether this node has the coordinator's records, so that faults and incidents are seen here.
+        kind: an incident of this kind must be in the records; empty: any.
+        unsaid: ranks whose newest records may be lost.
+    """
+    if run.code is None:
+        return failed(f"the training did not end within {run.seconds:.0f} s: {_open(run.ledger)}")
+    if run.code != 0:
+        return failed(f"the training ended with code {run.code}: {_open(run.ledger)}")
+    if text := difference(run.ledger, alone.ledger, unsaid=unsaid):
+        return failed(f"not bitwise equal to the undisturbed run: {text}")
+    if not records:
+        return ok("this node's ranks are bitwise equal")
+    struck = {fault.fault for fault in run.ledger.injected}
+    if missing := [blow for at, blow in enumerate(blows, 1) if f"plan-{at}" not in struck]:
+        return failed(f"rank {missing[0].rank} was not struck at {missing[0].stage} of step {missing[0].step}")
+    incidents = [each for each in run.ledger.incidents if not kind or each.kind == kind]
+    if not incidents:
+        return failed(f"no incident{f' of kind {kind}' * bool(kind)} is in the records")
+    totals = [each.total for each in incidents]
+    stages = ", ".join(dict.fromkeys(blow.stage for blow in blows))
+    return ok(
+        f"{sum(each.faults for each in incidents)} faults{f' ({stages})' * bool(stages)} mended, bitwise equal; "
+        f"{median(totals):.2f} s each, at most {max(totals):.2f}"
+    )
+
+
+def _open(ledger: Ledger) -> str:
+    if ledger.open_incidents:
+        incident = next(iter(ledger.open_incidents.values()))
+        return f"an incident of step {incident.step} is open"
+    return f"its newest step is {ledger.last_step}"
+
+
+def judge_steady(blocks: Mapping[str, Sequence[float]]) -> Judgement:
+    """Judge milliseconds a step of the sides `plain` and `regrow`, by blocks taken in turns."""
+    if not all(blocks.get(side) for side in ("plain", "regrow")):
+        return failed("a side did not train")
+    plain, ours = median(blocks["plain"]), median(blocks["regrow"])
+    figure = f"a step {ours:.2f} ms under regrow, {plain:.2f} ms plain: ratio {ours / plain:.3f}"
+    if ours > max(plain * MOST_RATIO, plain + ROOM_MS):
+        return failed(f"a step takes {ours / plain:.2f} times as long as without regrow", figure)
+    return ok(figure)

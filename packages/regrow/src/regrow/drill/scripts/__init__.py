@@ -1,0 +1,1 @@
+"""Scripts that jobs of `regrow doctor --train` run, as a user would write them."""

@@ -1,0 +1,148 @@
+"""`network.py loopback|all`: rank 0 sends to the last rank, with one flow and with four, as fast as it can.
+
+It sends to the loopback address of the last rank's node, or to all others that the node has.
+Rank 0 writes lines of JSON to `rates.jsonl`: address, flows, GB/s, and an error where an address cannot be used.
+"""
+
+import hmac
+import json
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+
+import regrow
+
+FLOWS = (1, 4)
+SECONDS = 0.6
+CONNECT_S, PATIENCE_S = 5.0, 20.0
+CHUNK = 1 << 20
+TOLD = 4096
+"""Bytes in which addresses, ports and the token are told."""
+
+
+def addresses(*, loopback: bool) -> list[str]:
+    """IPv4 addresses of this machine's interfaces that are up; loopback only, or without it."""
+    up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
+    known = [
+        each.address
+        for name, entries in psutil.net_if_addrs().items()
+        if name in up
+        for each in entries
+        if each.family is socket.AF_INET
+    ]
+    return [address for address in known if address.startswith("127.") == loopback][: 8 if not loopback else 1]
+
+
+class Receiver:
+    """Listens on addresses of this machine; reads what comes with the token, and answers with the count of bytes."""
+
+    def __init__(self, hosts: Sequence[str], token: bytes) -> None:
+        self._token = token
+        self._sockets = [socket.create_server((host, 0)) for host in hosts]
+        self.places = [each.getsockname()[:2] for each in self._sockets]
+        for each in self._sockets:
+            threading.Thread(target=self._accept, args=(each,), daemon=True).start()
+
+    def _accept(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._read, args=(connection,), daemon=True).start()
+
+    def _read(self, connection: socket.socket) -> None:
+        buffer, count = bytearray(CHUNK), 0
+        try:
+            with connection:
+                connection.settimeout(PATIENCE_S)
+                if not hmac.compare_digest(connection.recv(len(self._token), socket.MSG_WAITALL), self._token):
+                    return
+                while got := connection.recv_into(buffer):
+                    count += got
+                connection.sendall(count.to_bytes(8, "big"))
+        except OSError:
+            return  # the sender sees it too, and tells
+
+    def close(self) -> None:
+        """Listen no more."""
+        for each in self._sockets:
+            each.close()
+
+
+def send(place: tuple[str, int], token: bytes, received: list[int], errors: list[str]) -> None:
+    """One flow."""
+    chunk = bytes(CHUNK)
+    try:
+        with socket.create_connection(place, timeout=CONNECT_S) as connection:
+            connection.settimeout(PATIENCE_S)
+            connection.sendall(token)
+            until = time.monotonic() + SECONDS
+            while time.monotonic() < until:
+                connection.sendall(chunk)
+            connection.shutdown(socket.SHUT_WR)
+            received.append(int.from_bytes(connection.recv(8, socket.MSG_WAITALL), "big"))
+    except OSError as error:
+        errors.append(error.strerror or str(error))
+
+
+def measure(place: tuple[str, int], flows: int, token: bytes) -> dict[str, object]:
+    """The rate to one place."""
+    received: list[int] = []
+    errors: list[str] = []
+    threads = [threading.Thread(target=send, args=(place, token, received, errors)) for _ in range(flows)]
+    began = time.monotonic()
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    rate = sum(received) / (time.monotonic() - began) / 1e9
+    return {"address": place[0], "flows": flows, "gbps": 0.0 if errors else rate, "error": "".join(errors[:1])}
+
+
+def share(text: str, root: int) -> str:
+    """Text of one rank, for all. It travels as bytes, and is never unpickled."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    told = torch.zeros(TOLD, dtype=torch.uint8)
+    told[: len(text.encode())] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    if device is not None:
+        told = told.to(device)
+    dist.broadcast(told, root)
+    return bytes(told.cpu().tolist()).rstrip(b"\0").decode()
+
+
+def main(where: str) -> None:
+    """Measure."""
+    session = regrow.init(seed=0)
+    if torch.accelerator.is_available():
+        torch.accelerator.set_device_index(session.local_rank % torch.accelerator.device_count())
+    last = session.world_size - 1
+    receiver = None
+    told = ""
+    if session.rank == last:
+        token = secrets.token_bytes(16)
+        receiver = Receiver(addresses(loopback=where == "loopback"), token)
+        told = json.dumps({"places": receiver.places, "token": token.hex()})
+    heard = json.loads(share(told, last))
+    if session.rank == 0:
+        token = bytes.fromhex(heard["token"])
+        with Path("rates.jsonl").open("w") as file:
+            for host, port in heard["places"]:
+                for flows in FLOWS:
+                    file.write(json.dumps(measure((host, port), flows, token)) + "\n")
+                    file.flush()
+    share("over", 0)
+    if receiver is not None:
+        receiver.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""`steady.py plain|regrow ASKS ANSWERS`: a model that trains a block of steps each time that it is asked to.
+
+A line in the pipe ASKS asks; the milliseconds a step come in the pipe ANSWERS. One rank.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import regrow
+
+BLOCK = 10
+ENDLESS = 1_000_000
+
+
+def device() -> torch.device:
+    """The accelerator, else the processor."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if found is None else torch.device(found.type, 0)
+
+
+def drain() -> None:
+    """Wait for the device."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+
+
+class Blocks:
+    """Blocks of steps, each when it is asked for."""
+
+    def __init__(self, asks: str, answers: str) -> None:
+        self._asks, self._answers = open(asks), open(answers, "w")  # noqa: SIM115 - open as long as the process
+        self._count, self._began = 0, 0.0
+
+    def before(self) -> None:
+        """A step begins."""
+        if self._count % BLOCK == 0:
+            self._asks.readline()
+            drain()
+            self._began = time.perf_counter()
+
+    def after(self) -> None:
+        """A step has ended."""
+        self._count += 1
+        if self._count % BLOCK == 0:
+            drain()
+            self._answers.write(f"{1e3 * (time.perf_counter() - self._began) / BLOCK}\n")
+            self._answers.flush()
+
+
+class SteadyTraining:
+    """The model, and a step of it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self._device = device()
+        width, layers = (2048, 12) if self._device.type != "cpu" else (384, 4)
+        modules = [layer for _ in range(layers) for layer in (nn.Linear(width, width), nn.GELU())]
+        self.model = nn.parallel.DistributedDataParallel(nn.Sequential(*modules).to(self._device))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(256, width)
+
+    def step(self) -> Tensor:
+        """One update."""
+        loss: Tensor = self.model(self.batch.to(self._device)).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+def batches() -> Iterator[int]:
+    """Numbers of steps."""
+    yield from range(ENDLESS)
+
+
+def main(side: str, asks: str, answers: str) -> None:
+    """Train for as long as somebody asks."""
+    torch.set_num_threads(1)
+    if side == "plain":
+        backend = "nccl" if device().type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+        training, blocks = SteadyTraining(), Blocks(asks, answers)
+        for _ in batches():
+            blocks.before()
+            training.step()
+            blocks.after()
+        return
+    session = regrow.init(seed=0)
+    training = SteadyTraining()
+    session.protect(training.model, training.optimizer)
+    blocks = Blocks(asks, answers)
+    for step in session.steps(lambda number: number, until=ENDLESS):
+        counts = not step.rehearsal
+        if counts:
+            blocks.before()
+        with step:
+            step.log(loss=training.step())
+        if counts:
+            blocks.after()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,170 @@
+"""A session of checks: each in a process of its own with a limit; all that came of it ends with it."""
+
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+import psutil
+
+from regrow.agent.workers.processes import adopt_orphans
+from regrow.core.exit_codes import RUN_AGAIN
+from regrow.core.ids import Seconds
+from regrow.drill.checks import BUDGET, DrillCheck
+from regrow.drill.ground import DrillSettings
+from regrow.drill.verdict import CheckResult, CheckStatus, DrillReport, code_of, conclude
+
+LEAST: Seconds = 20.0
+"""A check is not begun with less time than this."""
+GRACE: Seconds = 5.0
+"""Time that processes of a check get to end after it, and to end when they are asked to."""
+END: Seconds = 10.0
+_LAST_BYTES = 2000
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class DrillInterrupted(BaseException):
+    """The session was asked to end."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Signals that ask for an end are `DrillInterrupted` within this; processes without a parent become this one's."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # what follows is bounded, and must come to its end
+        raise DrillInterrupted(signal.Signals(number).name)
+
+    adopt_orphans()
+    former = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def hold(
+    checks: Sequence[DrillCheck],
+    settings: DrillSettings,
+    environment: Mapping[str, str],
+    tell: Callable[[str], None],
+    *,
+    budget: Seconds = BUDGET,
+) -> DrillReport:
+    """Carry out checks in their order and tell a line as each ends.
+
+    Args:
+        checks: what to do.
+        settings: without a folder; it is made, and goes at the end.
+        environment: of the checks.
+        tell: takes a line for people.
+        budget: time for all.
+
+    Returns:
+        The report, also where it was interrupted: then it has fewer results than there are checks, and code 75.
+    """
+    began = time.monotonic()
+    results: list[CheckResult] = []
+    versions: dict[str, str] = {}
+    interrupted = False
+    with interruptible():
+        household = Household()
+        folder = Path(tempfile.mkdtemp(prefix="regrow-doctor-"))
+        try:
+            settings = msgspec.structs.replace(settings, folder=str(folder))
+            (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+            (folder / "run").mkdir(mode=0o700)
+            own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
+            for check in checks:
+                result = _carry_out(check, folder, {**environment, **own}, began + budget - time.monotonic(), household)
+                results.append(result)
+                tell(result.line)
+            if (folder / "versions.json").exists():
+                versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
+        except DrillInterrupted:
+            interrupted = True
+            household.end(asked=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    verdict = conclude(results, begun=len(checks))
+    code = RUN_AGAIN if interrupted else code_of(results)
+    took = time.monotonic() - began
+    return DrillReport(verdict, code, versions, settings.node_rank, settings.nodes, took, results)
+
+
+class Household:
+    """Processes that come from this one, now that orphans are adopted. Those that were there before are not touched."""
+
+    def __init__(self) -> None:
+        self._me = psutil.Process()
+        self._others = {each.pid for each in self._me.children(recursive=True)}
+
+    def end(self, *, asked: bool) -> int:
+        """End all; returns how many had to be killed. `asked`: ask them to end first."""
+        if asked:
+            for each in self._living():
+                with suppress(psutil.NoSuchProcess):
+                    each.terminate()
+        psutil.wait_procs(self._living(), timeout=GRACE)
+        found = 0
+        until = time.monotonic() + END
+        while (living := self._living()) and time.monotonic() < until:
+            found = max(found, len(living))
+            for each in living:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(living, timeout=1.0)
+        return found
+
+    def _living(self) -> list[psutil.Process]:
+        return [each for each in self._me.children(recursive=True) if each.pid not in self._others]
+
+
+def _carry_out(
+    check: DrillCheck, folder: Path, environment: Mapping[str, str], left: Seconds, household: Household
+) -> CheckResult:
+    """One check to its end, or to its limit."""
+    limit = min(check.limit, left)
+    if limit < min(LEAST, check.limit):
+        return CheckResult(check.name, CheckStatus.FAILED, "", 0.0, "not carried out: the time for all checks is over")
+    began = time.monotonic()
+    said = folder / f"{check.name}.said"
+    command = [sys.executable, "-m", "regrow.drill", check.name, str(folder), str(began + limit)]
+    with said.open("wb") as output:
+        # A session of its own: Ctrl-C comes to this process alone, which then sees to an order.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        )
+    late = False
+    try:
+        process.wait(limit)
+    except subprocess.TimeoutExpired:
+        late = True
+    left_behind = household.end(asked=late)
+    took = time.monotonic() - began
+    words = said.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
+    if late:
+        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"it did not end within {limit:.0f} s", words)
+    path = folder / f"{check.name}.json"
+    if not path.exists():
+        last = (words.strip().splitlines() or ["it said nothing"])[-1]
+        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"the check itself failed: {last}", words)
+    result = msgspec.json.decode(path.read_bytes(), type=CheckResult)
+    if left_behind and result.status is CheckStatus.OK:
+        cause = f"{left_behind} processes were left behind"
+        return msgspec.structs.replace(result, status=CheckStatus.FAILED, cause=cause, seconds=took)
+    return msgspec.structs.replace(result, seconds=took)

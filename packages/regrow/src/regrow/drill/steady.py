@@ -1,0 +1,77 @@
+"""A step under regrow beside one with torch alone: both trainings live at once, and one at a time trains."""
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+
+from regrow.core.ids import Seconds
+from regrow.drill.ground import Ground
+from regrow.drill.judging import judge_steady
+from regrow.drill.verdict import Judgement
+from regrow.launch.processes import end
+
+ROUNDS = 12
+WARM = 2
+"""Rounds that do not count."""
+_TRAINS: Seconds = 25.0
+"""Time for rounds, behind the start."""
+_GLANCE: Seconds = 0.005
+
+
+class SteadySide:
+    """One training that waits for its turns. Its pipes are open for both directions: nobody waits for an opener."""
+
+    def __init__(self, ground: Ground, name: str) -> None:
+        self._paths = [ground.folder / f"{name}.{end}" for end in ("asks", "answers")]
+        for path in self._paths:
+            os.mkfifo(path)
+        self.words = [ground.script("steady.py"), name, *map(str, self._paths)]
+        self._asks, self._answers = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in self._paths)
+
+    def block(self, process: "subprocess.Popen[bytes]", until: Seconds) -> float | None:
+        """Milliseconds a step of a block; None: the process has ended, or the time is over."""
+        os.write(self._asks, b"go\n")
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                return float(os.read(self._answers, 64))
+            except BlockingIOError:
+                time.sleep(_GLANCE)
+        return None
+
+    def close(self) -> None:
+        """Close its pipes."""
+        os.close(self._asks)
+        os.close(self._answers)
+
+
+def check(ground: Ground) -> Judgement:
+    """Rounds in turns until there are enough, or the time is over."""
+    found: dict[str, list[float]] = {"plain": [], "regrow": []}
+    with ExitStack() as stack:
+        sides = {name: SteadySide(ground, name) for name in found}
+        for side in sides.values():
+            stack.callback(side.close)
+        log = stack.enter_context((ground.folder / "plain.log").open("wb"))
+        plain = subprocess.Popen(
+            [sys.executable, *sides["plain"].words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+        )
+        stack.callback(end, plain)
+        flags = ["--nproc-per-node=1", "--hang-timeout=1h"]
+        job = stack.enter_context(ground.job("steady", flags, sides["regrow"].words, here=True))
+        processes = {"plain": plain, "regrow": job}
+        until = ground.until - 10.0
+        rounds_end = until
+        for number in range(ROUNDS + WARM):
+            for name, side in sides.items():
+                took = side.block(processes[name], until)
+                if took is None:
+                    return judge_steady(found)
+                if number >= WARM:
+                    found[name].append(took)
+            if number == 0:
+                rounds_end = min(until, time.monotonic() + _TRAINS)
+            if number > WARM and time.monotonic() > rounds_end:
+                break
+    return judge_steady(found)
