@@ -22,16 +22,9 @@ class Public(NamedTuple):
 
 
 def exported(source: Path, module: str) -> list[Public]:
-    """The names in `__all__` of a module, each with the module that it comes from; empty without `__all__`."""
+    """The public names of a module, each with the module that it comes from."""
     tree = ast.parse(_file_of(source, module).read_text(encoding="utf-8"))
-    names: list[str] = next(
-        (
-            ast.literal_eval(node.value)
-            for node in tree.body
-            if isinstance(node, ast.Assign) and any(ast.unparse(each) == "__all__" for each in node.targets)
-        ),
-        [],
-    )
+    names = _names(tree)
     homes = {
         alias.asname or alias.name: (node.module or "", alias.name)
         for node in ast.walk(tree)
@@ -44,6 +37,18 @@ def exported(source: Path, module: str) -> list[Public]:
         if not name.startswith("__"):
             found.append(Public(original, _definition(source, home, original)))
     return found
+
+
+def _names(tree: ast.Module) -> list[str]:
+    """The names in `__all__` of a module, else the classes in its `PUBLIC`."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple):
+            target = ast.unparse(node.targets[0])
+            if target == "__all__":
+                return [str(each.value) for each in node.value.elts if isinstance(each, ast.Constant)]
+            if target == "PUBLIC":
+                return [ast.unparse(each) for each in node.value.elts]
+    return []
 
 
 def _file_of(source: Path, module: str) -> Path:

@@ -17,7 +17,7 @@ from website.links import Block, anchors, blocks, broken, links, slug, spans
 
 import regrow
 import regrow.data
-from regrow.core import records
+from regrow.core import errors, records
 
 WRITTEN = [path for path in written() if ROOT / "website" not in path.parents]
 MESSAGES = {"cannot"}
@@ -201,6 +201,8 @@ def test_any_public_name_metric_field_and_variable_is_found(site: tuple[Path, di
         page = pages[f"reference/api/{module.__name__}.md"]
         names = [name for name in module.__all__ if not name.startswith("__")]
         assert [name for name in names if not re.search(rf"^(::: .*\.|## ){name}$", page, re.M)] == []
+    page = pages["reference/api/regrow.core.errors.md"]
+    assert [each.__name__ for each in errors.PUBLIC if f".{each.__name__}" not in page] == []
     watch = (SOURCE / "observe" / "watch" / "exposition.py").read_text()
     served = set(re.findall(r'"(regrow_[a-z_]+)"', watch))
     assert len(served) > 10
