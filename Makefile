@@ -3,12 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := $(sort $(wildcard packages/*))
-SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks)
+SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks website)
 empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm peers
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm docs docs-serve peers
 
 venv: $(VENV)/.installed
 
@@ -84,6 +84,20 @@ test-vllm: build/vllm/.installed
 test-times: venv
 	$(PYTEST) -m "not soak" --junitxml=build/tests.xml
 	$(BIN)/python -m tests.durations build/tests.xml docs/tests.md
+
+# The documentation as a site, in build/docs/html: its tools in an environment of their own. Once these are there it needs no network.
+DOCS := build/docs
+$(DOCS)/venv/.installed: website/requirements.txt
+	test -x $(DOCS)/venv/bin/python || $(PYTHON) -m venv $(DOCS)/venv
+	$(DOCS)/venv/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r website/requirements.txt
+	touch $@
+docs: venv $(DOCS)/venv/.installed
+	$(BIN)/python -m website.assemble $(DOCS)
+	cd $(DOCS) && PATH="$(CURDIR)/$(DOCS)/venv/bin:$$PATH" NO_MKDOCS_2_WARNING=1 venv/bin/mkdocs build --strict
+
+# With the search, which a browser refuses to pages that it opens as files.
+docs-serve: docs
+	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(DOCS)/html 8000
 
 soak: venv
 	$(BIN)/python -m pytest -q --durations=10 -m soak

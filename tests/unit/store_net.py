@@ -4,8 +4,8 @@ import asyncio
 import random
 from collections import Counter
 
-from regrow.agent.store.peers import StoreNodeLost
 from regrow.agent.store.store_node import StoreNode
+from regrow.core.errors import StoreNodeLost
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages.store import StoreMessage, StoreReply, StoreRequest
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from regrow.core.errors import Damaged, NotCacheable
 from regrow.data.cache import layout
-from regrow.data.cache.entry import Damaged, Encoded, Key, NotCacheable, digest_of, encode, open_entry, write
+from regrow.data.cache.entry import Encoded, Key, digest_of, encode, open_entry, write
 from regrow.data.cache.layout import key_of, name_of, writer_of
 
 IDENTITY = bytes(range(16))

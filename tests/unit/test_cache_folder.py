@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from regrow.core.errors import CacheUnusable, NoRoom
 from regrow.data.cache import layout
 from regrow.data.cache.entry import Encoded, Entry, encode, write
-from regrow.data.cache.folder import CacheFolder, CacheUnusable, NoRoom
+from regrow.data.cache.folder import CacheFolder
 from regrow.data.cache.layout import Key, name_of
 
 IDENTITY = bytes(range(16))

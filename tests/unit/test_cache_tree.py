@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from regrow.core.errors import NotCacheable
 from regrow.data.cache.layout import aligned
 from regrow.data.cache.leaves import _DTYPES
-from regrow.data.cache.tree import NotCacheable, from_tree, to_tree
+from regrow.data.cache.tree import from_tree, to_tree
 
 
 def again(batch: object) -> Any:

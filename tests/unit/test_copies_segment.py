@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from regrow.core.errors import NoMemoryForCopy, Torn
 from regrow.core.ids import Rank, StepNo
 from regrow.hydration.copies import segment as segments
-from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, Torn, chunk_count, chunks_of, layout
+from regrow.hydration.copies.segment import Segment, chunk_count, chunks_of, layout
 
 RANK = Rank(2)
 

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 import regrow
+from regrow.core.errors import Unfit
 from regrow.core.ids import WorkerId
 from regrow.core.messages.data import CacheSeat
 from regrow.data.cache import folder as cache_folder
@@ -21,7 +22,7 @@ from regrow.data.cache import layout, making
 from regrow.data.cache.entry import open_entry
 from regrow.data.cache.identity import described
 from regrow.data.cache.layout import Encoded, Key
-from regrow.data.cache.making import Making, Unfit
+from regrow.data.cache.making import Making
 from regrow.data.cache.messages import At, Hello, Want
 from regrow.data.loader import StepLoader, cached_loader
 from regrow.data.order import order_of

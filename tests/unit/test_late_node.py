@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import CoordinatorGone, UsageError
 from regrow.launch.late_node import asked_for_a_place
-from regrow.launch.remote import CoordinatorGone, refusal_of
+from regrow.launch.remote import refusal_of
 from regrow.membership.admission import LOCKED
 
 

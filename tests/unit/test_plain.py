@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.state.plain import LEAVES, NotPlain, TooLarge, copied, keep, put_back, same, take_over
+from regrow.train.state.plain import LEAVES, copied, keep, put_back, same, take_over
 
 NAN = float("nan")
 

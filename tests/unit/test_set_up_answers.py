@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from regrow.agent.store.peers import StoreNodeLost
 from regrow.agent.store.set_up_answers import SetUpAnswers
+from regrow.core.errors import StoreNodeLost
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import AnswersAsked, AnswersNoted, StoreMessage, StoreReply
 

@@ -1,7 +1,7 @@
 """Reaction of a gang's nodes to Slurm's notice: the job ends with its state, whoever has the coordinator."""
 
+from regrow.core.errors import CoordinatorGone
 from regrow.core.ids import Seconds
-from regrow.launch.remote import CoordinatorGone
 from regrow_clusters.slurm.notice import GangNotice
 
 

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from regrow.core.errors import RegrowError, UsageError
+from regrow.core.errors import CoordinatorGone, RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
-from regrow.launch.remote import CoordinatorGone
 from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica

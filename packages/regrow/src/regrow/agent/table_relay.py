@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from regrow.agent.held_tables import Feasible, HeldTables
-from regrow.agent.store.peers import StoreNodeLost
-from regrow.core.errors import ProtocolError
+from regrow.core.errors import ProtocolError, StoreNodeLost
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.messages.store import TIMEOUT, StoreMessage, StoreReply, StoreTable
 from regrow.core.messages.tables import FetchTable, GenerationTable, KeepTable, TableMissed

@@ -1,4 +1,7 @@
-"""The one error tree. Every error names cause, place and cure."""
+"""The one error tree: all exceptions that are caught outside the file that raises them.
+
+Every error names cause, place and cure. `PUBLIC` are those that a script or a program of the user's may meet.
+"""
 
 from errno import (
     EACCES,
@@ -59,6 +62,26 @@ class DeadlineExceeded(RegrowError):
     """A wait reached its deadline."""
 
 
+class AgentGone(RegrowError):
+    """The agent has closed the channel: this process has no one left to work for and should end."""
+
+
+class CoordinatorGone(RegrowError):
+    """Nobody answers at the coordinator's address."""
+
+
+class NoPlaceYet(UsageError):
+    """The job has no place for a node as long as another one has it, which may leave."""
+
+
+class StoreRefusal(RegrowError):
+    """The key-value store does not do what a client asks; the sentence goes back to the client."""
+
+
+class StoreNodeLost(RegrowError):
+    """Another agent, which keeps keys, cannot be reached, or has ended, or does not answer."""
+
+
 class GenerationHalted(RegrowError):
     """The membership under this call was given up; the step will run again. Absorbed by `with step`."""
 
@@ -90,6 +113,18 @@ class SetUpDiffers(RegrowError):
     """A newcomer hears something else before its loop than the worker whose rank it takes: it would not be equal."""
 
 
+class Torn(StateError):
+    """A segment of shared memory holds no whole copy of state, or another one than was asked for."""
+
+
+class DamagedCopy(Torn):
+    """Bytes of a copy do not match the checksum that was taken when it was made."""
+
+
+class NoMemoryForCopy(RegrowError):
+    """There is not enough memory for another copy of state."""
+
+
 class HydrationError(RegrowError):
     """State could not be received from the living peers."""
 
@@ -98,5 +133,61 @@ class CheckpointError(RegrowError):
     """A durable checkpoint is missing, torn, or does not fit."""
 
 
+class OtherFormat(CheckpointError):
+    """The checkpoint may be whole, and this version does not read it."""
+
+
 class DataError(RegrowError):
     """Training data cannot be read: a line is malformed, or a file has changed since it was opened."""
+
+
+class NoRoom(RegrowError):
+    """The disk or the shared memory is full; what is cached stays."""
+
+
+class CacheUnusable(RegrowError):
+    """The cache's folder cannot be written or read: it is read-only, not ours, or gone. Training goes on without it."""
+
+
+class Damaged(RegrowError):
+    """The file is no whole entry of this identity and key; it has been removed. `cause` says what was wrong."""
+
+
+class Unfit(RegrowError):
+    """A producer of batches makes nothing for that worker, and says why."""
+
+
+class NotCacheable(RegrowError):
+    """The batch holds something that cannot be given again exactly as it is. `reason` says what, and where in it."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NotPlain(Exception):
+    """A variable of the script's holds something that is not plain, or itself: it is not kept. No error."""
+
+
+class TooLarge(Exception):
+    """A variable of the script's has more leaves than are followed: it is not kept. No error."""
+
+
+class Rehearsed(BaseException):
+    """The training's function has come to its first update: the rehearsal is over. No error; no handler may take it."""
+
+
+PUBLIC = (
+    RegrowError,
+    UsageError,
+    ProtocolError,
+    DeadlineExceeded,
+    CollectiveMisuse,
+    NotFinite,
+    StateError,
+    SetUpDiffers,
+    HydrationError,
+    CheckpointError,
+    DataError,
+)
+"""Errors that reach scripts and callers of regrow's functions; frozen in a test."""

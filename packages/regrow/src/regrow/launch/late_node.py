@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import CoordinatorGone, NoPlaceYet, UsageError
 from regrow.core.hosts import LOOPBACK, address_of, place_to_listen
 from regrow.core.ids import NodeId, Seconds
 from regrow.launch.addresses import check_reachable, endpoint_of
@@ -17,9 +17,9 @@ from regrow.launch.checks import check_label, in_range, some_time
 from regrow.launch.elastic import default_slots
 from regrow.launch.folder import find_job
 from regrow.launch.job import HostEnvironment, JobPlan
-from regrow.launch.remote import CoordinatorClient, CoordinatorGone
+from regrow.launch.remote import CoordinatorClient
 from regrow.launch.script import check_script
-from regrow.membership.admission import JoinOffer, JoinRequest, NoPlaceYet
+from regrow.membership.admission import JoinOffer, JoinRequest
 
 _ASK_AGAIN_S: Final[Seconds] = 0.5
 

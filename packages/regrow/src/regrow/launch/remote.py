@@ -8,21 +8,17 @@ from typing import TypeVar
 import msgspec
 
 from regrow.core import tls
-from regrow.core.errors import DeadlineExceeded, RegrowError, UsageError
+from regrow.core.errors import CoordinatorGone, DeadlineExceeded, NoPlaceYet, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
-from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest, NoPlaceYet
+from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
-
-
-class CoordinatorGone(RegrowError):
-    """Nobody answers at the coordinator's address."""
 
 
 class CoordinatorClient:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from regrow.core.config import Script
-from regrow.core.errors import UsageError
+from regrow.core.errors import NoPlaceYet, UsageError
 from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
 
@@ -14,10 +14,6 @@ LOCKED = 423
 """HTTP's status of `NoPlaceYet`; an agent from before it takes it for a refusal like any other."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUMBERED = re.compile(r"node(\d{1,9})", re.ASCII)
-
-
-class NoPlaceYet(UsageError):
-    """The job has no place for a node as long as another one has it, which may leave."""
 
 
 class JoinRequest(msgspec.Struct, frozen=True):

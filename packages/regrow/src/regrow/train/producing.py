@@ -4,9 +4,10 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from regrow.agent.workers.link import AgentGone, WorkerLink
+from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
 from regrow.core.config import WorkerEnv
+from regrow.core.errors import AgentGone
 from regrow.core.messages.data import ProducerServed, producer_socket
 from regrow.data.cache.forking import open_descriptors, shared_positions
 from regrow.data.cache.making import Making

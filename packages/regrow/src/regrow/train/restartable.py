@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
-from regrow.core.errors import GenerationHalted, UsageError
+from regrow.core.errors import GenerationHalted, Rehearsed, UsageError
 from regrow.core.ids import Generation
 from regrow.core.messages import facts
 from regrow.data.seeding import seed_everything
@@ -33,10 +33,6 @@ _STREAM = 1_000_003
 _current: "RestartableCalls | None" = None
 _declared = False
 """True if the script has functions that may run between its steps."""
-
-
-class Rehearsed(BaseException):
-    """The training's function has come to its first update: the rehearsal is over."""
 
 
 class _Called(NamedTuple):

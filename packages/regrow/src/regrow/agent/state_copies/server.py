@@ -5,8 +5,8 @@ import socket
 import threading
 from pathlib import Path
 
-from regrow.agent.state_copies.versions import CopyVersion, CopyVersions, DamagedCopy
-from regrow.core.errors import ProtocolError
+from regrow.agent.state_copies.versions import CopyVersion, CopyVersions
+from regrow.core.errors import DamagedCopy, NoMemoryForCopy, ProtocolError, Torn
 from regrow.core.ids import Rank, Seconds
 from regrow.core.messages.copy_transfer import (
     AskCopy,
@@ -24,7 +24,7 @@ from regrow.core.messages.copy_transfer import (
 from regrow.core.net import ThreadServer, listen, same_secret
 from regrow.core.strangers import HELLO_S
 from regrow.core.wire import MAX_FRAME_BYTES, read_frame, receive_into
-from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, Torn, chunk_count, chunks_of
+from regrow.hydration.copies.segment import Segment, chunk_count, chunks_of
 from regrow.hydration.streams import DIGEST_BYTES, STALL, STRANGERS_BYTES, checksum
 
 _HELLO_S: Seconds = HELLO_S

@@ -13,6 +13,7 @@ from regrow.agent.state_copies.server import CopyServer
 from regrow.agent.state_copies.stream import PATIENCE, Placement, RankStream, StreamOutcome
 from regrow.agent.state_copies.versions import CopyVersion, CopyVersions
 from regrow.core.config import AgentConfig
+from regrow.core.errors import Torn
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import (
     CopiesHeld,
@@ -22,7 +23,7 @@ from regrow.core.messages.copies import (
     SnapshotStored,
     SnapshotTaken,
 )
-from regrow.hydration.copies.segment import Segment, Torn
+from regrow.hydration.copies.segment import Segment
 
 _TELL_S: Seconds = 5.0
 _log = logging.getLogger("regrow.agent")

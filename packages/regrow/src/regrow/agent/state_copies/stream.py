@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from regrow.agent.state_copies.versions import CopyVersion, CopyVersions, DamagedCopy
-from regrow.core.errors import ProtocolError, RegrowError
+from regrow.agent.state_copies.versions import CopyVersion, CopyVersions
+from regrow.core.errors import DamagedCopy, ProtocolError, RegrowError, Torn
 from regrow.core.ids import Instant, NodeId, Rank, Seconds
 from regrow.core.messages.copy_transfer import (
     CopyHello,
@@ -22,7 +22,6 @@ from regrow.core.messages.copy_transfer import (
 )
 from regrow.core.net import connect, hang_up, widen
 from regrow.core.wire import read_frame
-from regrow.hydration.copies.segment import Torn
 from regrow.hydration.streams import STALL
 
 PATIENCE: Seconds = 20.0

@@ -5,16 +5,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from regrow.core.errors import DamagedCopy, Torn
 from regrow.core.ids import Rank, StepNo, WorkerId
 from regrow.core.messages.copies import KeptCopy
-from regrow.hydration.copies.segment import Segment, Torn, chunk_count, chunks_of
+from regrow.hydration.copies.segment import Segment, chunk_count, chunks_of
 from regrow.hydration.streams import DIGEST_BYTES, checksum
 
 VERSIONS = 2
-
-
-class DamagedCopy(Torn):
-    """Bytes of a copy do not match the checksum that was taken when it was made."""
 
 
 class CopyVersion:

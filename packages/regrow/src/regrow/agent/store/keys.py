@@ -5,6 +5,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
+from regrow.core.errors import StoreRefusal
 from regrow.core.ids import Generation
 from regrow.core.messages.store import NO_COUNTER
 from regrow.core.wire import MAX_FRAME_BYTES
@@ -14,10 +15,6 @@ _VALUE_LIMIT = MAX_FRAME_BYTES - (64 << 10)
 """A reply must fit into a frame."""
 _GENERATION = re.compile(r"g(\d+)/")
 _NUMBER = re.compile(rb"\s*([+-]?\d+)")
-
-
-class StoreRefusal(Exception):
-    """The sentence that goes back to the client."""
 
 
 def generation_of(key: str) -> Generation | None:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regrow.agent.store.keys import StoreRefusal, generation_of
+from regrow.agent.store.keys import generation_of
 from regrow.agent.store.routing import home, next_hop
+from regrow.core.errors import StoreRefusal
 from regrow.core.ids import Generation, Seconds
 
 _NEWS_S: Seconds = 30.0

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from regrow.core.errors import ProtocolError, UsageError
+from regrow.core.errors import ProtocolError, StoreNodeLost, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.messages.store import StoreCancel, StoreHello, StoreMessage, StoreReply
 from regrow.core.net import open_connection
@@ -17,10 +17,6 @@ from regrow.core.wire import FrameCodec
 _CONNECT_S: Seconds = 10.0
 _CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
 _log = logging.getLogger("regrow.agent")
-
-
-class StoreNodeLost(Exception):
-    """Another agent cannot be reached, or has ended, or does not answer."""
 
 
 class StorePeers(Protocol):

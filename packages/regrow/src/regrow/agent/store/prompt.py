@@ -6,9 +6,10 @@ They are given within the call in which a request came, without a task of its ow
 from collections.abc import Container, Iterable
 
 from regrow.agent.store.cached import CachedValues, Found
-from regrow.agent.store.keys import KeyTable, StoreRefusal
+from regrow.agent.store.keys import KeyTable
 from regrow.agent.store.ownership import KeyOwnership
 from regrow.agent.store.published import Published
+from regrow.core.errors import StoreRefusal
 from regrow.core.ids import Generation
 from regrow.core.messages.store import (
     StoreAdd,

@@ -8,7 +8,8 @@ import asyncio
 import logging
 from collections.abc import Iterable, Sequence
 
-from regrow.agent.store.peers import StoreNodeLost, StorePeers
+from regrow.agent.store.peers import StorePeers
+from regrow.core.errors import StoreNodeLost
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted, StoreReply
 from regrow.core.process.tasks import shared, supervised

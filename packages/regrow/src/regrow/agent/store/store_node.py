@@ -11,10 +11,11 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from regrow.agent.store.cached import CachedValues, Fetch, Found
-from regrow.agent.store.keys import KeyTable, StoreRefusal, generation_of
+from regrow.agent.store.keys import KeyTable, generation_of
 from regrow.agent.store.ownership import KeyOwnership, KeyRoute
-from regrow.agent.store.peers import StoreNodeLost, StorePeers
+from regrow.agent.store.peers import StorePeers
 from regrow.agent.store.prompt import PromptAnswers, Rewrite
+from regrow.core.errors import StoreNodeLost, StoreRefusal
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import (
     TIMEOUT,

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from regrow.agent.workers.early_exit import hold
-from regrow.agent.workers.link import AgentGone, WorkerLink, placed
+from regrow.agent.workers.link import WorkerLink, placed
 from regrow.agent.workers.processes import call_process, die_with_parent
 from regrow.agent.workers.shield import Shield
 from regrow.agent.workers.standby import await_start
 from regrow.agent.workers.tracebacks import report
 from regrow.core.board import BoardReading
 from regrow.core.config import Script, WorkerEnv
-from regrow.core.errors import RegrowError
+from regrow.core.errors import AgentGone, RegrowError
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts

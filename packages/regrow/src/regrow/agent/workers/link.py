@@ -13,16 +13,12 @@ import msgspec
 from regrow.core.board import BOARD_FILE, Board
 from regrow.core.config import WorkerEnv, inherited_environment
 from regrow.core.early_reads import EarlyReads
-from regrow.core.errors import RegrowError
+from regrow.core.errors import AgentGone
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.process.forks import hide_from_forks
 from regrow.core.process.memory_file import is_memory_file
 from regrow.core.process.priority import PromptThread
 from regrow.core.wire import BlockingChannel, FrameCodec
-
-
-class AgentGone(RegrowError):
-    """The agent has closed the channel: this process has no one left to work for and should end."""
 
 
 class WorkerLink:

@@ -6,8 +6,9 @@ import sys
 import threading
 
 from regrow.agent.workers.imports import import_ahead
-from regrow.agent.workers.link import AgentGone, WorkerLink, placed
+from regrow.agent.workers.link import WorkerLink, placed
 from regrow.core.config import publish_rank
+from regrow.core.errors import AgentGone
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE
 from regrow.core.messages import facts, orders

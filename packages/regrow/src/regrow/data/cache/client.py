@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from regrow.core.errors import CacheUnusable, Damaged, NoRoom, NotCacheable
 from regrow.core.ids import WorkerId
 from regrow.core.messages.data import CacheSeat, OrderSpec
 from regrow.data.cache.ahead import Ahead
-from regrow.data.cache.entry import Encoded, Entry, NotCacheable, encode, open_entry
-from regrow.data.cache.folder import CacheUnusable, NoRoom
+from regrow.data.cache.entry import Encoded, Entry, encode, open_entry
 from regrow.data.cache.identity import described
-from regrow.data.cache.layout import Damaged, Key
+from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import Hello
 from regrow.data.cache.reach import Reach, Reader
 from regrow.data.cache.shelf import Shelf

@@ -3,24 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from regrow.data.cache.layout import (
-    Damaged,
-    Encoded,
-    Key,
-    Mapped,
-    digest_of_parts,
-    map_entry,
-    sealed,
-    write,
-)
-from regrow.data.cache.tree import NotCacheable, from_tree, to_tree
+from regrow.core.errors import Damaged, NotCacheable
+from regrow.data.cache.layout import Encoded, Key, Mapped, digest_of_parts, map_entry, sealed, write
+from regrow.data.cache.tree import from_tree, to_tree
 
 __all__ = [
     "Damaged",
     "Encoded",
     "Entry",
     "Key",
-    "NotCacheable",
     "digest_of",
     "encode",
     "open_entry",

@@ -11,32 +11,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from regrow.core.errors import RegrowError
-from regrow.data.cache.layout import (
-    Damaged,
-    Draft,
-    Encoded,
-    Key,
-    Mapped,
-    key_of,
-    map_entry,
-    name_of,
-    publish,
-    write,
-    writer_of,
-)
+from regrow.core.errors import CacheUnusable, Damaged, NoRoom, RegrowError
+from regrow.data.cache.layout import Draft, Encoded, Key, Mapped, key_of, map_entry, name_of, publish, write, writer_of
 
 _REFRESH_EVERY = 64
 """Calls between two listings."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-
-
-class NoRoom(RegrowError):
-    """The disk or the shared memory is full; what is cached stays."""
-
-
-class CacheUnusable(RegrowError):
-    """The folder cannot be written or read: it is read-only, not ours, or gone. Training goes on without it."""
 
 
 @dataclass

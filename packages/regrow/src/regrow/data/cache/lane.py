@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Self
 
 from torch.utils.data import DataLoader, Dataset
 
+from regrow.core.errors import NotCacheable
 from regrow.core.ids import Instant, Seconds
-from regrow.data.cache.entry import NotCacheable, encode
+from regrow.data.cache.entry import encode
 from regrow.data.cache.folder import sweep
 from regrow.data.cache.layout import Key, draft
 from regrow.data.mapstyle import KeyedDataset, end_workers, keyed, pipeline_of

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from regrow.core.errors import REFUSALS, RegrowError
+from regrow.core.errors import REFUSALS, Damaged
 
 FORMAT = 1
 """Counts up with each change of the tree or the file; part of the identity, too."""
@@ -51,10 +51,6 @@ class Key(NamedTuple):
     step: int
     share: int
     shares: int
-
-
-class Damaged(RegrowError):
-    """The file is no whole entry of this identity and key; it has been removed. `cause` says what was wrong."""
 
 
 class Head(NamedTuple):

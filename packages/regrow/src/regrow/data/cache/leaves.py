@@ -7,8 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from regrow.core.errors import NotCacheable
 from regrow.data.cache.layout import Bytes
-from regrow.data.cache.tree_nodes import ArrayNode, NotCacheable, TensorNode
+from regrow.data.cache.tree_nodes import ArrayNode, TensorNode
 
 _DTYPES = {
     name: dtype

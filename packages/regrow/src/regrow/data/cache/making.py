@@ -6,11 +6,10 @@ from collections import deque
 from collections.abc import Collection
 from functools import partial
 
-from regrow.core.errors import RegrowError
+from regrow.core.errors import CacheUnusable, NoRoom, NotCacheable, RegrowError, Unfit
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.data import CacheSeat
-from regrow.data.cache.entry import NotCacheable, encode
-from regrow.data.cache.folder import CacheUnusable, NoRoom
+from regrow.data.cache.entry import encode
 from regrow.data.cache.identity import Identity, described, difference
 from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
@@ -30,10 +29,6 @@ _LARGER = 1.5
 
 _NO_ROOM = "the cache has no room for what its readers need at the same time"
 _log = logging.getLogger("regrow")
-
-
-class Unfit(Exception):
-    """This producer makes nothing for that worker, and says why."""
 
 
 class _Served:

@@ -9,12 +9,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 
-from regrow.core.errors import ProtocolError
+from regrow.core.errors import ProtocolError, Unfit
 from regrow.core.ids import Seconds
 from regrow.core.net import is_own, unix_address
 from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
-from regrow.data.cache.making import Making, Unfit
+from regrow.data.cache.making import Making
 from regrow.data.cache.messages import (
     PRODUCER_HEARS,
     At,

@@ -4,9 +4,10 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from regrow.core.errors import NoRoom
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.data import CacheSeat
-from regrow.data.cache.folder import CacheFolder, NoRoom
+from regrow.data.cache.folder import CacheFolder
 from regrow.data.cache.keeping import Keeping
 from regrow.data.cache.layout import Draft, Encoded, Key, discard
 

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from regrow.core.errors import NotCacheable
 from regrow.data.cache.layout import Bytes, aligned
 from regrow.data.cache.leaves import (
     array_bytes,
@@ -38,7 +39,6 @@ from regrow.data.cache.tree_nodes import (
     NamedNode,
     Node,
     NodeBase,
-    NotCacheable,
     NumpyTextNode,
     OddTextNode,
     ScalarNode,
@@ -46,7 +46,7 @@ from regrow.data.cache.tree_nodes import (
     TupleNode,
 )
 
-__all__ = ["NotCacheable", "from_tree", "to_tree"]
+__all__ = ["from_tree", "to_tree"]
 
 _DEEPEST = 64
 _LEAST_INT, _MOST_INT = -(1 << 63), (1 << 64) - 1

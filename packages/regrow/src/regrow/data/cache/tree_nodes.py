@@ -5,14 +5,6 @@ from typing import Union
 import msgspec
 
 
-class NotCacheable(Exception):
-    """The batch holds something that cannot be given again exactly as it is. `reason` says what, and where in it."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
-
-
 class NodeBase(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
     """Something that msgpack has no word for."""
 

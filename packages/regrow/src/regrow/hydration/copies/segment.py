@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psutil
 import xxhash
 
-from regrow.core.errors import RegrowError, StateError
+from regrow.core.errors import NoMemoryForCopy, Torn
 from regrow.core.ids import Rank, StepNo
 from regrow.core.process.memory_file import is_memory_file, memory_file, reserve
 from regrow.hydration.plan import CHUNK_BYTES
@@ -38,14 +38,6 @@ _WRITING = -1
 _RESERVE = 256 << 20
 """Memory of the machine that copies leave alone."""
 _CGROUP = Path("/sys/fs/cgroup")
-
-
-class NoMemoryForCopy(RegrowError):
-    """There is not enough memory for another copy."""
-
-
-class Torn(StateError):
-    """The segment holds no whole copy, or another one than was asked for."""
 
 
 class SegmentHead(NamedTuple):

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import msgspec
 import torch
 
-from regrow.core.errors import DeadlineExceeded
+from regrow.core.errors import DeadlineExceeded, NoMemoryForCopy
 from regrow.core.ids import Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import SnapshotTaken
-from regrow.hydration.copies.segment import NoMemoryForCopy, Segment, layout
+from regrow.hydration.copies.segment import Segment, layout
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.shards import local
 

@@ -8,10 +8,10 @@ import sys
 
 import msgspec
 
-from regrow.core.errors import CheckpointError, RegrowError, UsageError
+from regrow.core.errors import CheckpointError, OtherFormat, RegrowError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.lineage import Lineage
-from regrow.hydration.durable.names import MANIFEST, ManifestHead, OtherFormat, head_of
+from regrow.hydration.durable.names import MANIFEST, ManifestHead, head_of
 from regrow.hydration.durable.storage import CheckpointStorage, place
 
 

@@ -5,7 +5,7 @@ import re
 import msgspec
 import xxhash
 
-from regrow.core.errors import CheckpointError
+from regrow.core.errors import CheckpointError, OtherFormat
 from regrow.core.ids import StepNo
 from regrow.core.messages.lineage import Lineage
 
@@ -29,10 +29,6 @@ class ManifestHead(msgspec.Struct, frozen=True):
     step: StepNo = StepNo(0)
     lineage: Lineage = Lineage()
     digest: str = ""
-
-
-class OtherFormat(CheckpointError):
-    """It may be whole, and this version does not read it."""
 
 
 def step_of(folder: str) -> StepNo | None:

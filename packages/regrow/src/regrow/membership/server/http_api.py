@@ -7,14 +7,14 @@ from typing import Protocol, TypeVar
 import msgspec
 from aiohttp import web
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import NoPlaceYet, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
-from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest, NoPlaceYet
+from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
 from regrow.membership.server.wishes import DrainWish, ScaleWish

@@ -3,8 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
+from regrow.core.errors import Rehearsed
 from regrow.train.gradients.wrappers import Modules
-from regrow.train.restartable import Rehearsed
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.participation import Participation
 

@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from regrow.core.errors import CheckpointError
+from regrow.core.errors import CheckpointError, NoMemoryForCopy
 from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.lineage import Lineage
-from regrow.hydration.copies.segment import NoMemoryForCopy, Segment
+from regrow.hydration.copies.segment import Segment
 from regrow.hydration.durable.catalog import look
 from regrow.hydration.durable.reader import load
 from regrow.hydration.durable.snapshot import take

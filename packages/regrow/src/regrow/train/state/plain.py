@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+from regrow.core.errors import NotPlain, TooLarge
+
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
 _DEEP = 8
@@ -20,14 +22,6 @@ _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
 PLAIN = ATOMS | _MAPPINGS | _SEQUENCES | _SETS
 """Exact types: nothing of these runs code of the script's."""
-
-
-class NotPlain(Exception):
-    """A value holds something that is not plain, or itself."""
-
-
-class TooLarge(Exception):
-    """A value has more leaves than are followed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

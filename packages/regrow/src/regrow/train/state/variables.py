@@ -15,24 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
-from regrow.core.errors import StateError
+from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.keepers import Attributes
 from regrow.train.state.namespaces import Namespace, names_used, namespaces
-from regrow.train.state.plain import (
-    ATOMS,
-    LEAVES,
-    PLAIN,
-    NotPlain,
-    PlainCopy,
-    TooLarge,
-    atoms,
-    copied,
-    keep,
-    put_back,
-    same,
-    take_over,
-)
+from regrow.train.state.plain import ATOMS, LEAVES, PLAIN, PlainCopy, atoms, copied, keep, put_back, same, take_over
 
 P = ParamSpec("P")
 Values = dict[str, object]

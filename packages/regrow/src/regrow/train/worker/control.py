@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from regrow.agent.workers.link import AgentGone, WorkerLink
-from regrow.core.errors import DeadlineExceeded, GenerationHalted
+from regrow.agent.workers.link import WorkerLink
+from regrow.core.errors import AgentGone, DeadlineExceeded, GenerationHalted
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import facts, orders

@@ -5,8 +5,9 @@ import os
 import sys
 import time
 
-from regrow.agent.workers.link import AgentGone, WorkerLink
+from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
+from regrow.core.errors import AgentGone
 from regrow.core.exit_codes import DEVICE_FAILED
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import Role
