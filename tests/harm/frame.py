@@ -208,8 +208,8 @@ class Trial:
 
     def _struck(self, steps: Iterator[Any]) -> Iterator[Any]:
         for step in steps:
-            yield Struck(step, self._strike)
-            self._strike("between", step)
+            yield Struck(step, self.strike)
+            self.strike("between", step)
 
     def _changing(self, steps: Iterator[Any]) -> Iterator[Any]:
         for step in steps:
@@ -236,7 +236,8 @@ class Trial:
     def _ordered(self, number: int) -> Path:
         return self.folder / f"ordered-{number}"
 
-    def _strike(self, place: str, step: Any) -> None:
+    def strike(self, place: str, step: Any) -> None:
+        """End this process here, if it is to be struck here and was not yet."""
         rank = self.session.rank
         if step.rehearsal or (place, rank, step.number) not in self.strikes:
             return

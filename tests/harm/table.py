@@ -42,6 +42,8 @@ class Habit:
         until: steps.
         imports: what its processes import as they train: seconds for each, where the process they are forked from has
             not imported it.
+        flags: of `regrow run` in addition.
+        strikes: place:rank:step of the kills at places of its own (`Trial.strike`).
     """
 
     name: str
@@ -59,6 +61,8 @@ class Habit:
     faults: tuple[tuple[int, int, str], ...] = ((0, 2, "reduce"), (1, 4, "update"), (2, 6, "commit"), (1, 10, "update"))
     until: int = 12
     imports: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    strikes: tuple[str, ...] = ()
 
 
 def habit(what: str, **facts: Any) -> Callable[[Run], Run]:

@@ -38,7 +38,7 @@ def play(here: Site, habit: Habit, world: str) -> Run:
     job = f"{habit.name}-{world}"[-60:]
     folder = here.folder / job
     folder.mkdir()
-    words = ["run", "--job", job, "--nproc-per-node", str(SIZES[0]), "--replicas", f"1:{max(SIZES)}"]
+    words = ["run", "--job", job, "--nproc-per-node", str(SIZES[0]), "--replicas", f"1:{max(SIZES)}", *habit.flags]
     words += [str(HERE / "play.py"), habit.name, "--folder", str(folder), "--world", world]
     with here.importing(imports_of(habit)).start(*words, PYTHONPATH=os.pathsep.join([SOURCE, str(ROOT)])) as running:
         if world == "changing":

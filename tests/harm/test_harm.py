@@ -30,7 +30,7 @@ def play(here: Site, habit: Habit, kind: str, *flags: str, strikes: tuple[str, .
     job = f"{habit.name}-{kind}"[-60:]
     folder = here.folder / job
     folder.mkdir()
-    words = ["run", "--job", job, "--nproc-per-node", str(WORLD), "--max-faults", "15", *flags]
+    words = ["run", "--job", job, "--nproc-per-node", str(WORLD), "--max-faults", "15", *habit.flags, *flags]
     words += [str(HERE / "play.py"), habit.name, "--folder", str(folder)]
     for strike in strikes:
         words += ["--strike", strike]
@@ -44,7 +44,16 @@ def strike(here: Site, habit: Habit) -> Run:
     plan = here.folder / f"{habit.name}.toml"
     faults = [*habit.faults, *([(2, 4, "between")] if habit.between else [])]
     plan.write_text("\n".join(f'[[fault]]\nrank = {r}\nstep = {n}\nat = "{at}"\n' for r, n, at in faults))
-    return play(here, habit, "struck", "--fault-plan", str(plan), "--standby", "1", strikes=("between:2:7", "left:0:8"))
+    return play(
+        here,
+        habit,
+        "struck",
+        "--fault-plan",
+        str(plan),
+        "--standby",
+        "1",
+        strikes=("between:2:7", "left:0:8", *habit.strikes),
+    )
 
 
 def assert_close(one: Run, other: Run) -> None:
@@ -94,7 +103,7 @@ def assert_lawful(here: Site, references: References, habit: Habit, calm: Run) -
     struck = strike(here, habit)
     assert struck.code == 0, struck.output
     assert struck.ledger is not None
-    assert len(struck.kills) == len(habit.faults) + 2 + habit.between, struck.output
+    assert len(struck.kills) == len(habit.faults) + 2 + habit.between + len(habit.strikes), struck.output
     assert_equal(struck, calm)
 
 

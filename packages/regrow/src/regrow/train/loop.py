@@ -80,7 +80,7 @@ class StepLoop(ScriptPlace):
             raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
         if self.invariant and what != STEPS:
             raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
-        self.started = self.standing.protected() is not None
+        self.started = self.standing.settled() is not None
         self.modules.complete()
 
     def arrive(self) -> None:
@@ -104,7 +104,7 @@ class StepLoop(ScriptPlace):
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         member.take_over(self.regions.lone, self.regions.past)
-        variables = self.standing.protected().variables
+        variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:
             with self.rehearsing():

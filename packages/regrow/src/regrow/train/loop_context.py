@@ -110,6 +110,12 @@ class LoopContext:
             raise UsageError("nothing is protected", hint="call session.protect(model, optimizer, ...) before steps()")
         return self.state
 
+    def settled(self) -> ProtectedState:
+        """The protected state as the loop begins: all ranks have built what it holds. Raises `UsageError`."""
+        for graph in self.protected().graphs():
+            graph.settle()
+        return self.protected()
+
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""
         return [*self.objects, *self.protected().modules]

@@ -129,8 +129,9 @@ class Session:
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
 
-        A second call may protect more, as another part: `protect(model)`, and `protect(optim=..., part=f"rank{r}")` for
-        an optimizer of which each rank keeps a part.
+        Also `get_state` with `set_state`; and objects of Python classes, such as environments and replay buffers,
+        which are carried by all that they hold. A second call may protect more, as another part: `protect(model)`, and
+        `protect(optim=..., part=f"rank{r}")` for an optimizer of which each rank keeps a part.
 
         Args:
             objects: for example the model (wrapped by DDP, FSDP2, both or not at all), its optimizer, its scheduler.
@@ -141,7 +142,8 @@ class Session:
 
         Raises:
             StateError: an object has nothing that could be protected.
-            UsageError: called twice for the same part, after `policy`, or after the first step.
+            UsageError: an object holds something whose state cannot be read; or called twice for the same part, after
+                `policy`, or after the first step.
         """
         standing, loop, former = self._standing, self._loop, self._standing.state
         earlier = former.calls if former is not None else []

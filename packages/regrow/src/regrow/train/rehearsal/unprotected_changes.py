@@ -20,6 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+from regrow.train.graphs.object_graph import living
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.seeding import Seeding
@@ -63,6 +64,8 @@ class Unprotected:
                 self._tensors.update(map(id, chain(each.parameters(), each.buffers())))
         self._stateful = [each for each in objects if _is_stateful(each)]
         known = {id(each) for each in _inside(objects)}
+        self._graphs = state.graphs()
+        known |= living(self._graphs)
         mine = {id(each) for each in _below(self._stateful)}
         self._things: dict[str, Looked] = {}
         self._environments: dict[str, object] = {}
@@ -126,7 +129,8 @@ class Unprotected:
 
     def _refuse_swapped(self) -> None:
         known, roots = set(self._put_away.values()), self._variables()
-        for name, state in self._generator_states({id(each) for each in _below(self._stateful)}).items():
+        mine = {id(each) for each in _below(self._stateful)} | living(self._graphs)
+        for name, state in self._generator_states(mine).items():
             holder = re.split(r"[.\[]", name, maxsplit=1)[0]
             kept = holder in self._roots and self._roots[holder] is roots.get(holder)
             if kept and state not in known:  # one thing has several names, and the next look may come by another

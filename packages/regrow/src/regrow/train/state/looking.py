@@ -8,12 +8,13 @@ import xxhash
 from torch.distributed.tensor import DTensor
 
 from regrow.hydration.shards import local
+from regrow.train.graphs.nested import large_arrays, large_tensors
+from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.audit import Look
 from regrow.train.state.device_digest import digest_on_device
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.moment import Scope
 from regrow.train.state.naming import ProtectedObjects
-from regrow.train.state.nested import large_arrays, large_tensors
 
 _SAMPLED = 16
 """Elements of a parameter that tell whether another's values lie in it."""
@@ -54,7 +55,11 @@ class Looker:
             else:
                 seen[name] = (parameter._version, parameter.data_ptr())
         if self._keepers is None or closely:
-            self._keepers = [name for name, thing in self._roster.objects.items() if _large(thing.state_dict())]
+            self._keepers = [
+                name
+                for name, thing in self._roster.objects.items()
+                if not isinstance(thing, ObjectGraph) and _large(thing.state_dict())  # which is copied each time
+            ]
         for name in self._keepers:
             state = self._roster.objects[name].state_dict()
             tensors = large_tensors(state)

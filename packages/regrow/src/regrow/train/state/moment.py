@@ -14,9 +14,11 @@ import torch
 
 from regrow.core.errors import StateError
 from regrow.hydration.shards import local
+from regrow.train.graphs.memory import Memory
+from regrow.train.graphs.nested import Marks, fitted, held
+from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.modes import Modes
 from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
-from regrow.train.state.nested import Marks, fitted, held
 from regrow.train.state.variables import Variables
 
 _ALWAYS_COPIED_BYTES = 16 << 10
@@ -79,6 +81,7 @@ class Moment:
         self._roster, self._modes, self._variables = protected, modes, variables
         self._buffers = _Buffers(protected.buffers)
         self._parameters: dict[str, _Copy] = {}
+        self._states: dict[str, object] = {}
         self.scope = Scope()
         self.taken = False
 
@@ -95,10 +98,13 @@ class Moment:
         with torch.no_grad():
             self._buffers.save()
             self._settings = [held(settings(group), options) for group in self._groups()]
-            self._states = {
-                name: held(thing.state_dict(), None if name in scope.objects else self._left[name])
-                for name, thing in self._roster.objects.items()
-            }
+            former, self._states = self._states, {}
+            for name, thing in self._roster.objects.items():
+                if isinstance(thing, ObjectGraph):
+                    self._states[name] = thing.remember(former.get(name))
+                else:
+                    left = None if name in scope.objects else self._left[name]
+                    self._states[name] = held(thing.state_dict(), left)
             self._take_parameters()
             self._optimizer_state = (
                 [_State(optimizer, host=scope.host) for optimizer in self._roster.optimizers.values()]
@@ -144,7 +150,11 @@ class Moment:
             for group, saved in zip(self._groups(), self._settings, strict=True):
                 put_settings(group, held(saved, None))
             for name, saved in self._states.items():
-                put_object(name, self._roster.objects[name], saved)
+                thing = self._roster.objects[name]
+                if isinstance(thing, ObjectGraph) and isinstance(saved, Memory):
+                    thing.go_back(saved)
+                else:
+                    put_object(name, thing, saved)
             for copy in self._parameters.values():
                 copy.put_back()
         self._modes.put_back(self._remembered)

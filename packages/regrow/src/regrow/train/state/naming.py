@@ -15,6 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from regrow.comm.torch_private.module_buffers import buffers_of
 from regrow.core.errors import StateError, UsageError
+from regrow.train.graphs.kinds import can_be_followed, says_its_state
+from regrow.train.graphs.object_graph import ObjectGraph
+from regrow.train.graphs.walk import put_told, told_state
 
 RESERVED = "regrow"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -129,6 +132,19 @@ class _PlainValues:
         vars(self._values).update(cast(dict[str, object], state_dict))
 
 
+class _SaysItsState:
+    """An object with `get_state` and `set_state`, as one with `state_dict`."""
+
+    def __init__(self, thing: object) -> None:
+        self._thing = thing
+
+    def state_dict(self) -> object:
+        return told_state(self._thing)
+
+    def load_state_dict(self, state_dict: object) -> None:
+        put_told(self._thing, state_dict)
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module under DDP and `torch.compile`, whose names are the checkpoint's."""
     while True:
@@ -167,11 +183,15 @@ def roster(*calls: Protected) -> ProtectedObjects:
             stateful[chosen] = thing
         elif type(thing) is SimpleNamespace:
             stateful[chosen] = _PlainValues(thing)
+        elif says_its_state(thing) and not isinstance(thing, np.random.RandomState):
+            stateful[chosen] = _SaysItsState(thing)
+        elif can_be_followed(thing):
+            stateful[chosen] = ObjectGraph(thing, chosen.rpartition(".")[2])
         else:
             raise UsageError(
                 f"protect() was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
                 hint="protect modules, optimizers, schedulers, random generators, types.SimpleNamespace and "
-                "objects with these two methods",
+                "objects with these two methods, or of classes made in Python, such as environments",
             )
     return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
 

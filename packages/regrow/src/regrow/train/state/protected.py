@@ -14,6 +14,7 @@ from regrow.hydration.codec import decode, encode
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.shards import box_of, local
 from regrow.train.attributes.hanging import of_modules
+from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.between import Between
 from regrow.train.state.hydration_targets import (
@@ -77,6 +78,10 @@ class ProtectedState:
     def close(self) -> None:
         """Take our hooks off the optimizers."""
         self._undo.close()
+
+    def graphs(self) -> list[ObjectGraph]:
+        """The protected objects that say no state of their own."""
+        return [each for each in self._roster.objects.values() if isinstance(each, ObjectGraph)]
 
     def nbytes(self) -> int:
         """Bytes in all tensors."""

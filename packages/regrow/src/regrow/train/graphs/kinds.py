@@ -1,0 +1,254 @@
+"""Kinds of values in a graph of objects: how each is remembered and carried, or why it cannot be.
+
+No code of the script's runs here, and none that a message names: objects are read by their attributes and written the
+same way.
+"""
+
+import datetime
+import decimal
+import dis
+import enum
+import fractions
+import functools
+import logging
+import pathlib
+import random
+import re
+import threading
+import types
+import uuid
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from regrow.core.errors import UsageError
+
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+DICTS = frozenset({dict, defaultdict, OrderedDict, Counter})
+_CODE = (
+    type,
+    types.ModuleType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    functools.partial,
+    property,
+    staticmethod,
+    classmethod,
+    np.ufunc,
+)
+_FIXED = (
+    pathlib.PurePath,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    uuid.UUID,
+    re.Pattern,
+    slice,
+    type(Ellipsis),
+    type(NotImplemented),
+    weakref.ref,
+    types.MappingProxyType,
+)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
+_OF_LIBRARIES = (
+    getattr(np.random.mtrand, "_rand", None),
+    getattr(random, "_inst", None),
+    torch.default_generator,
+)
+"""Generators that are seeded for each body."""
+_ELSEWHERE = frozenset(
+    {"multiprocessing", "subprocess", "concurrent", "asyncio", "socket", "ssl", "_io", "io", "select"}
+)
+_HEAP_TYPE = 1 << 9
+
+
+class ThingKind(enum.StrEnum):
+    """A way of remembering and carrying."""
+
+    ATOM = "atom"
+    CONSTANT = "constant"
+    TUPLE = "tuple"
+    NAMED = "named tuple"
+    FROZENSET = "frozenset"
+    LIST = "list"
+    DEQUE = "deque"
+    DICT = "dict"
+    SET = "set"
+    BYTES = "bytearray"
+    DTYPE = "dtype"
+    RANGE = "range"
+    ENUM = "enum"
+    ARRAY = "array"
+    ITEMS = "array of objects"
+    TENSOR = "tensor"
+    BITS = "bit generator"
+    NUMPY = "numpy generator"
+    LEGACY = "numpy random state"
+    PYTHON = "python generator"
+    TORCH = "torch generator"
+    METHOD = "method"
+    TOLD = "object that says its state"
+    OBJECT = "object"
+
+
+_EXACT: dict[type, ThingKind] = {
+    tuple: ThingKind.TUPLE,
+    frozenset: ThingKind.FROZENSET,
+    list: ThingKind.LIST,
+    deque: ThingKind.DEQUE,
+    set: ThingKind.SET,
+    bytearray: ThingKind.BYTES,
+    range: ThingKind.RANGE,
+    types.MethodType: ThingKind.METHOD,
+    np.random.Generator: ThingKind.NUMPY,
+    np.random.RandomState: ThingKind.LEGACY,
+    random.Random: ThingKind.PYTHON,
+    torch.Generator: ThingKind.TORCH,
+    torch.Tensor: ThingKind.TENSOR,
+    **dict.fromkeys(_ATOMS, ThingKind.ATOM),
+    **dict.fromkeys(DICTS, ThingKind.DICT),
+}
+
+
+class NotCarried(UsageError):
+    """A value whose state cannot be read, or not be written again."""
+
+    def __init__(self, path: str, value: object, reason: str) -> None:
+        name = re.split(r"[.\[]", path, maxsplit=1)[0]
+        super().__init__(
+            f"{path} ({type(value).__name__}) cannot be protected: {reason}",
+            hint=f"give `{name}` state_dict() and load_state_dict(), or get_state() and set_state(), for all that "
+            "steps change in it",
+        )
+
+
+def kind_of(value: object, path: str) -> ThingKind:
+    """Kind by which a value is carried. Raises `NotCarried`."""
+    if (exact := _EXACT.get(type(value))) is not None:
+        return ThingKind.CONSTANT if any(value is each for each in _OF_LIBRARIES) else exact
+    if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
+        return ThingKind.ATOM
+    if isinstance(value, np.dtype):
+        return ThingKind.DTYPE
+    if isinstance(value, enum.Enum):
+        return ThingKind.ENUM
+    if isinstance(value, _CODE):
+        _refuse_counting(value, path)
+        return ThingKind.CONSTANT
+    if isinstance(value, (*_FIXED, *_LOCKS, logging.Logger)):
+        return ThingKind.CONSTANT
+    if isinstance(value, np.ndarray):
+        return _of_array(value, path)
+    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        return ThingKind.NAMED
+    if isinstance(value, np.random.BitGenerator):
+        return ThingKind.BITS
+    return _of_object(value, path)
+
+
+def _of_array(array: np.ndarray, path: str) -> ThingKind:
+    if type(array) is not np.ndarray:
+        raise NotCarried(path, array, "it is an array of a class of its own")
+    if not array.dtype.hasobject:
+        return ThingKind.ARRAY
+    if array.dtype.names is not None or array.base is not None:
+        raise NotCarried(path, array, "it has objects in fields, or is a view of objects")
+    return ThingKind.ITEMS
+
+
+def says_its_state(value: object) -> bool:
+    """True for `state_dict` with `load_state_dict`, and `get_state` with `set_state`, of the value's class."""
+    kind = type(value)
+    pairs = ("state_dict", "load_state_dict"), ("get_state", "set_state")
+    return any(callable(getattr(kind, get, None)) and callable(getattr(kind, put, None)) for get, put in pairs)
+
+
+def _of_object(value: object, path: str) -> ThingKind:
+    kind = type(value)
+    package = kind.__module__.partition(".")[0]
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        raise NotCarried(path, value, "models and optimizers are protected by themselves")
+    if package in _ELSEWHERE or isinstance(value, threading.Thread):
+        raise NotCarried(path, value, "what it does is in another process or thread, or outside")
+    if package in ("torch", "regrow"):
+        raise NotCarried(path, value, f"it is an object of {package}'s own")
+    if says_its_state(value):
+        return ThingKind.TOLD
+    if hasattr(value, "__next__"):
+        raise NotCarried(path, value, "an iterator cannot be told its place")
+    hidden = next((base for base in kind.__mro__ if base is not object and not base.__flags__ & _HEAP_TYPE), None)
+    if hidden is not None or not isinstance(getattr(kind, "__module__", None), str) or not _has_attributes(value):
+        raise NotCarried(path, value, "it has a state that its attributes do not show")
+    return ThingKind.OBJECT
+
+
+def _has_attributes(value: object) -> bool:
+    """True if a class made in Python keeps all that its instances have in attributes."""
+    if hasattr(value, "__dict__"):
+        return True
+    return any("__slots__" in vars(kind) for kind in type(value).__mro__)
+
+
+def _refuse_counting(code: object, path: str) -> None:
+    """Functions are the same on all ranks, but for variables of a function around them that they write."""
+    if not isinstance(code, types.FunctionType) or not code.__code__.co_freevars:
+        return
+    written = {each.argval for each in dis.get_instructions(code.__code__) if each.opname == "STORE_DEREF"}
+    if kept := sorted(written & set(code.__code__.co_freevars)):
+        raise NotCarried(path, code, f"the function writes `{kept[0]}` of the function around it")
+
+
+def can_be_followed(value: object) -> bool:
+    """True for what keeps its state where it can be read: a container, a generator, an object of a Python class.
+
+    A value that a script exchanges for another (an array, a number) is known by a name, and cannot be followed.
+    """
+    kind = type(value)
+    if isinstance(value, np.random.RandomState | random.Random | list | dict | set | deque):
+        return kind in _EXACT
+    ours = kind.__module__.partition(".")[0] in ("torch", "regrow", "builtins", "accelerate", "transformers")
+    return (
+        not ours
+        and not callable(value)
+        and not isinstance(value, (*_CODE, *_FIXED, tuple, enum.Enum, np.ndarray, np.generic))
+    )
+
+
+def slots_of(value: object) -> Iterator[tuple[str, types.MemberDescriptorType]]:
+    """Slots of an object, by name."""
+    for kind in type(value).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType) and kind is not object:
+                yield name, member
+
+
+def slot_values(value: object) -> dict[str, object]:
+    """Values of those slots that have one."""
+    values: dict[str, object] = {}
+    for name, member in slots_of(value):
+        try:
+            values[name] = member.__get__(value)
+        except AttributeError:
+            continue
+    return values
+
+
+def put_slots(value: object, values: dict[str, object]) -> None:
+    """Give an object's slots these values, and no others."""
+    for name, member in slots_of(value):
+        if name in values:
+            member.__set__(value, values[name])
+        else:
+            try:
+                member.__delete__(value)
+            except AttributeError:
+                continue

@@ -1,0 +1,154 @@
+"""A graph of objects as it was at one moment, and the way back: every thing keeps its identity.
+
+What a step has put in the place of a thing is not written to: it may be something that the script knows elsewhere.
+"""
+
+from collections import defaultdict, deque
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from regrow.train.graphs.kinds import ThingKind, put_slots, slot_values
+from regrow.train.graphs.nested import fitted, held
+from regrow.train.graphs.walk import (
+    GENERATORS,
+    Key,
+    Piece,
+    Thing,
+    generator_state,
+    pieces,
+    put_generator,
+    put_told,
+    told_state,
+)
+
+
+class Memory(NamedTuple):
+    """Contents of things at one moment.
+
+    Attributes:
+        things: all that can change.
+        contents: of each of them.
+        copies: by piece of memory, that and a copy of it.
+    """
+
+    things: list[Thing]
+    contents: list[Any]
+    copies: dict[Key, tuple[Piece, torch.Tensor]]
+
+
+_CHANGES = frozenset(
+    {
+        ThingKind.LIST,
+        ThingKind.DEQUE,
+        ThingKind.DICT,
+        ThingKind.SET,
+        ThingKind.BYTES,
+        ThingKind.ITEMS,
+        ThingKind.TENSOR,
+        ThingKind.TOLD,
+        ThingKind.OBJECT,
+    }
+)
+
+
+def remember(things: list[Thing], former: Memory | None = None) -> Memory:
+    """Remember now; the memory of `former`, which is not to be gone back to any more, is used again."""
+    copies: dict[Key, tuple[Piece, torch.Tensor]] = {}
+    with torch.no_grad():
+        for key, piece in pieces(things).items():
+            known = former.copies.get(key) if former is not None else None
+            if known is not None and known[1].shape == piece.memory.shape and known[1].device == piece.memory.device:
+                copies[key] = piece, known[1].copy_(piece.memory)
+            else:
+                copies[key] = piece, piece.memory.clone()
+    kept = [thing for thing in things if thing.kind in _CHANGES or thing.kind in GENERATORS]
+    return Memory(kept, [_content(thing) for thing in kept], copies)
+
+
+def go_back(memory: Memory) -> None:
+    """Make every thing what it was. The memory can be used again."""
+    with torch.no_grad():
+        for piece, copy in memory.copies.values():
+            if not torch.equal(piece.memory, copy):
+                piece.memory.copy_(copy)
+    for thing, content in zip(memory.things, memory.contents, strict=True):
+        _put(thing, content)
+
+
+def _content(thing: Thing) -> Any:
+    value, kind = thing.value, thing.kind
+    if kind is ThingKind.OBJECT:
+        return dict(getattr(value, "__dict__", {})), slot_values(value)
+    if kind is ThingKind.TOLD:
+        return held(told_state(value), None)
+    if kind is ThingKind.TENSOR:
+        return value.detach()
+    if kind is ThingKind.DICT:
+        return dict(value), getattr(value, "default_factory", None)
+    if kind in GENERATORS:
+        return generator_state(thing)
+    return list(value.flat if kind is ThingKind.ITEMS else value)
+
+
+def _put(thing: Thing, content: Any) -> None:
+    value, kind = thing.value, thing.kind
+    if kind is ThingKind.OBJECT:
+        attributes, slots = content
+        if hasattr(value, "__dict__"):
+            put_items(vars(value), attributes)
+        put_slots(value, slots)
+    elif kind is ThingKind.TOLD:
+        put_told(value, fitted(told_state(value), content, in_place=True))
+    elif kind is ThingKind.TENSOR:
+        put_tensor(value, content)
+    elif kind is ThingKind.DICT:
+        items, factory = content
+        put_items(value, items)
+        if isinstance(value, defaultdict):
+            value.default_factory = factory
+    elif kind in GENERATORS:
+        put_generator(value, kind, content)
+    elif kind is ThingKind.ITEMS:
+        put_objects(value, content)
+    else:
+        put_members(value, content)
+
+
+def put_items(there: dict[Any, Any], items: dict[Any, Any]) -> None:
+    """Make a dictionary these items, in this order, unless it is."""
+    same = len(there) == len(items) and all(
+        one is other and a is b for (one, a), (other, b) in zip(there.items(), items.items(), strict=True)
+    )
+    if not same:
+        there.clear()
+        for key, value in items.items():  # not `update`, which adds where it is a Counter's
+            there[key] = value
+
+
+def put_members(there: Any, members: list[Any]) -> None:
+    """Make a list, a deque, a set or a `bytearray` these members."""
+    if isinstance(there, set):
+        if there != set(members):
+            there.clear()
+            there.update(members)
+    elif isinstance(there, bytearray):
+        there[:] = bytes(members)
+    else:
+        sequence = cast("list[Any] | deque[Any]", there)
+        sequence.clear()
+        sequence.extend(members)
+
+
+def put_objects(there: np.ndarray, members: list[Any]) -> None:
+    """Fill an array of objects."""
+    for at, each in zip(np.ndindex(there.shape), members, strict=True):
+        there[at] = each
+
+
+def put_tensor(there: torch.Tensor, was: torch.Tensor) -> None:
+    """Let a tensor have the memory, shape and strides of another."""
+    same = (there.data_ptr(), there.shape, there.stride(), there.dtype)
+    if same != (was.data_ptr(), was.shape, was.stride(), was.dtype):
+        there.data = was

@@ -1,0 +1,69 @@
+"""An object that says no state of its own: all that it holds is remembered, carried and put back, thing by thing."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+
+from regrow.core.errors import StateError
+from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.memory import Memory, go_back, remember
+from regrow.train.graphs.read import Originals, hear
+from regrow.train.graphs.tell import tell
+from regrow.train.graphs.walk import Thing, walk
+
+
+class ObjectGraph:
+    """An environment, a replay buffer, or any other object that keeps its state in attributes, as one with a state.
+
+    A thing that it held when the loop began is known by its path on every rank, since all build alike: it stays itself
+    where a state is received, so that whoever else holds it sees that. Other things are made anew.
+
+    Args:
+        root: the object.
+        name: of the object, for the paths of what it holds.
+
+    Raises:
+        NotCarried: it holds something whose state cannot be read.
+    """
+
+    def __init__(self, root: object, name: str) -> None:
+        self.root, self._name = root, name
+        self.settle()
+
+    def settle(self) -> None:
+        """From now on, what is held at this moment counts as built by all ranks."""
+        things = self.things()
+        self._originals = Originals(things)
+        self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
+
+    def things(self) -> list[Thing]:
+        """All that is held now. Raises `NotCarried`."""
+        return walk(self.root, self._name)
+
+    def remember(self, former: object = None) -> Memory:
+        """All as it is now. Raises `NotCarried`.
+
+        Args:
+            former: an earlier memory, which is not gone back to any more.
+        """
+        return remember(self.things(), former if isinstance(former, Memory) else None)
+
+    def go_back(self, memory: Memory) -> None:
+        """Make all that was held what it was; every thing is itself again."""
+        go_back(memory)
+
+    def state_dict(self) -> dict[str, object]:
+        """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves."""
+        return tell(self.things(), self._originals, self._classes)
+
+    def load_state_dict(self, state_dict: object) -> None:
+        """Take over a graph. Raises `StateError` where it does not fit what is here."""
+        if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
+            raise StateError(f"the state of {self._name} that was received is none")
+        hear(cast(dict[str, Any], state_dict), self._originals, self._classes)
+
+
+def living(graphs: Iterable[ObjectGraph]) -> set[int]:
+    """Ids of all that these hold."""
+    return {id(thing.value) for graph in graphs for thing in graph.things()}

@@ -1,0 +1,291 @@
+"""A graph of objects from data: what was there as the loop began stays itself, all else is made anew."""
+
+import enum
+import random
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from types import FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+
+from regrow.core.errors import StateError
+from regrow.hydration.codec import decode, dtype_of
+from regrow.train.graphs.classes import Classes, make
+from regrow.train.graphs.kinds import DICTS, ThingKind, put_slots
+from regrow.train.graphs.memory import put_items, put_members, put_objects
+from regrow.train.graphs.nested import fitted
+from regrow.train.graphs.walk import (
+    GENERATORS,
+    Thing,
+    array_bytes,
+    base_of,
+    put_generator,
+    put_told,
+    storage_bytes,
+    told_state,
+)
+
+_DICTS = {kind.__name__: kind for kind in DICTS}
+_BITS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
+_OTHERS: dict[ThingKind, Callable[[], Any]] = {
+    ThingKind.LEGACY: np.random.RandomState,
+    ThingKind.PYTHON: random.Random,
+    ThingKind.TORCH: torch.Generator,
+}
+_WITHOUT_IDENTITY = frozenset(
+    {
+        ThingKind.TUPLE,
+        ThingKind.NAMED,
+        ThingKind.FROZENSET,
+        ThingKind.RANGE,
+        ThingKind.DTYPE,
+        ThingKind.ENUM,
+        ThingKind.METHOD,
+    }
+)
+
+
+class Originals:
+    """Things that were there as the loop began, by path: all ranks have built them alike.
+
+    Args:
+        things: those.
+    """
+
+    def __init__(self, things: Iterable[Thing]) -> None:
+        self._things = {each.path: each for each in things if each.kind not in _WITHOUT_IDENTITY}
+        self._paths = {id(each.value): each.path for each in self._things.values()}
+
+    def path_of(self, value: object) -> str:
+        """Path of a thing; empty: it was not there."""
+        return self._paths.get(id(value), "")
+
+    def at(self, path: str, kind: ThingKind) -> Any:
+        """The thing of this path, None where there is none of this kind."""
+        thing = self._things.get(path)
+        return thing.value if thing is not None and thing.kind is kind else None
+
+    def add(self, thing: Thing) -> None:
+        """A thing that others had there, made here."""
+        former = self._things.get(thing.path)
+        if former is not None:
+            del self._paths[id(former.value)]
+        self._things[thing.path], self._paths[id(thing.value)] = thing, thing.path
+
+    def classes(self) -> set[type]:
+        """Classes among them."""
+        return {each.value for each in self._things.values() if isinstance(each.value, type)}
+
+
+def hear(told: dict[str, Any], originals: Originals, classes: Classes) -> None:
+    """Write a told graph into the present one. Raises `StateError` where it does not fit."""
+    nodes = decode(np.ascontiguousarray(told["graph"]).tobytes())
+    if not isinstance(nodes, list):
+        raise StateError("the graph that was received is none")
+    try:
+        with torch.no_grad():
+            _Reader(nodes, told, originals, classes).read()
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+        raise StateError(f"a graph of objects that was received does not fit: {error!r}") from error
+
+
+class _Reader:
+    def __init__(self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes) -> None:
+        self._nodes, self._originals, self._classes = nodes, originals, classes
+        self._data, self._kept = torch.from_numpy(np.array(told["data"], np.uint8)), told["kept"]
+        self._made: dict[int, Any] = {}
+        self._storages: dict[tuple[int, int], torch.Tensor] = {}
+
+    def read(self) -> None:
+        for number in range(len(self._nodes)):
+            self._thing(number)
+        for number, (kind, _, _, content) in enumerate(self._nodes):
+            self._fill(self._made[number], ThingKind(kind), content)
+
+    def _thing(self, number: int) -> Any:
+        """The thing of a number, which may still be empty."""
+        if number not in self._made:
+            kind, name, path, content = self._nodes[number]
+            kind = ThingKind(kind)
+            value = self._original(kind, name, path, content) if path else None
+            if value is None:
+                value = self._new(kind, name, path, content)
+                if path:
+                    self._originals.add(Thing(value, kind, path))
+            self._made[number] = value
+        return self._made[number]
+
+    def _original(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
+        value = self._originals.at(path, kind)
+        if value is None:
+            return None
+        if kind is ThingKind.ARRAY:
+            return value if self._same_array(value, content) else None
+        if kind is ThingKind.TENSOR:
+            return value if self._same_tensor(value, content) else None
+        if kind in (ThingKind.DICT, ThingKind.BITS):
+            return value if type(value).__name__ == name else None
+        if kind is ThingKind.OBJECT and name and self._classes.name_of(type(value)) != name:
+            return None
+        if kind is ThingKind.DEQUE:
+            return value if value.maxlen == content[0] else None
+        return value if kind is not ThingKind.ITEMS or list(value.shape) == content[0] else None
+
+    @staticmethod
+    def _same_array(value: np.ndarray, content: list[Any]) -> bool:
+        alike = value.dtype == np.lib.format.descr_to_dtype(content[0]) and list(value.shape) == content[1]
+        if base_of(value) is not value:
+            return alike and len(content) == 6 and list(value.strides) == content[2]
+        order = "C" if value.flags.c_contiguous else "F"
+        return alike and len(content) == 5 and order == content[2] and value.flags.writeable == content[3]
+
+    @staticmethod
+    def _same_tensor(value: torch.Tensor, content: list[Any]) -> bool:
+        dtype, shape, strides, first, place = content
+        here = [
+            str(value.dtype).removeprefix("torch."),
+            list(value.shape),
+            list(value.stride()),
+            value.storage_offset(),
+        ]
+        nbytes = value.untyped_storage().nbytes()
+        return here == [dtype, shape, strides, first] and (place[1] < 0 or nbytes == place[1])
+
+    def _value(self, told: Any) -> Any:
+        return self._thing(told[0]) if type(told) is tuple else told
+
+    def _values(self, told: Iterable[Any]) -> list[Any]:
+        return [self._value(each) for each in told]
+
+    def _pairs(self, told: list[Any]) -> dict[Any, Any]:
+        values = self._values(told)
+        return dict(zip(values[::2], values[1::2], strict=True))
+
+    def _new(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
+        if kind is ThingKind.LIST:
+            return []
+        if kind is ThingKind.DEQUE:
+            return deque(maxlen=content[0])
+        if kind is ThingKind.SET:
+            return set()
+        if kind is ThingKind.BYTES:
+            return bytearray()
+        if kind is ThingKind.DICT:
+            return _DICTS[name]()
+        if kind is ThingKind.ITEMS:
+            return np.empty(content[0], object)
+        if kind is ThingKind.ARRAY:
+            return self._array(content)
+        if kind is ThingKind.TENSOR:
+            return self._tensor(content)
+        if kind is ThingKind.OBJECT:
+            return make(kind, self._classes.find(name))
+        if kind in GENERATORS or kind is ThingKind.NUMPY:
+            return self._generator(kind, name, content)
+        if kind in (ThingKind.TOLD, ThingKind.CONSTANT) and not (kind is ThingKind.CONSTANT and name and not path):
+            raise StateError(f"{path or name} is not here", hint="the script must build the same on every worker")
+        return self._fixed(kind, name, content)
+
+    def _fixed(self, kind: ThingKind, name: str, content: Any) -> Any:
+        if kind is ThingKind.TUPLE:
+            return tuple(self._values(content))
+        if kind is ThingKind.FROZENSET:
+            return frozenset(self._values(content))
+        if kind is ThingKind.RANGE:
+            return range(*content)
+        if kind is ThingKind.DTYPE:
+            return np.lib.format.descr_to_dtype(content)
+        if kind is ThingKind.METHOD:
+            return method_of(self._value(content[0]), content[1])
+        of = self._classes.find(name)
+        if kind is ThingKind.ENUM and issubclass(of, enum.Enum):
+            return of.__members__[content]
+        if kind is ThingKind.NAMED and issubclass(of, tuple) and hasattr(of, "_fields"):
+            return tuple.__new__(of, self._values(content))
+        if kind is ThingKind.CONSTANT:
+            return of
+        raise StateError(f"{name} is no class of a {kind}")
+
+    def _array(self, content: list[Any]) -> np.ndarray:
+        dtype, shape = np.lib.format.descr_to_dtype(content[0]), content[1]
+        if len(content) == 5:
+            array = np.empty(shape, dtype, order=content[2])
+        else:
+            _, _, strides, _, first, root = content
+            array = np.ndarray(shape, dtype, self._value(root), first, strides)
+        return array
+
+    def _tensor(self, content: list[Any]) -> torch.Tensor:
+        dtype, shape, strides, first, place = content
+        key = place[0], place[1]
+        if key not in self._storages:
+            if place[1] < 0:
+                self._storages[key] = self._kept[place[0]].clone()
+            else:
+                self._storages[key] = self._data[place[0] : place[0] + place[1]].clone()
+        made = torch.empty(0, dtype=dtype_of(dtype), device=self._storages[key].device)
+        return made.set_(self._storages[key].untyped_storage(), first, shape, strides)
+
+    def _generator(self, kind: ThingKind, name: str, content: Any) -> Any:
+        if kind is ThingKind.NUMPY:
+            return np.random.Generator(self._value(content))
+        if kind is ThingKind.BITS:
+            seed = content[1]
+            return _BITS[name](
+                seed
+                and np.random.SeedSequence(seed[0], spawn_key=seed[1], pool_size=seed[2], n_children_spawned=seed[3])
+            )
+        return _OTHERS[kind]()
+
+    def _fill(self, value: Any, kind: ThingKind, content: Any) -> None:
+        if kind in (ThingKind.LIST, ThingKind.SET):
+            put_members(value, self._values(content))
+        elif kind is ThingKind.DEQUE:
+            put_members(value, self._values(content[1:]))
+        elif kind is ThingKind.BYTES:
+            put_members(value, content)
+        elif kind is ThingKind.DICT:
+            put_items(value, self._pairs(content[1:]))
+            if isinstance(value, defaultdict):
+                value.default_factory = self._value(content[0])
+        elif kind is ThingKind.OBJECT:
+            if hasattr(value, "__dict__"):
+                put_items(vars(value), self._pairs(content[0]))
+            put_slots(value, self._pairs(content[1]))
+        elif kind is ThingKind.ITEMS:
+            put_objects(value, self._values(content[1:]))
+        elif kind in (ThingKind.ARRAY, ThingKind.TENSOR):
+            self._fill_memory(value, kind, content)
+        elif kind in GENERATORS:
+            put_generator(value, kind, self._kept[content[0]])
+        elif kind is ThingKind.TOLD:
+            put_told(value, fitted(told_state(value), self._kept[content], in_place=False))
+
+    def _fill_memory(self, value: Any, kind: ThingKind, content: list[Any]) -> None:
+        place = content[4]
+        if kind is ThingKind.ARRAY:
+            if len(content) == 5 and value.flags.writeable:
+                array_bytes(value, "").copy_(self._data[place[0] : place[0] + place[1]])
+                value.flags.writeable = content[3]
+            elif len(content) == 5:
+                if (
+                    array_bytes(value, "").numpy().tobytes()
+                    != self._data[place[0] : place[0] + place[1]].numpy().tobytes()
+                ):
+                    raise StateError("an array that is read only has another content here")
+            else:
+                value.flags.writeable = content[3] and value.flags.writeable
+        elif place[1] < 0:
+            storage_bytes(value).copy_(self._kept[place[0]])
+        else:
+            storage_bytes(value).copy_(self._data[place[0] : place[0] + place[1]])
+
+
+def method_of(thing: object, name: str) -> MethodType:
+    """Method of a thing whose class has a function of that name. Raises `StateError` for anything else."""
+    for kind in type(thing).__mro__:
+        if isinstance(function := vars(kind).get(name), FunctionType):
+            return MethodType(function, thing)
+    raise StateError(f"{type(thing).__name__} has no method {name!r}")

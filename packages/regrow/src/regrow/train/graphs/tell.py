@@ -1,0 +1,168 @@
+"""A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
+
+from collections.abc import Iterable
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from regrow.hydration.codec import dtype_name, encode
+from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
+from regrow.train.graphs.read import Originals, method_of
+from regrow.train.graphs.walk import (
+    GENERATORS,
+    Key,
+    Piece,
+    Thing,
+    array_key,
+    base_of,
+    generator_state,
+    pieces,
+    storage_key,
+    told_state,
+)
+
+_NAMED = frozenset(
+    {
+        ThingKind.NAMED,
+        ThingKind.ENUM,
+        ThingKind.OBJECT,
+        ThingKind.BITS,
+        ThingKind.DICT,
+        ThingKind.CONSTANT,
+    }
+)
+
+
+def tell(things: list[Thing], originals: Originals, classes: Classes) -> dict[str, object]:
+    """The things, the first being the root. Raises `NotCarried` for what a step has put there that cannot be made."""
+    return _Teller(things, originals, classes).told()
+
+
+class _Teller:
+    def __init__(self, things: list[Thing], originals: Originals, classes: Classes) -> None:
+        self._things, self._originals, self._classes = things, originals, classes
+        self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
+        self._kept: list[object] = []
+        self._blob: list[np.ndarray] = []
+        self._length = 0
+        self._places: dict[Key, list[object]] = {}
+
+    def told(self) -> dict[str, object]:
+        with torch.no_grad():
+            for key, piece in pieces(self._things).items():
+                self._places[key] = self._place(piece)
+        nodes = [self._node(thing) for thing in self._things]
+        graph = np.frombuffer(encode(nodes, path=self._things[0].path), np.uint8)
+        data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
+        return {"graph": graph, "data": data, "kept": self._kept}
+
+    def _place(self, piece: Piece) -> list[object]:
+        """Place of a piece's bytes: first and length in the common memory, or the number of what is kept."""
+        if piece.memory.device.type != "cpu":
+            return [self._keep(piece.memory), -1]
+        start, self._length = self._length, self._length + piece.memory.numel()
+        self._blob.append(piece.memory.numpy())
+        return [start, piece.memory.numel()]
+
+    def _keep(self, value: object) -> int:
+        self._kept.append(value)
+        return len(self._kept) - 1
+
+    def _ref(self, value: object) -> object:
+        number = self._numbers.get(id(value))
+        return value if number is None else (number,)
+
+    def _refs(self, values: Iterable[object]) -> list[object]:
+        return [self._ref(each) for each in values]
+
+    def _node(self, thing: Thing) -> list[object]:
+        kind = thing.kind
+        original = self._originals.path_of(thing.value)
+        name = self._class_of(thing, original) if kind in _NAMED else ""
+        return [str(kind), name, original, self._content(thing)]
+
+    def _class_of(self, thing: Thing, original: str) -> str:
+        of = thing.value if thing.kind is ThingKind.CONSTANT and isinstance(thing.value, type) else type(thing.value)
+        if thing.kind is ThingKind.BITS:
+            return str(of.__name__)
+        if thing.kind is ThingKind.DICT:
+            return str(of.__name__)
+        name = self._classes.name_of(of)
+        constant = thing.kind is ThingKind.CONSTANT
+        if original and (constant or thing.kind is ThingKind.OBJECT):
+            return name
+        if not name or (constant and not isinstance(thing.value, type)):
+            raise NotCarried(thing.path, thing.value, "a step has put it there, and a newcomer could not make one")
+        return name
+
+    def _content(self, thing: Thing) -> object:
+        value: Any = thing.value
+        kind = thing.kind
+        if kind in (ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST):
+            return self._refs(value)
+        if kind is ThingKind.DEQUE:
+            return [value.maxlen, *self._refs(value)]
+        if kind in (ThingKind.SET, ThingKind.FROZENSET):
+            return sorted(self._refs(value), key=lambda each: encode(each))
+        if kind is ThingKind.DICT:
+            factory = self._ref(getattr(value, "default_factory", None))
+            return [factory, *self._pairs(value)]
+        if kind is ThingKind.OBJECT:
+            return [self._pairs(getattr(value, "__dict__", {})), self._pairs(slot_values(value))]
+        if kind is ThingKind.ARRAY:
+            return self._array(value)
+        if kind is ThingKind.ITEMS:
+            return [list(value.shape), *self._refs(value.flat)]
+        if kind is ThingKind.TENSOR:
+            place = self._places[storage_key(value)]
+            return [dtype_name(value.dtype), list(value.shape), list(value.stride()), value.storage_offset(), place]
+        if kind in GENERATORS:
+            return [self._keep(generator_state(thing)), self._seed_of(thing)]
+        if kind is ThingKind.NUMPY:
+            return self._ref(value.bit_generator)
+        if kind is ThingKind.METHOD:
+            return [self._ref(value.__self__), self._method(thing)]
+        if kind is ThingKind.TOLD:
+            return self._keep(told_state(value))
+        return self._fixed(value, kind)
+
+    @staticmethod
+    def _method(thing: Thing) -> str:
+        name = str(getattr(thing.value.__func__, "__name__", ""))
+        if method_of(thing.value.__self__, name) != thing.value:
+            raise NotCarried(thing.path, thing.value, "it is a method under another name")
+        return name
+
+    def _fixed(self, value: Any, kind: ThingKind) -> object:
+        if kind is ThingKind.BYTES:
+            return bytes(value)
+        if kind is ThingKind.DTYPE:
+            return np.lib.format.dtype_to_descr(value)
+        if kind is ThingKind.RANGE:
+            return [value.start, value.stop, value.step]
+        return value.name if kind is ThingKind.ENUM else None
+
+    def _pairs(self, items: dict[Any, Any]) -> list[object]:
+        return [self._ref(each) for pair in items.items() for each in pair]
+
+    def _array(self, array: np.ndarray) -> list[object]:
+        descr = np.lib.format.dtype_to_descr(array.dtype)
+        root = base_of(array)
+        writable = bool(array.flags.writeable)
+        if root is array:
+            order = "C" if array.flags.c_contiguous else "F"
+            return [descr, list(array.shape), order, writable, self._places[array_key(array)]]
+        first = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+        return [descr, list(array.shape), list(array.strides), writable, first, self._ref(root)]
+
+    @staticmethod
+    def _seed_of(thing: Thing) -> list[object] | None:
+        """Seed from which a bit generator would spawn others."""
+        sequence = thing.value.seed_seq if thing.kind is ThingKind.BITS else None
+        if not isinstance(sequence, np.random.SeedSequence):
+            return None
+        entropy = cast(object, sequence.entropy)
+        pool, spawned = sequence.pool_size, sequence.n_children_spawned
+        return [entropy, list(sequence.spawn_key), pool, spawned]

@@ -1,0 +1,178 @@
+"""All that an object holds, each thing once, with the path by which it is reached first."""
+
+import random
+from collections.abc import Iterable, Iterator
+from types import MethodType
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+
+from regrow.train.graphs.kinds import NotCarried, ThingKind, kind_of, slot_values
+from regrow.train.graphs.nested import held
+
+Key = tuple[str, int]
+MOST = 2_000_000
+"""Bound for the things of one object: they are gone through at each step."""
+_SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE})
+_ANY_ORDER = frozenset({ThingKind.SET, ThingKind.FROZENSET})
+_ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
+class Thing(NamedTuple):
+    """One thing of a graph; atoms are none."""
+
+    value: Any
+    kind: ThingKind
+    path: str
+
+
+class Piece(NamedTuple):
+    """Memory in which arrays or tensors lie, as bytes."""
+
+    memory: torch.Tensor
+    path: str
+
+
+def walk(root: object, name: str) -> list[Thing]:
+    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried."""
+    found: list[Thing] = []
+    seen: set[int] = set()
+    near: list[tuple[str, object]] = [(name, root)]
+    while near:
+        path, value = near.pop()
+        if type(value) in _ATOMIC or id(value) in seen:
+            continue
+        kind = kind_of(value, path)
+        if kind is ThingKind.ATOM:
+            continue
+        if len(found) >= MOST:
+            raise NotCarried(path, value, f"more than {MOST:,} things are held; keep them in arrays")
+        seen.add(id(value))
+        thing = Thing(value, kind, path)
+        found.append(thing)
+        near += reversed([(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC])
+    return found
+
+
+def children(thing: Thing) -> Iterable[tuple[str, object]]:
+    """Values that a thing holds, each with what its path has in addition."""
+    value, kind = thing.value, thing.kind
+    if kind in _SEQUENCES or kind in _ANY_ORDER:
+        if _ATOMIC.issuperset(map(type, value)):
+            return ()
+        return [(f"[{at}]", each) for at, each in enumerate(value)]
+    if kind is ThingKind.DICT:
+        return list(_of_dict(cast(dict[object, object], value)))
+    if kind is ThingKind.OBJECT:
+        held_here = {**getattr(value, "__dict__", {}), **slot_values(value)}
+        return [(f".{key}", each) for key, each in held_here.items()]
+    if kind is ThingKind.ITEMS:
+        return [(f"[{at}]", each) for at, each in enumerate(value.flat)]
+    if kind is ThingKind.ARRAY:
+        return [] if (root := base_of(value)) is value else [(".base", root)]
+    if kind is ThingKind.NUMPY:
+        return [(".bit_generator", value.bit_generator)]
+    if isinstance(value, MethodType):
+        return [(".__self__", value.__self__)]
+    return ()
+
+
+def _of_dict(value: dict[object, object]) -> Iterator[tuple[str, object]]:
+    if (factory := getattr(value, "default_factory", None)) is not None:
+        yield ".default_factory", factory
+    for key, each in value.items():
+        at = f"[{key!r:.40}]"
+        yield f" key {at}", key
+        yield at, each
+
+
+def base_of(array: np.ndarray) -> np.ndarray:
+    """The array in whose memory this one lies; itself, where that is no array's."""
+    while isinstance(array.base, np.ndarray) and type(array.base) is np.ndarray:
+        array = array.base
+    return array
+
+
+def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole memory that a tensor lies in, not a copy."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def array_bytes(array: np.ndarray, path: str) -> torch.Tensor:
+    """The whole memory of an array, a copy where it cannot be written. Raises `NotCarried` where it has gaps."""
+    if not (array.flags.c_contiguous or array.flags.f_contiguous):
+        raise NotCarried(path, array, "its memory is another object's, with gaps")
+    flat = array.reshape(-1, order="A").view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
+    return torch.from_numpy(flat if flat.flags.writeable else flat.copy())
+
+
+def pieces(things: Iterable[Thing]) -> dict[Key, Piece]:
+    """Memory that arrays and tensors lie in, each once.
+
+    Raises `NotCarried` where a tensor is not data alone, or an array and a tensor share memory.
+    """
+    found: dict[Key, Piece] = {}
+    for value, kind, path in things:
+        if kind is ThingKind.ARRAY and base_of(value) is value:
+            found[array_key(value)] = Piece(array_bytes(value, path), path)
+        elif kind is ThingKind.TENSOR:
+            if value.requires_grad or value.layout is not torch.strided or value.is_meta:
+                raise NotCarried(path, value, "it has a gradient, or no plain memory")
+            found.setdefault(storage_key(value), Piece(storage_bytes(value), path))
+    _refuse_shared(found.values())
+    return found
+
+
+def array_key(array: np.ndarray) -> Key:
+    """Key of the memory of an array that is no other's view."""
+    return "array", id(array)
+
+
+def storage_key(tensor: torch.Tensor) -> Key:
+    """Key of the memory of a tensor, the same for tensors that share it."""
+    return str(tensor.device), tensor.untyped_storage().data_ptr()
+
+
+def _refuse_shared(found: Iterable[Piece]) -> None:
+    end, before = 0, ""
+    for memory, path in sorted(found, key=lambda piece: piece.memory.data_ptr()):
+        if memory.numel() and memory.data_ptr() < end:
+            raise NotCarried(path, memory, f"it shares its memory with {before}")
+        end, before = max(end, memory.data_ptr() + memory.numel()), path
+
+
+def generator_state(thing: Thing) -> object:
+    """State of a generator, in terms of its own. Raises `NotCarried` for one that has spawned others."""
+    value, kind = thing.value, thing.kind
+    if kind is ThingKind.BITS:
+        return held(value.state, None)
+    if kind is ThingKind.LEGACY:
+        return held(value.get_state(legacy=False), None)
+    return value.getstate() if isinstance(value, random.Random) else value.get_state()
+
+
+def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
+    """Set a generator's state."""
+    if kind is ThingKind.BITS:
+        value.state = state
+    elif kind is ThingKind.PYTHON:
+        value.setstate(state)
+    else:
+        value.set_state(state)
+
+
+GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
+
+
+def told_state(value: Any) -> object:
+    """State that an object says itself."""
+    return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
+
+
+def put_told(value: Any, state: object) -> None:
+    """Tell an object its state."""
+    if hasattr(type(value), "load_state_dict"):
+        value.load_state_dict(state)
+    else:
+        value.set_state(state)
