@@ -28,7 +28,7 @@ class FakeJobSet:
         self.restarts = 0
         self.failures = 0
         self.condition = ""
-        """How it has ended: Completed, Failed."""
+        """Completed or Failed, once it has ended."""
         self.message = ""
         self._counted: set[str] = set()
         self._serial = 0
