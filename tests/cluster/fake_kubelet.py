@@ -48,6 +48,13 @@ class FakeKubelet:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def kill(self, name: str) -> None:
+        """All that runs in a pod ends at once, as when its memory is over; the kubelet sees that."""
+        mark = os.fsencode(f"REGROW_HOME={self._folder / name}.home")
+        for pid in self._frozen({mark}):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
     def cut(self, node: str) -> None:
         """Nothing there says or hears anything until `join`; as its processes are stopped, their time stands still."""
         self._stopped[node] = self._stop(node)
@@ -119,6 +126,9 @@ class FakeKubelet:
         marks = {
             os.fsencode(f"REGROW_HOME={self._folder / name}.home") for name, at in self._node.items() if at == node
         }
+        return self._frozen(marks)
+
+    def _frozen(self, marks: set[bytes]) -> list[int]:
         stopped: list[int] = []
         while more := [pid for pid in psutil.pids() if pid not in stopped and marks.intersection(_environ(pid))]:
             for pid in more:
@@ -139,8 +149,10 @@ class FakeKubelet:
             if source is not None:
                 secret = self._store.get("secrets", meta["namespace"], source["name"])
                 env[each["name"]] = secret["stringData"][source["key"]]
-        services = {f"{each['metadata']['name']}.{meta['namespace']}.svc" for each in self._store.all_of("services")}
-        words = [self._resolved(word, services, env) for word in container["command"]]
+        names = {f"{each['metadata']['name']}.{meta['namespace']}.svc" for each in self._store.all_of("services")}
+        names |= {f"{at['hostname']}.{at['subdomain']}" for at in self._specs() if at.get("subdomain")}
+        given = [*container["command"], *container.get("args", [])]
+        words = [self._resolved(word, names, env) for word in given]
         for there, here in self._mounted(pod).items():
             words = [word.replace(there, str(here)) for word in words]
         with (self._folder / f"{meta['name']}.log").open("wb") as log, open(os.devnull) as nothing:
@@ -167,10 +179,15 @@ class FakeKubelet:
                 (folder / f".{item['path']}").replace(folder / item["path"])
         return found
 
-    def _resolved(self, word: str, services: set[str], env: dict[str, str]) -> str:
-        for service in services:
-            word = word.replace(service, _HERE)
-        return re.sub(r"\$\((\w+)\)", lambda name: env.get(name.group(1), name.group(0)), word)
+    def _specs(self) -> list[Manifest]:
+        return [each["spec"] for each in self._store.all_of("pods")]
+
+    def _resolved(self, word: str, names: set[str], env: dict[str, str]) -> str:
+        """With variables, and with addresses in the place of names that the cluster's DNS knows."""
+        word = re.sub(r"\$\((\w+)\)", lambda name: env.get(name.group(1), name.group(0)), word)
+        for each in names:
+            word = word.replace(each, _HERE)
+        return word
 
     def _ended(self, pod: Manifest, code: int, *, deleted: bool) -> None:
         meta = pod["metadata"]

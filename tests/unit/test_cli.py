@@ -224,6 +224,7 @@ def test_help_has_the_engines_verbs_in_sections_and_others_by_package(capsys: py
     assert sum(map(len, tree.SECTIONS.values())) == 16
     assert re.search(r"^  regrow +agent, data, port, recipes, spans, token$", shown, re.M)
     assert re.search(r"^  regrow-clusters +k8s, operator, slurm$", shown, re.M)
+    assert re.search(r"^  regrow-guests +guest$", shown, re.M)
 
 
 def entry(jobs: Path, name: str, **changes: Any) -> None:

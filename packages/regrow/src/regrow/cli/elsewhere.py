@@ -15,6 +15,7 @@ GROUP: Final = "regrow.commands"
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "batch": "regrow-batch",
+    "guest": "regrow-guests",
     "k8s": "regrow-clusters",
     "operator": "regrow-clusters",
     "plan": "regrow-lab",

@@ -17,6 +17,7 @@ from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import DrainWish, ScaleWish
 from regrow.membership.view import JobView
+from regrow.observe.watch.present import JobFigures
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
@@ -42,6 +43,10 @@ class CoordinatorClient:
     def status(self) -> JobView:
         """The job's present state."""
         return self._get("/status", JobView)
+
+    def figures(self) -> JobFigures:
+        """Progress of the job."""
+        return self._get("/figures", JobFigures)
 
     def kill(self, fault: FaultSpec) -> None:
         """Let one worker fail."""

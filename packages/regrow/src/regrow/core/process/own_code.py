@@ -10,7 +10,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-OWN_PACKAGES: Final = frozenset({"regrow", "regrow_batch", "regrow_clusters", "regrow_lab", "regrow_recipes"})
+OWN_PACKAGES: Final = frozenset(
+    {"regrow", "regrow_batch", "regrow_clusters", "regrow_guests", "regrow_lab", "regrow_recipes"}
+)
 """Names by which they are imported."""
 
 

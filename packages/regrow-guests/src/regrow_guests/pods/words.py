@@ -1,0 +1,63 @@
+"""`regrow run` for a pod of an Indexed Job. Pure: the same words begin the job, and bring a lost pod back into it."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from regrow.core.errors import UsageError
+
+
+class PodPlace(msgspec.Struct, frozen=True):
+    """A pod's part of the job.
+
+    `nodes`: pods there are; `node_rank`: its completion index; `ranks`: workers in each; `replica_ranks`: workers that
+    hold one copy of the model; `spares`: pods among these that wait without ranks; `endpoint`: `HOST:PORT` of pod 0;
+    `address`: the pod's own; `checkpoint_dir`: where all start again from when pod 0 was lost, or nothing.
+    """
+
+    job: str
+    nodes: int
+    node_rank: int
+    ranks: int
+    endpoint: str
+    address: str
+    replica_ranks: int = 1
+    spares: int = 0
+    grace: str = "30s"
+    checkpoint_dir: str = ""
+
+
+def run_words(pod: PodPlace, given: Sequence[str]) -> list[str]:
+    """Arguments of `regrow`; `given`: flags of the user, the script, and its arguments.
+
+    The world has one size, written as a range: without one, a pod that is asked to end would stop the whole job.
+
+    Raises:
+        UsageError: the numbers do not fit each other, or there is no script.
+    """
+    if not given:
+        raise UsageError("there is no script", hint="write it behind --, as regrow run has it: -- train.py --lr 1e-3")
+    if not 0 <= pod.node_rank < pod.nodes:
+        raise UsageError(f"--node-rank {pod.node_rank} is none of {pod.nodes} pods", hint="it begins with 0")
+    if not 0 <= pod.spares < pod.nodes:
+        raise UsageError(f"--spares {pod.spares} leaves none of {pod.nodes} pods", hint="spares are counted in --nodes")
+    world = (pod.nodes - pod.spares) * pod.ranks
+    if pod.replica_ranks < 1 or world % pod.replica_ranks:
+        raise UsageError(
+            f"--replica-ranks {pod.replica_ranks} does not divide the {world} ranks of the job",
+            hint="it is the number of ranks that hold one copy of the model: 1 for DistributedDataParallel",
+        )
+    copies = world // pod.replica_ranks
+    kept = [f"--checkpoint-dir={pod.checkpoint_dir}", "--resume=auto"] if pod.checkpoint_dir else []
+    sizes = [f"--nproc-per-node={pod.ranks}", f"--replicas={copies}:{copies}", f"--replica-ranks={pod.replica_ranks}"]
+    nodes = [
+        f"--nnodes={pod.nodes}:{pod.nodes}",
+        f"--node-rank={pod.node_rank}",
+        f"--rdzv-endpoint={pod.endpoint}",
+        f"--bind={pod.address}",
+        f"--local-addr={pod.address}",
+        f"--drain-grace={pod.grace}",
+        *([f"--spares={pod.spares}"] if pod.spares else []),
+        "--no-elect",  # the endpoint is that of pod 0, which comes back to the same name
+    ]
+    return ["run", f"--job={pod.job}", *sizes, *(nodes if pod.nodes > 1 else []), *kept, *given]
