@@ -53,7 +53,7 @@ def faults(scenario: FleetScenario, seed: int, *, spares: int = 0) -> Iterator[F
             streams.append(_stream(each, range(first, first + hardware.nodes), draw))
         first += hardware.nodes
     for each in scenario.hardware[0].faults if spares else ():
-        if each.takes == "node":
+        if each.takes == "node" and not each.every:
             draw = random.Random(f"{seed}/spares/{each.kind}")
             streams.append(_stream(each, range(first, first + spares), draw))
     return heapq.merge(*streams)
@@ -62,8 +62,8 @@ def faults(scenario: FleetScenario, seed: int, *, spares: int = 0) -> Iterator[F
 def _stream(fault: FaultTable, places: Sequence[int], draw: random.Random) -> Iterator[FleetFault]:
     rate = fault.per_node_hour * len(places) / _HOUR
     at = 0.0
-    while rate:
-        at += draw.expovariate(rate)
+    while rate or fault.every:
+        at += draw.uniform(*fault.every) if fault.every else draw.expovariate(rate)
         place = places[draw.randrange(len(places))]
         repair = draw.expovariate(1 / fault.repair) if fault.repair else 0.0
         nodes = fault.nodes if fault.takes == "node" else 1

@@ -22,6 +22,7 @@ _KINDS: Mapping[object, str] = {
 }
 _PLURALS: Mapping[object, str] = {
     str: "a list of texts in quotes",
+    Span: "a list of times",
     tuple[Span, Count]: "a list, each of [a time, a number of nodes]",
 }
 

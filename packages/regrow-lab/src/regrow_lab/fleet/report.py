@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from regrow.core.ids import Seconds
 from regrow.observe.goodput import Spent
-from regrow_lab.fleet.summary import Estimate, PolicySummary, SimulationReport
+from regrow_lab.fleet.summary import Estimate, ForecastCheck, PolicySummary, SimulationReport
 
 _MINUTE, _HOUR, _DAY = 60.0, 3600.0, 86400.0
 _SHOWN = tuple(each for each in Spent if each is not Spent.PRODUCTIVE)
@@ -23,10 +23,28 @@ def simulation_lines(report: SimulationReport) -> Iterator[str]:
     unfinished = [each for each in report.policies if each.unfinished]
     for each in unfinished:
         yield f"{each.policy}, {each.ranks:,} ranks: not finished within the limit in {each.unfinished} of {each.seeds}"
+    if report.published:
+        yield ""
+        yield "beside what was published"
+        for compared in report.published:
+            yield from _compared(compared)
     if report.assumptions:
         yield ""
         yield "assumptions:"
         yield from (f"- {each}" for each in report.assumptions)
+
+
+def _compared(row: ForecastCheck) -> Iterator[str]:
+    said, forecast = (_figure(row.figure, value) for value in (row.published, row.forecast))
+    yield f"{row.policy}: {said} published, {forecast} here ({100 * row.off:+.1f} %); {row.source}"
+    if row.missing:
+        yield f"  cannot be foretold: nobody has published {row.missing}"
+
+
+def _figure(figure: str, value: float) -> str:
+    if figure == "wall":
+        return span(value)
+    return f"goodput {100 * value:.1f} %" if figure == "goodput" else f"{value:,.0f} incidents"
 
 
 def _table(report: SimulationReport) -> Iterator[str]:

@@ -45,8 +45,10 @@ class FaultTable(msgspec.Struct, frozen=True):
     """`[[hardware.faults]]`: one kind of fault."""
 
     kind: str
-    per_node_hour: Rate
+    per_node_hour: Rate = 0.0
     """Rate for each node, in an hour. Times between faults are exponentially distributed."""
+    every: list[Span] = []
+    """In its place: least and most time between two faults of all these nodes together, uniformly distributed."""
     takes: Literal["worker", "hang", "node", "job"] = "worker"
     """A process dies; one stands still; nodes are lost; all of the job's processes die at once."""
     nodes: Positive = 1
@@ -143,6 +145,20 @@ class PolicyTable(msgspec.Struct, frozen=True):
         return self.state == "peers" or (not self.state and self.recovers == "regrow")
 
 
+class PublishedFigure(msgspec.Struct, frozen=True):
+    """`[[published]]`: a result that somebody has published, beside which the forecast is shown.
+
+    `wall` is a time, `goodput` a part of 1, `incidents` their number.
+    """
+
+    policy: str
+    figure: Literal["wall", "goodput", "incidents"]
+    value: Span
+    source: str
+    missing: str = ""
+    """Inputs that nobody has published, without which a forecast would be a guess; empty: none are."""
+
+
 class FleetScenario(msgspec.Struct, frozen=True):
     """All of a file."""
 
@@ -154,6 +170,8 @@ class FleetScenario(msgspec.Struct, frozen=True):
     title: str = ""
     assumptions: list[str] = []
     """Assumptions behind the figures, shown with them."""
+    published: list[PublishedFigure] = []
+    """Results of others, which are compared with the forecast."""
     costs_from: list[str] = []
     """Further files with `[[costs]]`, as `regrow sim calibrate` writes them; beside this one."""
     seeds: Positive = 20
@@ -199,8 +217,27 @@ def contradictions(scenario: FleetScenario) -> Iterator[str]:
                 yield f"job.replica_nodes = {job.replica_nodes} does not divide {nodes} nodes: give whole replicas"
     if not scenario.policy:
         yield "there is no policy to simulate: add [[policy]] with a name and what it recovers by"
+    yield from _of_faults(scenario)
     yield from _of_policies(scenario)
     yield from _of_capacity(scenario.capacity)
+    names = {policy.name for policy in scenario.policy}
+    if scenario.published and scenario.sizes:
+        yield "published is for one number of nodes, and there are sizes: leave sizes out"
+    for number, each in enumerate(scenario.published, 1):
+        if each.value <= 0:
+            yield f"published[{number}].value = {each.value:g} cannot be compared with: give more than 0"
+        if each.policy not in names:
+            yield f'published[{number}].policy = "{each.policy}" is no policy: name one of {", ".join(sorted(names))}'
+
+
+def _of_faults(scenario: FleetScenario) -> Iterator[str]:
+    for number, hardware in enumerate(scenario.hardware, 1):
+        for place, fault in enumerate(hardware.faults, 1):
+            name = f"hardware[{number}].faults[{place}]"
+            if fault.every and fault.per_node_hour:
+                yield f"{name} has per_node_hour and every: leave one out"
+            if fault.every and not (len(fault.every) == 2 and 0 < fault.every[0] <= fault.every[1]):
+                yield f'{name}.every is no least and most time: give two, as in ["45min", "75min"]'
 
 
 def _of_policies(scenario: FleetScenario) -> Iterator[str]:

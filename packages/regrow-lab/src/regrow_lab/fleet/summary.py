@@ -49,6 +49,18 @@ class PolicySummary(msgspec.Struct, frozen=True):
     unfinished: int
 
 
+class ForecastCheck(msgspec.Struct, frozen=True):
+    """A published result beside its forecast. `off`: the forecast over the result, less 1."""
+
+    policy: str
+    figure: str
+    published: float
+    forecast: float
+    off: float
+    source: str
+    missing: str
+
+
 class SimulationReport(msgspec.Struct, frozen=True):
     """All that was simulated."""
 
@@ -57,6 +69,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
     priced: bool
     assumptions: list[str]
     policies: list[PolicySummary]
+    published: list[ForecastCheck] = []
 
 
 def simulate_all(scenario: FleetScenario, seeds: int) -> SimulationReport:
@@ -65,7 +78,21 @@ def simulate_all(scenario: FleetScenario, seeds: int) -> SimulationReport:
     for sized in scenario.in_sizes():
         for policy in scenario.policy:
             found.append(summary(sized, policy, [simulate(sized, policy, seed) for seed in range(seeds)]))
-    return SimulationReport(scenario.title, float(scenario.job.work), scenario.price > 0, scenario.assumptions, found)
+    compared = compare(scenario, found)
+    title, work, priced = scenario.title, float(scenario.job.work), scenario.price > 0
+    return SimulationReport(title, work, priced, scenario.assumptions, found, compared)
+
+
+def compare(scenario: FleetScenario, found: Sequence[PolicySummary]) -> list[ForecastCheck]:
+    """Results that others have published, each with what was simulated."""
+    rows = {each.policy: each for each in found}
+    compared = []
+    for each in scenario.published:
+        row, value = rows[each.policy], float(each.value)
+        forecast = {"wall": row.wall, "goodput": row.goodput, "incidents": row.incidents}[each.figure].mean
+        off = forecast / value - 1.0
+        compared.append(ForecastCheck(each.policy, each.figure, value, forecast, off, each.source, each.missing))
+    return compared
 
 
 def summary(scenario: FleetScenario, policy: PolicyTable, outcomes: Sequence[JobOutcome]) -> PolicySummary:
