@@ -91,7 +91,7 @@ SOMETIMES: Mapping[str, Callable[[], Outcome]] = {
 OTHERS = ("short", "refuses after a while", "hangs", "crashes", "dies of a row", "slow", "sound")
 KINDS = (*ALWAYS, *SOMETIMES, *OTHERS)
 CANNOT_TELL = {"refuses some", "sometimes empty", "empty"}
-"""Where no sound one is, nobody can say whether these are right."""
+"""Without a sound one nobody can say whether these are right."""
 
 
 class Server:
