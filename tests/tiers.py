@@ -85,6 +85,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_a_script_that_fails_in_one_is_told_of_and_fails_nothing",
         "test_of_a_rank_alone_none_is_made",
     ),
+    "tests/process/test_batch_tables.py": ("test_a_table_that_changes_before_its_columns_are_written_stops_the_batch",),
     "tests/process/test_batch_stubs.py": ("test_others_alone", "test_others_beside_a_sound_one"),
     "tests/process/test_batch_trust.py": (
         "test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_has_forked[a worker]",

@@ -180,7 +180,7 @@ def test_the_last_rows_are_tried_elsewhere_and_the_first_answer_counts(tmp_path:
 
 
 class Together(Servers):
-    """Two servers that both refuse the same row, at the same moment, the first time."""
+    """Two servers that both fail the same row, at the same moment, the first time."""
 
     def __init__(self) -> None:
         super().__init__({"http://one:1": lambda _: None, "http://other:1": lambda _: None})
@@ -194,7 +194,7 @@ class Together(Servers):
         if tries == 2:
             self._both.set()
         await self._both.wait()
-        return REFUSAL
+        return Answered(503, b"")
 
 
 def test_a_row_that_two_workers_fail_at_the_same_moment_is_sent_again(tmp_path: Path) -> None:
@@ -249,3 +249,56 @@ def test_a_row_that_one_refuses_is_answered_by_another_and_none_is_asked_twice(t
     assert all(row["error"] is None for row in results.values())
     asked = [(url, name) for url, name in servers.sent if int(name) % 2]
     assert len(asked) == len(set(asked))
+
+
+def test_a_row_is_given_to_all_before_it_is_given_again_to_one_that_failed_it(tmp_path: Path) -> None:
+    wrong = Answered(200, b'{"error": "no"}')
+    servers = Servers(
+        {"http://one:1": lambda _: wrong, "http://two:1": lambda _: wrong, "http://sound:1": lambda _: None}
+    )
+    results = batch(tmp_path, servers, 3)
+    assert all(row["error"] is None for row in results.values())
+    failed = [(url, name) for url, name in servers.sent if url != "http://sound:1"]
+    assert len(failed) == len(set(failed))
+
+
+def test_a_refusal_says_more_than_an_answer_of_nothing(tmp_path: Path) -> None:
+    empty = Answered(200, chat(message={"content": ""}))
+
+    class LateButOne(Servers):
+        async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+            if url == "http://sound:1" and row.custom_id != "3":
+                await asyncio.sleep(0.3)
+            return await super().send(url, row)
+
+    servers = LateButOne(
+        {
+            "http://mute:1": lambda name: empty if name == "3" else None,
+            "http://sound:1": lambda name: REFUSAL if name == "3" else None,
+        }
+    )
+    results = batch(tmp_path, servers, 200)
+    assert results["3"]["error"] is not None and results["3"]["error"]["fault"] == "row"
+
+
+def test_the_last_row_is_not_sent_on_and_on_where_all_refuse_it_later_than_others_are_tried(tmp_path: Path) -> None:
+    class Slow(Servers):
+        async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+            self.sent.append((url, row.custom_id))
+            if row.custom_id == "3":
+                await asyncio.sleep(1.0)
+                return REFUSAL
+            return Answered(200, chat())
+
+    servers = Slow({"http://one:1": None, "http://two:1": None})
+    results = batch(tmp_path, servers, 8, lateness=0.3)
+    assert results["3"]["error"]["fault"] == "row"
+    assert len([name for _, name in servers.sent if name == "3"]) <= 4
+
+
+def test_a_worker_with_another_model_than_one_that_has_left_is_at_fault(tmp_path: Path) -> None:
+    evidence = WorkerEvidence()
+    evidence.serves("gone", ["tiny"])
+    evidence.serves("here", ["other"])
+    assert evidence.lists("tiny") and not evidence.lists("tiny", "here")
+    assert not evidence.lists("huge")

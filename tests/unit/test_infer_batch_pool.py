@@ -57,10 +57,10 @@ def test_nobody_has_more_rows_than_its_cap() -> None:
 
 def test_a_row_is_not_given_again_to_who_failed_it_unless_there_is_no_other() -> None:
     pool = pool_of("a", "b", cap=1)
-    assert pool.assign(1, avoid="a") == "b"
-    assert pool.assign(1, avoid="a") is None, "b is busy, and the better one"
+    assert pool.assign(1, avoid={"a"}) == "b"
+    assert pool.assign(1, avoid={"a"}) is None, "b is busy, and the better one"
     pool.drain("b", 0.0, grace=1.0)
-    assert pool.assign(1, avoid="a") == "a"
+    assert pool.assign(1, avoid={"a"}) == "a"
 
 
 def test_the_same_prefix_prefers_the_same_worker_until_that_is_loaded() -> None:

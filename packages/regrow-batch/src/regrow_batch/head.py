@@ -168,22 +168,25 @@ class BatchHead:
                 blocked.add(alike(hand))
 
     def _assign(self, hand: Hand, now: Instant) -> str | None:
-        row, kind = hand.row, hand.row.kind
+        row, fits = hand.row, partial(self._evidence.may_have, hand)
+        if hand.failed and not self._pool.takers(never=hand.failed, fits=fits):
+            url = self._try_one_that_does_not_fit(hand, now)
+            if url is not None:
+                return url
         url = self._pool.assign(
-            row.tokens,
-            prefix=row.prefix,
-            avoid=hand.avoid,
-            never=hand.met,
-            fits=partial(self._evidence.fits, kind=kind),
-            alone=hand.alone,
+            row.tokens, prefix=row.prefix, avoid=hand.avoided, never=hand.met, fits=fits, alone=hand.alone
         )
-        if url is not None or hand.opinions or not self._pool.all_asked:
-            return url
+        return url if url is not None else self._try_one_that_does_not_fit(hand, now)
+
+    def _try_one_that_does_not_fit(self, hand: Hand, now: Instant) -> str | None:
+        """It may have changed, or have met nothing but rows at fault: it is tried with a row now and then."""
+        if hand.opinions or not self._pool.all_asked:
+            return None
+        kind = hand.row.kind
         for worker in [*self._pool.workers.values()]:
-            # One that does not fit may have changed: it is tried with a row now and then.
             free = worker.has_room and not worker.rows and not self._evidence.fits(worker.url, kind)
             if free and self._evidence.may_try(worker.url, kind, now):
-                return self._pool.assign(row.tokens, fits=worker.url.__eq__, alone=hand.alone)
+                return self._pool.assign(hand.row.tokens, fits=worker.url.__eq__, alone=hand.alone)
         return None
 
     def _look_after_workers(self, now: Instant) -> None:

@@ -187,7 +187,7 @@ class Pool:
         tokens: int,
         *,
         prefix: bytes = b"",
-        avoid: str = "",
+        avoid: Collection[str] = (),
         never: Collection[str] = (),
         fits: Callable[[str], bool] = lambda _: True,
         alone: bool = False,
@@ -197,7 +197,7 @@ class Pool:
         Args:
             tokens: what the row is taken to cost.
             prefix: rows with the same go to the same worker where its load allows.
-            avoid: who was not able to answer this row; it gets it again only if no other takes rows at all.
+            avoid: who was not able to answer this row; they get it again only if no other takes rows at all.
             never: who has refused this row; of the others those come first that take longer rows.
             fits: whether a worker can be given this row.
             alone: it is to have no other row.
@@ -206,7 +206,7 @@ class Pool:
         if alone:
             takers = [worker for worker in takers if not worker.rows]
         if avoid and self._has_other(avoid, fits):
-            takers = [worker for worker in takers if worker.url != avoid]
+            takers = [worker for worker in takers if worker.url not in avoid]
         if not takers:
             return None
         if never:
@@ -248,8 +248,8 @@ class Pool:
         worker.standing = standing
         self._homes.clear()
 
-    def _has_other(self, url: str, fits: Callable[[str], bool]) -> bool:
-        others = (each for each in self.workers.values() if each.url != url and not each.stalled)
+    def _has_other(self, urls: Collection[str], fits: Callable[[str], bool]) -> bool:
+        others = (each for each in self.workers.values() if each.url not in urls and not each.stalled)
         return any(each.standing is Standing.SERVING and fits(each.url) for each in others)
 
     @property

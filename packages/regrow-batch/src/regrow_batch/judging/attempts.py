@@ -93,8 +93,13 @@ class Attempts:
     def try_elsewhere(self, now: Instant, *, last: bool) -> None:
         """Rows of a worker that answers nothing, and the last rows of all, go to another one too."""
         for hand, url in self._second.due(self._under_way.values(), now, last=last):
-            kind, never = hand.row.kind, hand.met | {url}
-            fits = partial(self._evidence.fits, kind=kind)
+            holder = self._pool.workers.get(url)
+            never = hand.met | {url}
+            if holder is None or not holder.stalled:
+                never |= hand.failed
+            elif hand.attempt + 1 >= self._retries.attempts:
+                continue  # each of these counts
+            fits = partial(self._evidence.fits, kind=hand.row.kind)
             other = self._pool.assign(hand.row.tokens, never=never, fits=fits)
             if other is not None:
                 self.send(hand, other, now)
@@ -187,18 +192,19 @@ class Attempts:
         self.doubts.answered(url, hand, began)
 
     def _is_another(self, url: str, model: str) -> bool:
-        """True if a worker does not have a model that another one has."""
-        return not self._evidence.lists(model, [url]) and self._evidence.lists(model, self._pool.workers)
+        """True if a worker does not have a model that another one has, or had before it left."""
+        return not self._evidence.lists(model, url) and self._evidence.lists(model)
 
     def _doubt(self, hand: Hand, url: str, outcome: Answered, verdict: Doubtful) -> None:
         now = time.monotonic()
         self._second.spoke(url, now)
         self._pool.refused(url)
-        if hand.done or hand.copies:
+        if hand.done:
             return
         if hand.row.streams and verdict.answer is None:
             hand.row = hand.row.whole  # it may be the stream that it refuses
-            self._queue.at_once(hand)
+            if not hand.copies:
+                self._queue.at_once(hand)
             return
         self._tally.retried("refused it or answered nothing")
         self.doubts.refused(hand, Opinion(url, verdict.why, outcome, verdict.answer, now))
@@ -224,8 +230,8 @@ class Attempts:
             self._pool.busy(url, again.why, now, jitter)
         else:
             self._pool.failed(url, again.why, now, jitter, died=died)
-        if hand.done or hand.copies:
-            return  # another attempt at it goes on
+        if hand.done:
+            return
         if again.fault is Fault.POOL:
             hand.busy += 1
         elif died:
@@ -233,6 +239,11 @@ class Attempts:
         else:
             hand.attempt += 1
         hand.avoid = url
+        hand.failed.add(url)
+        if not self._pool.takers(never=hand.failed):
+            hand.failed = {url}
+        if hand.copies:
+            return  # another attempt at it goes on
         if hand.alone and hand.deaths > MOST_DEATHS:
             told = f"met {hand.deaths} ends of engines, the last with no row beside it: worker {url} {again.why}"
             self._give_up(hand, "ended_engines", told)

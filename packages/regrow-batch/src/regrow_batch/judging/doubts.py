@@ -7,6 +7,7 @@ answered before and is sent to it for this alone.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from regrow.core.ids import Instant, Seconds
@@ -61,15 +62,15 @@ class RowsInDoubt:
         """True if there is another worker to be asked about a row."""
         if len(hand.opinions) >= MOST_OPINIONS:
             return False
-        kind = hand.row.kind
-        return bool(self._pool.takers(never=hand.met, fits=lambda url: self._evidence.fits(url, kind)))
+        return bool(self._pool.takers(never=hand.met, fits=partial(self._evidence.may_have, hand)))
 
     def refused(self, hand: Hand, opinion: Opinion) -> None:
-        """A worker has refused a row: it goes to another one, or waits here."""
+        """A worker has refused a row: it goes to another one, or waits here, unless another attempt at it goes on."""
         kind = hand.row.kind
         hand.doubt(opinion)
         self._evidence.refused(opinion.worker, kind, opinion.why, opinion.at)
-        self.take(hand)
+        if not hand.copies:
+            self.take(hand)
         if self._evidence.is_doubted(opinion.worker, kind):
             self._try(opinion.worker, kind)
 
@@ -93,7 +94,7 @@ class RowsInDoubt:
         rows, self._rows = self._rows, []
         for hand in rows:
             word = next((each for each in hand.opinions if each.worker == url and each.at <= began), None)
-            if word is None or hand.row.kind != kind:
+            if word is None or hand.row.kind != kind or (word.empty is not None and self._is_refused(hand)):
                 self._rows.append(hand)
             elif self.unmet(hand):
                 self._back(hand)
@@ -107,13 +108,22 @@ class RowsInDoubt:
             if self.unmet(hand):
                 self._back(hand)
                 continue
-            word = next((each for each in hand.opinions if self._can_be_tried(each, hand.row.kind)), None)
+            words = sorted(hand.opinions, key=lambda each: each.empty is not None)
+            word = next((each for each in words if self._can_be_tried(each, hand.row.kind)), None)
+            if word is None and not hand.asks_all:
+                hand.asks_all = True
+                self.take(hand)
+                continue
             if word is None:
                 known = all(each.worthless and each.worker in self._pool.workers for each in hand.opinions)
                 self._settle(hand, hand.opinions[-1], Fault.WORKER if known else Fault.UNKNOWN)
                 continue
             self._rows.append(hand)
             self._try(word.worker, hand.row.kind)
+
+    def _is_refused(self, hand: Hand) -> bool:
+        """True if a worker refuses a row whose word may yet count: that others answer nothing to it says less."""
+        return any(each.empty is None and self._can_be_tried(each, hand.row.kind) for each in hand.opinions)
 
     def _can_be_tried(self, word: Opinion, kind: Kind) -> bool:
         here = word.worker in self._pool.takers() and self._evidence.control(kind) is not None

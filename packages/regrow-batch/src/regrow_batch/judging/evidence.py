@@ -56,10 +56,11 @@ class Hand:
         row: which.
         size: bytes of it as it was read.
         attempt, busy: attempts that count, and those that do not.
-        avoid: who was last not able to answer it.
+        avoid: who was last not able to answer it; `failed`: all who were not, as long as there are others.
         opinions: against it, a worker each.
         deaths: ends of engines that it has met.
         alone: it goes on with no row beside it.
+        asks_all: workers that do not fit are asked about it too: nobody else is left.
         copies: how many attempts are under way and not judged yet.
         done: it has its result.
     """
@@ -68,10 +69,12 @@ class Hand:
     size: int = 0
     attempt: int = 0
     avoid: str = ""
+    failed: set[str] = field(default_factory=set)
     busy: int = 0
     opinions: list[Opinion] = field(default_factory=list)
     deaths: int = 0
     alone: bool = False
+    asks_all: bool = False
     copies: int = 0
     done: bool = False
 
@@ -79,6 +82,11 @@ class Hand:
     def suspected(self) -> bool:
         """True if the row itself may be the cause of engines' ends."""
         return self.deaths >= MOST_DEATHS
+
+    @property
+    def avoided(self) -> set[str]:
+        """Workers that get it only if no other takes rows; of one that is in doubt all are asked but the last."""
+        return {self.avoid} - {""} if self.opinions else self.failed
 
     @property
     def met(self) -> set[str]:
@@ -124,9 +132,9 @@ class WorkerEvidence:
         for each in [key for key in self._records if key[0] == url]:
             del self._records[each]
 
-    def lists(self, model: str, urls: Collection[str]) -> bool:
-        """True if one of these workers says that it has this model."""
-        return any(model in self._models.get(url, ()) for url in urls)
+    def lists(self, model: str, url: str = "") -> bool:
+        """True if a worker says that it has this model, or, without one, if any has said so that ever was here."""
+        return any(model in models for each, models in self._models.items() if url in ("", each))
 
     def answered(self, url: str, row: BatchRow) -> None:
         """A worker has answered a row with something; the cheapest of a kind is kept, to try others with."""
@@ -174,6 +182,10 @@ class WorkerEvidence:
     def fits(self, url: str, kind: Kind) -> bool:
         """True if a worker is given rows of that kind as they come."""
         return not self._is_unfit(self._record(url, kind))
+
+    def may_have(self, hand: Hand, url: str) -> bool:
+        """True if a worker is given this row."""
+        return hand.asks_all or self.fits(url, hand.row.kind)
 
     def may_try(self, url: str, kind: Kind, now: Instant) -> bool:
         """True if a worker that does not fit may be tried with one row now; True is said once for each wait."""

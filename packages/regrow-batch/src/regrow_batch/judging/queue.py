@@ -84,4 +84,4 @@ class Queue:
 
 def alike(hand: Hand) -> object:
     """Rows of which this is the same go to the same workers."""
-    return hand.row.kind, hand.avoid, frozenset(hand.met)
+    return hand.row.kind, frozenset(hand.avoided), frozenset(hand.met)
