@@ -269,6 +269,11 @@ def test_a_session_that_cannot_be_held_is_refused_with_what_it_needs(
     assert said in capsys.readouterr().err
 
 
+def test_flags_of_the_training_are_refused_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--quick", "--nodes", "2"]) == 2
+    assert "give --train" in capsys.readouterr().err
+
+
 def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["doctor", "--quick", "--json", str(tmp_path / "found.json")])
     assert json.loads((tmp_path / "found.json").read_text())["verdicts"]
