@@ -146,7 +146,7 @@ CASES = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize(("check", "change", "cause"), CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(CASES)])
 def test_a_check_fails_where_what_it_checks_is_broken(
     place: Doctored, tmp_path: Path, check: str, change: tuple[str, str, str], cause: str
@@ -160,7 +160,7 @@ def test_a_check_fails_where_what_it_checks_is_broken(
     assert cause in result.cause
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_hsdp_with_a_script_that_does_not_repeat_itself_fails(tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     place = Doctored(tmp_path / "place")
@@ -190,7 +190,7 @@ def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doctored]:
         os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.timeout(1200)  # the first of all builds the device
 @pytest.mark.parametrize(
     ("check", "change"),
@@ -257,7 +257,7 @@ def report_of(path: Path) -> DrillReport:
     return msgspec.json.decode(path.read_bytes(), type=DrillReport)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_session_says_what_it_has_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     place, out = Doctored(tmp_path), tmp_path / "seen.json"
@@ -274,7 +274,7 @@ def test_an_interrupted_session_says_what_it_has_and_leaves_nothing(tmp_path: Pa
     place.assert_nothing_left()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_quick_session_on_this_machine_is_ok_and_its_report_has_versions_and_figures(tmp_path: Path) -> None:
     place, out = Doctored(tmp_path), tmp_path / "seen.json"
     running = doctor(place, "--quick", "--json", str(out))
@@ -296,7 +296,7 @@ def hosts() -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_nodes_measure_their_network_and_are_killed_and_lost_together(tmp_path: Path, hosts: Network) -> None:
     places = []
     for host in hosts.hosts:
