@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.process.launching import PATIENCE, SOURCE, still_running
 from tests.process.network import Network, network
+from tests.standin.building import Unbuildable, library
 
 from regrow.drill.ground import SCRIPTS, DrillSettings
 from regrow.drill.verdict import CheckResult, CheckStatus, DrillReport
@@ -68,15 +69,15 @@ class Doctored:
             timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
-        self.assert_nothing_left()
+        assert still_running(self.processes(), seconds=20.0) == []
         return msgspec.json.decode((folder / f"{check}.json").read_bytes(), type=CheckResult)
 
     def processes(self) -> list[int]:
-        marker = f"TMPDIR={self.tmp}".encode()
+        marker = f"={self.tmp}".encode()
         found = []
         for name in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if marker in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                if marker in Path(f"/proc/{name}/environ").read_bytes():
                     found.append(int(name))
             except OSError:
                 continue  # it has ended
@@ -145,7 +146,7 @@ CASES = [
 ]
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize(("check", "change", "cause"), CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(CASES)])
 def test_a_check_fails_where_what_it_checks_is_broken(
     place: Doctored, tmp_path: Path, check: str, change: tuple[str, str, str], cause: str
@@ -159,13 +160,62 @@ def test_a_check_fails_where_what_it_checks_is_broken(
     assert cause in result.cause
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_hsdp_with_a_script_that_does_not_repeat_itself_fails(tmp_path: Path) -> None:
     (tmp_path / "place").mkdir()
     place = Doctored(tmp_path / "place")
     place.settings(broken(tmp_path, *UNSTEADY), ranks=4)
     result = place.carry_out("kills-hsdp")
     assert (result.status, "not bitwise equal" in result.cause) == (CheckStatus.FAILED, True)
+
+
+@pytest.fixture(scope="module")
+def device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Doctored]:
+    """A place with an accelerator: torch finds the tests' own by itself, as it finds any that is installed."""
+    try:
+        library()
+    except Unbuildable as reason:
+        pytest.skip(str(reason))
+    made = Doctored(tmp_path_factory.mktemp("device"))
+    installed = made.folder / "installed"
+    told = installed / "standin_found-0.dist-info"
+    told.mkdir(parents=True)
+    (installed / "standin").symlink_to(Path(__file__).parents[1] / "standin")
+    (installed / "standin_found.py").write_text("from standin import device\n\n\ndef load():\n    device.load()\n")
+    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: standin-found\nVersion: 0\n")
+    (told / "entry_points.txt").write_text("[torch.backends]\nstandin = standin_found:load\n")
+    made.environment["PYTHONPATH"] += f"{os.pathsep}{installed}"
+    yield made
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)  # the first of all builds the device
+@pytest.mark.parametrize(
+    ("check", "change"),
+    [
+        ("sick-device", ("training.py", " and not Path(broken).exists():", ":")),
+        (
+            "memory",
+            (
+                "training.py",
+                "int(free * args.fill)",
+                '1 << 60 if Path("taken").exists() else Path("taken").touch() or 1 << 20',
+            ),
+        ),
+    ],
+)
+def test_a_sick_device_and_memory_are_mended_and_fail_where_they_cannot_be(
+    device: Doctored, tmp_path: Path, check: str, change: tuple[str, str, str]
+) -> None:
+    if check == "sick-device":
+        device.settings(SCRIPTS)
+        assert device.carry_out(check).status is CheckStatus.OK
+    device.settings(broken(tmp_path, *change))
+    result = device.carry_out(check)
+    assert result.status is CheckStatus.FAILED, result
+    assert result.cause.startswith("the training ended with code")
 
 
 HOLD = """
@@ -207,7 +257,7 @@ def report_of(path: Path) -> DrillReport:
     return msgspec.json.decode(path.read_bytes(), type=DrillReport)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_session_says_what_it_has_and_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     place, out = Doctored(tmp_path), tmp_path / "seen.json"
@@ -224,7 +274,7 @@ def test_an_interrupted_session_says_what_it_has_and_leaves_nothing(tmp_path: Pa
     place.assert_nothing_left()
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_a_quick_session_on_this_machine_is_ok_and_its_report_has_versions_and_figures(tmp_path: Path) -> None:
     place, out = Doctored(tmp_path), tmp_path / "seen.json"
     running = doctor(place, "--quick", "--json", str(out))
@@ -246,7 +296,7 @@ def hosts() -> Iterator[Network]:
         yield made
 
 
-@pytest.mark.full
+@pytest.mark.soak
 def test_two_nodes_measure_their_network_and_are_killed_and_lost_together(tmp_path: Path, hosts: Network) -> None:
     places = []
     for host in hosts.hosts:

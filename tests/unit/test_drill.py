@@ -25,6 +25,7 @@ from regrow.drill.judging import (
     judge_rates,
     judge_steady,
     judge_struck,
+    unstruck,
 )
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
 from regrow.observe.ledger import Ledger
@@ -200,6 +201,7 @@ ALONE = JobRun(0, ledger(), "", 1.0)
 def test_a_struck_training_is_ok_only_if_all_was_struck_mended_and_equal(run: JobRun, cause: str) -> None:
     judged = judge_struck(run, ALONE, [BLOW], kind="hang")
     assert (judged.status, judged.cause) == (FAILED, cause)
+    assert unstruck(ledger(struck()[0]), [BLOW]) == ""
     assert judge_struck(JobRun(0, ledger(*struck("hang")), "", 9.0), ALONE, [BLOW], kind="hang") == Judgement(
         OK, "1 faults (forward) mended, bitwise equal; 0.50 s each, at most 0.50"
     )
@@ -265,6 +267,11 @@ def test_a_session_that_cannot_be_held_is_refused_with_what_it_needs(
     monkeypatch.delenv("REGROW_TOKEN", raising=False)
     assert cli.main(["doctor", "--train", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_flags_of_the_training_are_refused_without_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--quick", "--nodes", "2"]) == 2
+    assert "give --train" in capsys.readouterr().err
 
 
 def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

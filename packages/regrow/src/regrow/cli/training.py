@@ -148,6 +148,8 @@ def doctor(
 
         flags = DrillFlags(checks, quick, json, **training)
         return run_doctor_training(flags, inherited_environment(), gpus=_count_gpus())
+    if training["nodes"] > 1 or training["ranks"] is not None:
+        raise UsageError("--nodes and --nproc-per-node are about a training", hint="give --train with them")
     from regrow.health.doctor import run_doctor
     from regrow.launch.checks import some_time
 

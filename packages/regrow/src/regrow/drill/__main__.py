@@ -1,4 +1,4 @@
-"""`python -m regrow.drill CHECK FOLDER`: one check, in a process of its own; its result goes to `FOLDER/CHECK.json`."""
+"""`python -m regrow.drill CHECK FOLDER UNTIL`: one check in a process of its own; its result is `FOLDER/CHECK.json`."""
 
 import functools
 import signal
@@ -14,8 +14,9 @@ import torch
 
 from regrow.agent.workers.processes import die_with_parent
 from regrow.core.config import jobs_home
+from regrow.devices import accelerators
 from regrow.drill import facts, steady, striking
-from regrow.drill.checks import CHECKS, first_port
+from regrow.drill.checks import CHECKS, DrillCheck, first_port
 from regrow.drill.ground import DrillSettings, Ground
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, not_applicable
 
@@ -39,15 +40,25 @@ def main(name: str, folder: Path, until: float) -> None:
     (check,) = (each for each in CHECKS if each.name == name)
     settings = msgspec.json.decode((folder / "settings.json").read_bytes(), type=DrillSettings)
     ground = Ground(settings, name, first_port=first_port(check), until=until, jobs_home=jobs_home())
-    if check.accelerator and not torch.accelerator.is_available():
-        judged = not_applicable("no accelerator")
-    else:
-        judged = DOING[name](ground)
+    impossible = _impossible(check)
+    judged = not_applicable(impossible) if impossible else DOING[name](ground)
     words = ground.words if judged.status is CheckStatus.FAILED else ""
     result = CheckResult(name, judged.status, judged.figure, time.monotonic() - began, judged.cause, words)
     if name == "facts":
         (folder / "versions.json").write_bytes(msgspec.json.encode(facts.versions()))
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(result))
+
+
+def _impossible(check: DrillCheck) -> str:
+    """Reason why a check says nothing here; empty for none."""
+    if not check.accelerator:
+        return ""
+    if not torch.accelerator.is_available():
+        return "no accelerator"
+    kind = accelerators.kind()
+    if check.name == "memory" and not hasattr(torch.get_device_module(kind), "mem_get_info"):
+        return f"torch.{kind} does not tell how much memory is free"
+    return ""
 
 
 def _end(number: int, _: FrameType | None) -> None:

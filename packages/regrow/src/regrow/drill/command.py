@@ -54,8 +54,9 @@ def run_doctor_training(flags: DrillFlags, environment: Mapping[str, str], *, gp
     if settings.nodes > 1 and not environment.get("REGROW_TOKEN"):
         raise UsageError("several nodes need a secret", hint="set REGROW_TOKEN, the same on every node")
     shared = SHARED_GPU if gpus == 1 and settings.ranks > 1 else {}
-    spare = "" if flags.json == "-" else f", about {BUDGET / 60:.0f} minutes at most"
-    _say(f"{len(checks)} checks with {settings.ranks} ranks on each of {settings.nodes} nodes{spare}", flags)
+    where = "this machine" if settings.nodes == 1 else f"each of {settings.nodes} nodes"
+    names = ", ".join(each.name for each in checks)
+    _say(f"{settings.ranks} ranks on {where}, {BUDGET / 60:.0f} minutes at most: {names}", flags)
     report = hold(checks, settings, {**shared, **environment}, lambda line: _say(line, flags))
     _say(report.verdict, flags)
     text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"

@@ -181,9 +181,8 @@ def judge_struck(
         return failed(f"not bitwise equal to the undisturbed run: {text}")
     if not records:
         return ok("this node's ranks are bitwise equal")
-    struck = {fault.fault for fault in run.ledger.injected}
-    if missing := [blow for at, blow in enumerate(blows, 1) if f"plan-{at}" not in struck]:
-        return failed(f"rank {missing[0].rank} was not struck at {missing[0].stage} of step {missing[0].step}")
+    if text := unstruck(run.ledger, blows):
+        return failed(text)
     incidents = [each for each in run.ledger.incidents if not kind or each.kind == kind]
     if not incidents:
         return failed(f"no incident{f' of kind {kind}' * bool(kind)} is in the records")
@@ -193,6 +192,13 @@ def judge_struck(
         f"{sum(each.faults for each in incidents)} faults{f' ({stages})' * bool(stages)} mended, bitwise equal; "
         f"{median(totals):.2f} s each, at most {max(totals):.2f}"
     )
+
+
+def unstruck(ledger: Ledger, blows: Sequence[Blow]) -> str:
+    """The first planned fault that did not happen, for people; empty: all have."""
+    struck = {fault.fault for fault in ledger.injected}
+    missing = [blow for at, blow in enumerate(blows, 1) if f"plan-{at}" not in struck]
+    return f"rank {missing[0].rank} was not struck at {missing[0].stage} of step {missing[0].step}" if missing else ""
 
 
 def _open(ledger: Ledger) -> str:

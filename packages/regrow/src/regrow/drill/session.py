@@ -83,7 +83,9 @@ def hold(
             settings = msgspec.structs.replace(settings, folder=str(folder))
             (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
             (folder / "run").mkdir(mode=0o700)
-            own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "OMP_NUM_THREADS": "1"}
+            # What torch and others leave in their temporary folders goes with this one.
+            own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "TMPDIR": str(folder / "run")}
+            own["OMP_NUM_THREADS"] = "1"
             for check in checks:
                 result = _carry_out(check, folder, {**environment, **own}, began + budget - time.monotonic(), household)
                 results.append(result)

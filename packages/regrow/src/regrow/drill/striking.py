@@ -20,6 +20,7 @@ from regrow.drill.judging import (
     judge_counts,
     judge_rates,
     judge_struck,
+    unstruck,
 )
 from regrow.drill.verdict import CheckStatus, Judgement, failed, not_applicable
 
@@ -68,6 +69,8 @@ def groups(ground: Ground) -> Judgement:
         return failed(_ended(run))
     if not ground.settings.leads:
         return Judgement(CheckStatus.OK, "counts are with node 0")
+    if text := unstruck(run.ledger, blows):
+        return failed(text)
     lines = (ground.folder / "counts.jsonl").read_text().splitlines()
     counts = [ProcessCount(**msgspec.json.decode(line, type=dict)) for line in lines]
     return judge_counts(counts, [StepNo(blow.step) for blow in blows])
@@ -99,16 +102,13 @@ def memory(ground: Ground) -> Judgement:
 def node(ground: Ground) -> Judgement:
     """Kill the agent of the node with the last rank: a spare takes its ranks, or it comes back."""
     settings = ground.settings
-    if settings.nodes == 1 and settings.ranks % 2:
-        return not_applicable(f"{settings.ranks} ranks cannot be spread over two nodes")
-    flags = ["--spares=1"] if settings.nodes != 2 else []
-    if settings.nodes == 1:
-        flags += ["--local-nodes=3", f"--nproc-per-node={settings.ranks // 2}"]
-    nodes = max(2, settings.nodes - (settings.nodes > 2))
-    ranks = settings.world // nodes if settings.nodes == 1 else settings.ranks
     if settings.nodes > 2:
-        return not_applicable("a drill with a spare is carried out on two nodes, or on one machine")
-    lost = frozenset(Rank(rank) for rank in range(settings.world - ranks, settings.world))
+        return not_applicable("a node is lost on purpose on two nodes, or on one machine")
+    if settings.world % 2:
+        return not_applicable(f"{settings.world} ranks cannot be spread over two nodes")
+    half = settings.world // 2
+    flags = ["--local-nodes=3", "--spares=1", f"--nproc-per-node={half}"] if settings.nodes == 1 else []
+    lost = frozenset(Rank(rank) for rank in range(half, settings.world))
 
     def kill_agent(runs: Callable[[], bool]) -> None:
         held = ground.folder / "held"
@@ -116,7 +116,9 @@ def node(ground: Ground) -> Judgement:
             time.sleep(GLANCE)
         if held.exists():
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-                os.kill(psutil.Process(int(held.read_text())).ppid(), signal.SIGKILL)
+                agent = psutil.Process(psutil.Process(int(held.read_text())).ppid())
+                if "regrow.agent" in agent.cmdline():
+                    os.kill(agent.pid, signal.SIGKILL)
             held.with_suffix(".go").touch()
 
     hosts = settings.nodes == 1 or settings.node_rank == settings.nodes - 1

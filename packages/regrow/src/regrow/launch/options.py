@@ -203,7 +203,7 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
         "--train",
         is_flag=True,
         help="Train, strike and compare, for 10 minutes at most. --check then names one of its checks, and --quick "
-        "takes 2 minutes.",
+        "takes fewer and two ranks.",
     ),
     click.option(
         "--nproc-per-node", "ranks", type=click.IntRange(min=2), metavar="N", help="With --train: ranks of a node."
