@@ -404,6 +404,30 @@ def a_reader_of_state_on_a_stream_of_its_own_does_not_wait_for_what_the_script_h
 
 
 @check
+def a_verified_copy_is_of_the_states_size_and_page_locked_nowhere() -> None:
+    from regrow.core.ids import StepNo
+    from regrow.train.state.fingerprints import digest_tensors
+    from regrow.train.state.verified import VerifiedCopy
+
+    training = Training(DEVICE)
+    for step in range(3):
+        training.step(step)
+    state, copy = training.state, VerifiedCopy(training.state)
+    state.state_at = StepNo(3)
+    inventory = state.inventory(StepNo(3))
+    tensors = {entry.name: state.tensor(entry.name).detach().cpu() for entry in inventory.entries}
+    copy.take(StepNo(3), digest_tensors(inventory.entries, tensors, frozenset()), frozenset())
+    copy.check()
+    assert copy.nbytes == inventory.nbytes
+    assert not any(tensor.is_pinned() for tensor in copy._tensors.values())
+    before = state.digest()
+    training.step(3)
+    assert state.digest() != before
+    copy.restore()
+    assert state.digest() == before
+
+
+@check
 def a_body_is_ready_when_its_late_gradients_are_there() -> None:
     from regrow.train.worker.accelerator import accelerator_of
 
