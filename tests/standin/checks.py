@@ -178,6 +178,33 @@ def a_wait_for_the_device_is_told_as_such_and_uses_little_of_a_processor() -> No
 
 
 @check
+def work_on_any_stream_of_the_device_is_shown_as_a_wait_of_who_stands_still() -> None:
+    import torch
+
+    from regrow.comm.flight import UNKNOWN, Flights
+    from regrow.comm.on_device.waits import SHOWN_AFTER_S, STILL_S, DeviceWaits
+    from regrow.core.messages.sights import DEVICE as THE_DEVICE
+
+    flights, shown = Flights(), [(0, "")]
+    flights.show = lambda count, oldest: shown.append((count, oldest))
+    waits = DeviceWaits(flights, torch.accelerator.synchronize)
+    waits.standing = lambda: 1
+    x, other = _ones(), torch.Stream(device="standin")
+    waits.enqueues(x.device)
+    waits.look(0.0)
+    with other, STEERING.gate():
+        x.add_(1)
+        waits.look(STILL_S)
+        assert shown[-1] == (UNKNOWN, "")
+        waits.look(STILL_S + SHOWN_AFTER_S)
+        assert shown[-1] == (1, THE_DEVICE)
+    assert waits._asking is not None
+    waits._asking.join(LIMIT_S)
+    waits.look(STILL_S + SHOWN_AFTER_S + 1)
+    assert shown[-1] == (0, "")
+
+
+@check
 def a_graph_that_records_is_seen() -> None:
     import torch
 
