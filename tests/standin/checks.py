@@ -418,16 +418,21 @@ def a_reader_of_state_on_a_stream_of_its_own_does_not_wait_for_what_the_script_h
     state = torch.arange(1000, device=DEVICE) + 1  # late, and what is read before it is there is poison
     turned = state.reshape(10, 100).t()
     spans = [ByteSpan(name, at, 800) for name in ("state", "turned") for at in range(0, 8000, 800)]
-    chunks = [(span,) for span in spans[:-2]] + [tuple(spans[-2:])]
+    chunks = [(span,) for span in spans[:-1]] + [(ByteSpan("here", 0, 24), spans[-1], ByteSpan("there", 0, 24))]
+    elsewhere = torch.arange(3, device="standin:1") + 7
+    torch.accelerator.synchronize(1)
     assert len(chunks) > BUFFERS + 1, "buffers are used again"
     behind = StreamPoint([torch.device(DEVICE)])
-    outgoing = Outgoing({"state": state, "turned": turned}.__getitem__, 1600, behind)
+    table = {"state": state, "turned": turned, "here": torch.arange(3), "there": elsewhere}
+    outgoing = Outgoing(table.__getitem__, 1600, behind)
     with STEERING.gate():
         state * 2
         heard = b"".join(bytes(data) for data in outgoing.read_all(chunks))
     values = torch.frombuffer(bytearray(heard), dtype=torch.int64)
     here = torch.arange(1000) + 1
-    assert torch.equal(values, torch.cat([here, here.reshape(10, 100).t().reshape(-1)]))
+    turned_here = here.reshape(10, 100).t().reshape(-1)
+    expected = [here, turned_here[:-100], torch.arange(3), turned_here[-100:], torch.arange(3) + 7]
+    assert torch.equal(values, torch.cat(expected))
 
 
 @check
