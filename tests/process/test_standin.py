@@ -23,6 +23,8 @@ def test_any_rank_of_ddp_killed_at_every_stage_on_a_device_that_runs_late(
     # issued may be done without who dies then, so the other commits the step.
     unsaid = {(fault.step, fault.rank) for fault in faults if fault.at == "reduce"}
     assert_equal(outcome, on_the_processor, faults=len(faults), unsaid=unsaid)
+    if "standby" in {incident.rung for incident in outcome.ledger.incidents}:
+        assert "its model takes memory there a second time" in outcome.output
 
 
 @pytest.mark.parametrize("where", ["body", "after"])
