@@ -192,6 +192,7 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/process/test_standin_groups.py": (
         "test_any_rank_of_ddp_killed_at_every_stage[1]",
         "test_any_rank_killed_at_every_stage_in_each_parallelism",
+        "test_killed_during_a_recovery_and_between_the_vote_and_the_update",
         "test_the_rank_of_a_device_that_fails_for_good_goes_on_elsewhere_and_the_others_groups_are_aborted",
         "test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended[hang-0]",
         "test_groups_that_hang_or_have_an_error_are_formed_anew_and_nobody_is_ended[error-1]",

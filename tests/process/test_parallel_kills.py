@@ -7,11 +7,10 @@ from contextlib import contextmanager
 import pytest
 from tests.compiling import COMPILER
 from tests.process.disk_watch import DiskWatch, watched
+from tests.process.kill_lists import AGAIN, EVERY_STAGE_AND_RANK, ROLL, STEPS, WORLD
 from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
-WORLD, STEPS = 4, 34
-STAGES = ("data", "forward", "backward", "reduce", "vote", "update", "commit")
 REPLICATED = ("hsdp", "tp_dp", "pp_dp")
 QUICKER = ("hsdp", "pp_dp", pytest.param("tp_dp", marks=pytest.mark.soak))
 """The same where tensor parallel adds least: its newcomers take longest to build, and others of these tests have it."""
@@ -68,14 +67,9 @@ def checkpoints(here: Site, name: str) -> Iterator[tuple[str, DiskWatch]]:
         assert disk.opens != {}, "nothing was written there at all: the watch proves nothing"
 
 
-def every_stage_and_rank() -> list[Fault]:
-    """All stages, and all ranks: some twice in a row."""
-    return [Fault((at * 3) % WORLD, 2 + 4 * at, stage) for at, stage in enumerate(STAGES)]
-
-
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode: str) -> None:
-    reference, faults = undisturbed(mode), every_stage_and_rank()
+    reference, faults = undisturbed(mode), EVERY_STAGE_AND_RANK
     with checkpoints(here, f"{mode}-stages") as (folder, disk):
         outcome = run(here, f"{mode}-stages", mode, "--checkpoint-dir", folder, faults=faults)
     assert_equal(outcome, reference, faults=len(faults))
@@ -84,33 +78,15 @@ def test_any_rank_killed_at_every_stage(here: Site, undisturbed: Reference, mode
 
 @pytest.mark.parametrize("mode", QUICKER)
 def test_killed_twice_in_a_row_and_during_a_recovery(here: Site, undisturbed: Reference, mode: str) -> None:
-    faults = [
-        Fault(1, 4, "backward"),
-        Fault(1, 5, "reduce"),
-        Fault(0, 12, "reduce"),
-        Fault(0, 12, "form"),
-        Fault(3, 20, "forward"),
-        Fault(3, 20, "hydrate"),
-        Fault(0, 28, "update"),
-        Fault(3, 28, "form"),  # replicas of each other in none of the modes
-    ]
-    assert_equal(run(here, f"{mode}-again", mode, faults=faults), undisturbed(mode), faults=len(faults))
+    assert_equal(run(here, f"{mode}-again", mode, faults=AGAIN), undisturbed(mode), faults=len(AGAIN))
 
 
 @pytest.mark.parametrize("mode", REPLICATED)
 def test_survivors_roll_forward_a_step_that_another_has_committed(
     here: Site, undisturbed: Reference, mode: str
 ) -> None:
-    """One rank is held up with the vote's result in hand while another commits and dies: the step has happened."""
-    faults = [
-        Fault(1, 6, "vote", "pause"),
-        Fault(3, 6, "commit"),
-        Fault(0, 16, "vote", "pause"),
-        Fault(0, 16, "roll"),
-        Fault(3, 16, "commit"),
-    ]
-    outcome = run(here, f"{mode}-roll", mode, faults=faults)
-    assert_equal(outcome, undisturbed(mode), faults=len(faults))
+    outcome = run(here, f"{mode}-roll", mode, faults=ROLL)
+    assert_equal(outcome, undisturbed(mode), faults=len(ROLL))
     assert [incident.steps_lost for incident in outcome.ledger.incidents] == [0] * len(outcome.ledger.incidents)
 
 
@@ -133,7 +109,7 @@ def test_clipping_recomputation_and_compiled_blocks(
     here: Site, undisturbed: Reference, more: tuple[str, ...], each: int
 ) -> None:
     """At each second stage, and in `make soak` at all."""
-    reference, faults = undisturbed("hsdp", *more), every_stage_and_rank()[each - 1 :: each]
+    reference, faults = undisturbed("hsdp", *more), EVERY_STAGE_AND_RANK[each - 1 :: each]
     assert_equal(run(here, f"hsdp{more[0]}-{each}", "hsdp", faults=faults, more=more), reference, faults=len(faults))
 
 
@@ -143,7 +119,7 @@ def test_clipping_recomputation_and_compiled_blocks(
 def test_shards_without_a_replica_come_from_copies(here: Site, undisturbed: Reference, mode: str, every: int) -> None:
     """Two nodes of two ranks; the killed ranks' shards are in the memory of their own node's agent."""
     more = ("--tp-fsdp",) if mode == "tp_dp" else ()
-    reference, faults = undisturbed(mode, *more), every_stage_and_rank()
+    reference, faults = undisturbed(mode, *more), EVERY_STAGE_AND_RANK
     name, flags = f"{mode}-copies-{every}", ("--buddy-every", str(every))
     with checkpoints(here, name) as (folder, disk):
         outcome = run(here, name, mode, *flags, "--checkpoint-dir", folder, faults=faults, more=more, nodes=2)

@@ -1,72 +1,46 @@
 """The host of a job runs ahead of its accelerator, and who dies there costs nothing: the losses are the processor's."""
 
-from collections.abc import Iterator
-
 import pytest
-from tests.process.launching import Site, site
+from tests.process.launching import Site
 from tests.process.training import Fault, Outcome, assert_equal, train
-from tests.standin.building import Unbuildable, library
 
 WORLD, STEPS = 2, 16
 LATE = {"REGROW_TEST_DEVICE": "standin", "STANDIN_LAG_US": "50"}
 pytestmark = pytest.mark.timeout(1200)  # the first of all builds the device
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _built() -> None:
-    try:
-        library()
-    except Unbuildable as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture(scope="module")
-def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with site(tmp_path_factory.mktemp("ahead")) as made:
-        yield made
-        made.assert_nothing_left()
-
-
-@pytest.fixture(scope="module")
-def undisturbed(here: Site) -> Outcome:
-    """On the processor."""
-    outcome = train(here, "undisturbed", world=WORLD, steps=STEPS)
-    assert outcome.code == 0, outcome.output
-    return outcome
-
-
-def _forget_standstills(here: Site) -> None:
-    for mark in (*here.folder.glob("stood-*"), *here.folder.glob("committed-*")):
+def _forget_standstills(standin_site: Site) -> None:
+    for mark in (*standin_site.folder.glob("stood-*"), *standin_site.folder.glob("committed-*")):
         mark.unlink()
 
 
 @pytest.mark.parametrize("world", [1, WORLD])
 def test_the_host_comes_into_the_next_body_while_the_device_stands_still(
-    here: Site, undisturbed: Outcome, world: int
+    standin_site: Site, on_the_processor: Outcome, world: int
 ) -> None:
     """From the end of an update on: the CPU transport, which serves its collectives, waits for what it is given."""
-    ahead = here.folder / "ahead"
+    ahead = standin_site.folder / "ahead"
     ahead.unlink(missing_ok=True)
-    _forget_standstills(here)
+    _forget_standstills(standin_site)
     extra = ("--stand-still", f"{world - 1}:6", "--go-on")
-    outcome = train(here, f"ahead-{world}", world=world, steps=STEPS, extra=extra, env=LATE)
+    outcome = train(standin_site, f"ahead-{world}", world=world, steps=STEPS, extra=extra, env=LATE)
     assert outcome.code == 0, outcome.output
     assert ahead.read_text() == "0 waits"
     if world == WORLD:
-        assert outcome.finals == undisturbed.finals
-        assert outcome.losses == undisturbed.losses
+        assert outcome.finals == on_the_processor.finals
+        assert outcome.losses == on_the_processor.losses
 
 
 @pytest.mark.parametrize("stages", [("begin", "forward", "backward"), ("commit", "after", "data")], ids=" ".join)
 def test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update_costs_no_step_and_no_number(
-    here: Site, undisturbed: Outcome, stages: tuple[str, ...]
+    standin_site: Site, on_the_processor: Outcome, stages: tuple[str, ...]
 ) -> None:
-    _forget_standstills(here)
+    _forget_standstills(standin_site)
     stands = [(at % WORLD, 4 * at + 4) for at in range(len(stages))]
     same = ("commit", "after")
     faults = [Fault(rank, step + (at not in same), at) for at, (rank, step) in zip(stages, stands, strict=True)]
     extra = ("--stand-still", *(f"{rank}:{step}" for rank, step in stands))
-    outcome = train(here, f"still-{stages[0]}", world=WORLD, steps=STEPS, faults=faults, extra=extra, env=LATE)
-    assert_equal(outcome, undisturbed, faults=len(faults))
+    outcome = train(standin_site, f"still-{stages[0]}", world=WORLD, steps=STEPS, faults=faults, extra=extra, env=LATE)
+    assert_equal(outcome, on_the_processor, faults=len(faults))
     adopted = {at for at, commits in outcome.ledger.history.items() for each in commits if each.adopted}
     assert {(step, rank) for rank, step in stands} <= adopted, "it had not said that it had committed the step"

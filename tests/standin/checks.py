@@ -178,6 +178,33 @@ def a_wait_for_the_device_is_told_as_such_and_uses_little_of_a_processor() -> No
 
 
 @check
+def work_on_any_stream_of_the_device_is_shown_as_a_wait_of_who_stands_still() -> None:
+    import torch
+
+    from regrow.comm.flight import UNKNOWN, Flights
+    from regrow.comm.on_device.waits import SHOWN_AFTER_S, STILL_S, DeviceWaits
+    from regrow.core.messages.sights import DEVICE as THE_DEVICE
+
+    flights, shown = Flights(), [(0, "")]
+    flights.show = lambda count, oldest: shown.append((count, oldest))
+    waits = DeviceWaits(flights, torch.accelerator.synchronize)
+    waits.standing = lambda: 1
+    x, other = _ones(), torch.Stream(device="standin")
+    waits.enqueues(x.device)
+    waits.look(0.0)
+    with other, STEERING.gate():
+        x.add_(1)
+        waits.look(STILL_S)
+        assert shown[-1] == (UNKNOWN, "")
+        waits.look(STILL_S + SHOWN_AFTER_S)
+        assert shown[-1] == (1, THE_DEVICE)
+    assert waits._asking is not None
+    waits._asking.join(LIMIT_S)
+    waits.look(STILL_S + SHOWN_AFTER_S + 1)
+    assert shown[-1] == (0, "")
+
+
+@check
 def a_graph_that_records_is_seen() -> None:
     import torch
 
@@ -391,16 +418,45 @@ def a_reader_of_state_on_a_stream_of_its_own_does_not_wait_for_what_the_script_h
     state = torch.arange(1000, device=DEVICE) + 1  # late, and what is read before it is there is poison
     turned = state.reshape(10, 100).t()
     spans = [ByteSpan(name, at, 800) for name in ("state", "turned") for at in range(0, 8000, 800)]
-    chunks = [(span,) for span in spans[:-2]] + [tuple(spans[-2:])]
+    chunks = [(span,) for span in spans[:-1]] + [(ByteSpan("here", 0, 24), spans[-1], ByteSpan("there", 0, 24))]
+    elsewhere = torch.arange(3, device="standin:1") + 7
+    torch.accelerator.synchronize(1)
     assert len(chunks) > BUFFERS + 1, "buffers are used again"
     behind = StreamPoint([torch.device(DEVICE)])
-    outgoing = Outgoing({"state": state, "turned": turned}.__getitem__, 1600, behind)
+    table = {"state": state, "turned": turned, "here": torch.arange(3), "there": elsewhere}
+    outgoing = Outgoing(table.__getitem__, 1600, behind)
     with STEERING.gate():
         state * 2
         heard = b"".join(bytes(data) for data in outgoing.read_all(chunks))
     values = torch.frombuffer(bytearray(heard), dtype=torch.int64)
     here = torch.arange(1000) + 1
-    assert torch.equal(values, torch.cat([here, here.reshape(10, 100).t().reshape(-1)]))
+    turned_here = here.reshape(10, 100).t().reshape(-1)
+    expected = [here, turned_here[:-100], torch.arange(3), turned_here[-100:], torch.arange(3) + 7]
+    assert torch.equal(values, torch.cat(expected))
+
+
+@check
+def a_verified_copy_is_of_the_states_size_and_page_locked_nowhere() -> None:
+    from regrow.core.ids import StepNo
+    from regrow.train.state.fingerprints import digest_tensors
+    from regrow.train.state.verified import VerifiedCopy
+
+    training = Training(DEVICE)
+    for step in range(3):
+        training.step(step)
+    state, copy = training.state, VerifiedCopy(training.state)
+    state.state_at = StepNo(3)
+    inventory = state.inventory(StepNo(3))
+    tensors = {entry.name: state.tensor(entry.name).detach().cpu() for entry in inventory.entries}
+    copy.take(StepNo(3), digest_tensors(inventory.entries, tensors, frozenset()), frozenset())
+    copy.check()
+    assert copy.nbytes == inventory.nbytes
+    assert not any(tensor.is_pinned() for tensor in copy._tensors.values())
+    before = state.digest()
+    training.step(3)
+    assert state.digest() != before
+    copy.restore()
+    assert state.digest() == before
 
 
 @check

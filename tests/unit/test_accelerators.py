@@ -76,6 +76,18 @@ def test_without_an_accelerator_there_is_only_the_processor(monkeypatch: pytest.
     assert accelerators.memory_peak(torch.device("cpu")) is None
 
 
+@pytest.mark.parametrize(("devices", "ranks", "taken"), [(8, 8, True), (8, 7, False), (1, 3, True)])
+def test_a_device_that_a_rank_uses_is_known_by_the_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, devices: int, ranks: int, taken: bool
+) -> None:
+    kind = Kind(monkeypatch)
+    kind.module.is_initialized = lambda: False
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    assert not accelerators.all_taken(ranks), "none is in use"
+    kind.module.is_initialized = lambda: True
+    assert accelerators.all_taken(ranks) is taken
+
+
 def test_groups_are_registered_for_the_devices_of_this_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     Kind(monkeypatch)
     assert accelerators.kinds() == ["cpu", "cuda", "there"]

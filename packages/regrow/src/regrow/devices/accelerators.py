@@ -131,6 +131,11 @@ def give_back_memory() -> None:
         give()
 
 
+def all_taken(ranks: int) -> bool:
+    """True if this process uses a device, and the node has no more of them than ranks."""
+    return in_use() is not None and torch.accelerator.device_count() <= ranks
+
+
 def stream_of_its_own(device: torch.device) -> torch.Stream | None:
     """A new stream before others of less priority; None where its kind has only one."""
     try:

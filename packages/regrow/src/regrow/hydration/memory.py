@@ -46,7 +46,7 @@ class Outgoing:
         self._tensor = tensor
         self._size = size
         self._behind = behind
-        self._stages: dict[int, torch.Tensor] = {}
+        self._stages: dict[tuple[int, bool], torch.Tensor] = {}
         self._streams: dict[torch.device, torch.Stream | None] = {}
         self._view: tuple[str, torch.Tensor, bool] | None = None
 
@@ -61,23 +61,25 @@ class Outgoing:
             yield begun.popleft().wait()
 
     def _begin(self, chunk: Chunk, buffer: int) -> "_Begun":
-        device = self._tensor(chunk[0].name).device
-        stream = self._stream(device)
-        with contextlib.nullcontext() if stream is None else stream:
+        devices = list(dict.fromkeys(d for span in chunk if is_accelerator(d := self._tensor(span.name).device)))
+        with contextlib.ExitStack() as streams:
+            for device in devices:
+                if (stream := self._stream(device)) is not None:
+                    streams.enter_context(stream)
             if len(chunk) == 1:
                 name, offset, length = chunk[0]
                 flat, direct = self._flat(name)
                 if direct:
                     return _Begun(flat[offset : offset + length])
             at = 0
-            stage = self._staging(buffer, device)
+            stage = self._staging(buffer, devices[0] if devices else None)
             for name, offset, length in chunk:
                 stage[at : at + length].copy_(self._flat(name)[0][offset : offset + length], non_blocking=True)
                 at += length
-            return _Begun(stage[:at], StreamPoint([device]) if is_accelerator(device) else None)
+            return _Begun(stage[:at], StreamPoint(devices))
 
     def _stream(self, device: torch.device) -> torch.Stream | None:
-        if self._behind is None or not is_accelerator(device):
+        if self._behind is None:
             return None
         if device not in self._streams:
             self._view = None  # made on another stream
@@ -94,9 +96,11 @@ class Outgoing:
         return self._view[1], self._view[2]
 
     def _staging(self, buffer: int, device: torch.device | None) -> torch.Tensor:
-        if buffer not in self._stages:
-            self._stages[buffer] = _stage(self._size, device)
-        return self._stages[buffer]
+        """Buffer of that number, page-locked where it is for a device."""
+        key = buffer, device is not None
+        if key not in self._stages:
+            self._stages[key] = _stage(self._size, device)
+        return self._stages[key]
 
 
 class _Begun:

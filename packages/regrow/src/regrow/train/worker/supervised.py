@@ -43,6 +43,10 @@ from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
+_TWICE_ON_A_DEVICE = (
+    "a worker without a rank has built on a device that a rank uses: its model takes memory there a second time, and "
+    "the rank may run out of it (standbys with --warmth imports take none until they are needed)"
+)
 FORM_S: Seconds = 60.0
 
 
@@ -230,6 +234,8 @@ class SupervisedWorker:
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
         env, read = self._link.env, Read(NO_STATE, {})
+        if not env.role.placed and accelerators.all_taken(env.spec.nproc):
+            self.note_of_script(_TWICE_ON_A_DEVICE)
         if env.begins:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
