@@ -3,12 +3,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGES := $(sort $(wildcard packages/*))
-SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks website)
+SOURCES := $(wildcard packages/*/src) $(wildcard tests examples benchmarks website releases)
 empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm docs docs-serve peers
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm peers
 
 venv: $(VENV)/.installed
 
@@ -16,6 +16,7 @@ $(VENV)/.requirements: requirements-dev.txt
 	@test -n "$(PYTHON)" || { echo "regrow needs Python 3.11 or newer: install it, or run make PYTHON=/path/to/python"; exit 2; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	test -z "$(LOCKED)" || $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes --no-deps -r requirements-dev.lock
 	$(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -r requirements-dev.txt
 	touch $@
 
@@ -86,6 +87,7 @@ test-times: venv
 	$(BIN)/python -m tests.durations build/tests.xml docs/tests.md
 
 # The documentation as a site, in build/docs/html: its tools in an environment of their own. Once these are there it needs no network.
+.PHONY: docs docs-serve dist
 DOCS := build/docs
 $(DOCS)/venv/.installed: website/requirements.txt
 	test -x $(DOCS)/venv/bin/python || $(PYTHON) -m venv $(DOCS)/venv
@@ -98,6 +100,18 @@ docs: venv $(DOCS)/venv/.installed
 # With the search, which a browser refuses to pages that it opens as files.
 docs-serve: docs
 	$(BIN)/python -m http.server --bind 127.0.0.1 --directory $(DOCS)/html 8000
+
+# Wheels and source distributions of all packages in dist/, checked, installed into empty environments, and tried there.
+RELEASES := build/releases
+$(RELEASES)/.installed: releases/requirements.txt
+	test -x $(RELEASES)/bin/python || $(PYTHON) -m venv $(RELEASES)
+	$(RELEASES)/bin/python -m pip install --disable-pip-version-check --progress-bar off --require-hashes -r releases/requirements.txt
+	touch $@
+dist: venv $(RELEASES)/.installed
+	rm -rf dist
+	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/$(BIN)/python -m hatchling build -d $(CURDIR)/dist) || exit 1; done
+	$(RELEASES)/bin/python -m twine check --strict dist/*
+	$(BIN)/python -m releases.check dist $(BIN)/python
 
 soak: venv
 	$(BIN)/python -m pytest -q --durations=10 -m soak

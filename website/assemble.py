@@ -26,6 +26,9 @@ _OF_THE_ROOT = {
 }
 _LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".sh": "bash"}
 
+_FOUND_FIRST = "---\nsearch:\n  boost: 4\n---\n\n"
+"""Of a page that is to come before guides and decisions when its words are searched for."""
+
 
 def sources() -> list[Path]:
     """The import package of each package, by folder; the engine first."""
@@ -139,7 +142,7 @@ def assemble(folder: Path) -> dict[str, str]:
     pages = {
         place: _linked(path.read_text(encoding="utf-8"), path, place, places, files) for path, place in places.items()
     }
-    pages |= generated()
+    pages |= {place: _FOUND_FIRST * place.startswith("reference/") + text for place, text in generated().items()}
     done: set[str] = set()
     while waiting := sorted(set(files) - done):
         for place in waiting:

@@ -32,7 +32,7 @@ def ordered(pages: Iterable[str]) -> list[Any]:
     reference: list[Any] = ["reference/index.md"]
     for title, folder in (("Commands", "reference/cli/"), ("Python", "reference/api/"), ("Packages", "packages/")):
         found = sorted(name for name in there if name.startswith(folder))
-        reference.append({title: sorted(found, key=lambda name: not name.endswith("/index.md"))})
+        reference.append({title: sorted(found, key=lambda name: not name.endswith(("/index.md", "api/regrow.md")))})
     single = [*REFERENCE, *sorted(name for name in there if name.startswith("reference/resources/"))]
     reference += [name for name in single if name in there]
     placed = {*START, "how/index.md", *_flat(guides), *_flat(reference), *_flat(inside)}

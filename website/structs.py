@@ -50,8 +50,11 @@ def _fields(node: ast.ClassDef) -> Iterator[Field]:
 def section(each: Described, level: int = 2) -> str:
     """A class with the table of its fields."""
     rows = [(code(field.name), code(field.kind), code(field.default), cell(field.text)) for field in each.fields]
+    head = ("field", "type", "default", "meaning")
+    used = [column for column in range(len(head)) if any(row[column] for row in rows)]
+    shown = table([head[column] for column in used], [[row[column] for column in used] for row in rows])
     text = each.text.replace("<", "&lt;")
-    return f"{'#' * level} {each.name}\n\n{text}\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
+    return f"{'#' * level} {each.name}\n\n{text}\n\n{shown}"
 
 
 def records(engine: Path) -> str:

@@ -50,7 +50,7 @@ CLAUSES = r"(What|Which|How|Who|Whom|Whose|Where|Whether|So)\b"
 QUANTITIES = r"\b[Ss]o (many|long|often|much|few)\b(?! (as|that|enough))"
 """Quantities without a name: name the parameter, or say `this number of`."""
 
-TREES = ("packages", "src", "tests", "benchmarks", "examples", "website")
+TREES = ("packages", "src", "tests", "benchmarks", "examples", "website", "releases")
 
 
 def sources(package: Path) -> list[Path]:
