@@ -22,6 +22,7 @@ from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
 from regrow.train.graphs.object_graph import living
 from regrow.train.rehearsal import environments, iterators
+from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
@@ -52,10 +53,17 @@ class Unprotected:
         objects: the same, as the script gave it.
         frames: the script's.
         seeds: whether it matters which generators are seeded before they are drawn from.
+        first: whether the body that follows is the first.
     """
 
     def __init__(
-        self, state: ProtectedState, objects: Iterable[object], frames: Iterable[FrameType], *, seeds: bool = True
+        self,
+        state: ProtectedState,
+        objects: Iterable[object],
+        frames: Iterable[FrameType],
+        *,
+        seeds: bool = True,
+        first: bool = False,
     ) -> None:
         objects, self._optimizers = list(objects), state.optimizers()
         self._tensors = {id(each) for each in state.parameters()}
@@ -82,6 +90,8 @@ class Unprotected:
         self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
         self.seeded: set[str] = set()
         """The generators that the body has seeded before it drew from them."""
+        plays = any(map(environments.shows, [*self._environments.values(), *objects]))
+        self._arrays = CarriedArrays(frames, known | mine | set(self._tensors)) if plays and first else None
         self.look()
 
     def look(self) -> None:
@@ -97,6 +107,9 @@ class Unprotected:
 
     def refuse_changed(self) -> None:
         """Raises `UsageError` where something has changed, random generators left out."""
+        if self._arrays is not None:
+            self._refuse_environments()
+            self._arrays.refuse_changed()
         for name, thing in self._things.items():
             if not isinstance(thing, Generator):
                 self._refuse(name, thing, "changes")
