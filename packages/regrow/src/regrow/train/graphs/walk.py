@@ -1,7 +1,7 @@
 """All that an object holds, each thing once, with the path by which it is reached first."""
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import MethodType
 from typing import Any, NamedTuple, cast
 
@@ -34,11 +34,11 @@ class Piece(NamedTuple):
     path: str
 
 
-def walk(root: object, name: str) -> list[Thing]:
+def walk(roots: Mapping[str, object]) -> list[Thing]:
     """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried."""
     found: list[Thing] = []
     seen: set[int] = set()
-    near: list[tuple[str, object]] = [(name, root)]
+    near: list[tuple[str, object]] = list(roots.items())[::-1]
     while near:
         path, value = near.pop()
         if type(value) in _ATOMIC or id(value) in seen:
