@@ -2,10 +2,12 @@
 
 import collections
 import enum
+import functools
 import itertools
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -311,3 +313,48 @@ def test_things_that_two_protected_objects_hold_are_held_by_both_again() -> None
     play(*mine)
     play(games, replay, memory)
     assert state.digest() == newcomer.digest()
+
+
+class Pushing:
+    """Keeps what it is given in a variable of the function around, and in an argument that it was made with."""
+
+    def __init__(self) -> None:
+        kept: list[int] = []
+        self.push: Callable[[int], None] = lambda value: kept.append(value)
+        self.count = functools.partial(list.append, [0])
+        self.all: Callable[[], Any] = lambda: (kept, self.count.args[0])
+
+
+def test_containers_that_functions_have_from_outside_are_carried() -> None:
+    one, other = Pushing(), Pushing()
+    mine, theirs = ObjectGraph({"env": one}), ObjectGraph({"env": other})
+    memory = mine.remember()
+    one.push(1)
+    one.count(2)
+    theirs.load_state_dict(sent(mine))
+    assert other.all() == ([1], [0, 2])
+    mine.go_back(memory)
+    assert one.all() == ([], [0])
+
+
+class Numbered:
+    made = 0
+    ids = itertools.count()
+    table = (1, 2)
+
+    def make(self) -> None:
+        """Counts in the class."""
+        type(self).made += 1
+
+
+def test_what_steps_change_in_a_class_is_refused_by_name() -> None:
+    numbered = Numbered()
+    graph = ObjectGraph({"env": numbered})
+    graph.state_dict()
+    next(numbered.ids)
+    with pytest.raises(NotCarried, match=r"env \(Numbered\).*steps change Numbered.ids"):
+        graph.state_dict()
+    graph.settle()
+    numbered.make()
+    with pytest.raises(NotCarried, match=r"steps change Numbered.made"):
+        graph.state_dict()

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.classes import Classes, attributes_of, refuse_changed
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
 from regrow.train.graphs.tell import tell
@@ -36,6 +36,7 @@ class ObjectGraph:
         """From now on, what is held at this moment counts as built by all ranks."""
         things = self.things()
         self._originals = Originals(things)
+        self._kept_by_classes = attributes_of(things)
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
 
     def things(self) -> list[Thing]:
@@ -56,7 +57,9 @@ class ObjectGraph:
 
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves."""
-        return tell(self.things(), self._originals, self._classes)
+        things = self.things()
+        refuse_changed(self._kept_by_classes, things)
+        return tell(things, self._originals, self._classes)
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""

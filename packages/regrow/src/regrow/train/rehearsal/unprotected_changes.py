@@ -20,7 +20,9 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+from regrow.train.graphs.kinds import says_its_state
 from regrow.train.graphs.object_graph import living
+from regrow.train.graphs.walk import told_state
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.environments import Generator
@@ -241,8 +243,9 @@ def _inside(objects: Iterable[object]) -> Iterator[object]:
 
 
 def _is_stateful(thing: object) -> bool:
-    """True for a protected object of the script's own class that reports its state by `state_dict`."""
-    return hasattr(thing, "state_dict") and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler)
+    """True for a protected object of the script's own class that reports its state."""
+    says = hasattr(thing, "state_dict") or says_its_state(thing)
+    return says and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler | Generator)
 
 
 def _below(things: Iterable[object]) -> Iterator[object]:
@@ -258,7 +261,7 @@ def _below(things: Iterable[object]) -> Iterator[object]:
 def _tells_of(protected: object, thing: Looked) -> bool:
     """True if the state of a protected object contains that of something it holds."""
     with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
-        parts = list(_parts(protected.state_dict()))  # type: ignore[attr-defined]
+        parts = list(_parts(told_state(protected)))
         if isinstance(thing, nn.Module):
             told = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
             own = [each for each in chain(thing.parameters(), thing.buffers()) if each.numel()]
