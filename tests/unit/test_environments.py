@@ -188,3 +188,21 @@ def test_pythons_and_numpys_global_generators_are_nobodys_to_protect() -> None:
     looking = watched([], draw=random.random, module=random, numbers=np.random)
     random.random(), np.random.rand()
     looking.refuse_drawn()
+
+
+class OfOtherNames(Game):
+    """A game that says its state by the other pair of names, with its generator."""
+
+    def get_state(self) -> Any:
+        return [self.place, self.generator.getstate()]
+
+    def set_state(self, state: Any) -> None: ...
+
+
+def test_a_generator_in_a_state_that_get_state_gives_is_protected() -> None:
+    game = OfOtherNames(random.Random())
+    looking = watched([game], game=game)
+    game.generator.random()
+    game.place += 1
+    looking.refuse_changed()
+    looking.refuse_drawn()

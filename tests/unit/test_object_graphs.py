@@ -2,10 +2,13 @@
 
 import collections
 import enum
+import functools
 import itertools
 import random
 import threading
 from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ import torch
 from torch import nn
 
 from regrow.core.errors import StateError, UsageError
+from regrow.core.ids import NO_STATE
 from regrow.hydration.codec import decode, encode
 from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.object_graph import ObjectGraph
@@ -108,7 +112,7 @@ def sent(graph: ObjectGraph) -> Any:
 
 def test_what_a_step_changes_is_put_back_and_every_thing_is_itself_again() -> None:
     games = Games(1)
-    graph = ObjectGraph(games, "games")
+    graph = ObjectGraph({"games": games})
     games.play(1)
     before, state, piece, moves = digest(games), games.games[0].state, games.games[0].pieces[1], games.moves
     drawn = games.games[0].random
@@ -126,7 +130,7 @@ def test_what_a_step_changes_is_put_back_and_every_thing_is_itself_again() -> No
 
 def test_a_newcomer_goes_on_as_the_lost_one_would_have() -> None:
     one, other = Games(1), Games(99)
-    mine, theirs = ObjectGraph(one, "games"), ObjectGraph(other, "games")
+    mine, theirs = ObjectGraph({"games": one}), ObjectGraph({"games": other})
     kept = [other.games[1], other.seen, other.games[0].pieces, other.ring]
     for action in range(5):
         one.play(action)
@@ -147,7 +151,7 @@ def test_a_newcomer_goes_on_as_the_lost_one_would_have() -> None:
 
 def test_replicas_with_the_same_history_have_the_same_bytes_also_where_one_has_received_it() -> None:
     one, other = Games(1), Games(2)
-    mine, theirs = ObjectGraph(one, "games"), ObjectGraph(other, "games")
+    mine, theirs = ObjectGraph({"games": one}), ObjectGraph({"games": other})
     one.play(1)
     theirs.load_state_dict(sent(mine))
     one.play(2)
@@ -187,7 +191,7 @@ class Holds:
 )
 def test_what_cannot_be_carried_is_refused_by_its_path(thing: object, why: str) -> None:
     with pytest.raises(NotCarried, match=why) as raised:
-        ObjectGraph(Holds(thing), "env").state_dict()
+        ObjectGraph({"env": Holds(thing)}).state_dict()
     assert str(raised.value).startswith("env.thing")
 
 
@@ -195,7 +199,7 @@ def test_an_array_and_a_tensor_that_share_memory_are_refused() -> None:
     holds = Holds(np.zeros(3))
     holds.other = torch.from_numpy(holds.thing)  # type: ignore[attr-defined]
     with pytest.raises(NotCarried, match="shares its memory with env"):
-        ObjectGraph(holds, "env").state_dict()
+        ObjectGraph({"env": holds}).state_dict()
 
 
 def test_what_a_step_puts_there_and_nobody_could_make_is_refused_by_its_path() -> None:
@@ -203,7 +207,7 @@ def test_what_a_step_puts_there_and_nobody_could_make_is_refused_by_its_path() -
         pass
 
     holds = Holds(None)
-    graph = ObjectGraph(holds, "env")
+    graph = ObjectGraph({"env": holds})
     holds.thing = Local()
     with pytest.raises(NotCarried, match=r"env.thing \(Local\).*a newcomer could not make one"):
         graph.state_dict()
@@ -214,7 +218,7 @@ def test_what_a_step_puts_there_and_nobody_could_make_is_refused_by_its_path() -
 
 def test_a_received_graph_makes_things_of_known_classes_alone() -> None:
     holds = Holds(None)
-    graph = ObjectGraph(holds, "env")
+    graph = ObjectGraph({"env": holds})
     told = graph.state_dict()
     nodes: Any = decode(np.asarray(told["graph"]).tobytes())
     nodes[0][3] = [["thing", (1,)], []]
@@ -262,7 +266,7 @@ def test_protected_things_of_every_form_come_back() -> None:
 
 def test_objects_that_say_their_state_inside_another_are_asked_for_it() -> None:
     holds = Holds([Told(), Told()])
-    graph = ObjectGraph(holds, "env")
+    graph = ObjectGraph({"env": holds})
     memory = graph.remember()
     things: Any = holds.thing
     things[1].count = 5
@@ -271,3 +275,86 @@ def test_objects_that_say_their_state_inside_another_are_asked_for_it() -> None:
     assert things[1].count == 0
     graph.load_state_dict(told)
     assert things[1].count == 5
+
+
+class Replay:
+    """Keeps moves, and follows nothing but them."""
+
+    def __init__(self) -> None:
+        self.moves: list[np.ndarray] = []
+
+
+def test_things_that_two_protected_objects_hold_are_held_by_both_again() -> None:
+    def build() -> tuple[Any, ProtectedState]:
+        games, replay, memory = Games(1), Replay(), SimpleNamespace(seen=None, last=MAPS[0])
+        named = {"games": games, "replay": replay, "memory": memory}
+        return (games, replay, memory), ProtectedState([], named, part="r")
+
+    def play(games: Games, replay: Replay, memory: SimpleNamespace) -> None:
+        games.play(1)
+        replay.moves.append(games.seen)
+        memory.seen, memory.last = games.games[0].state, MAPS[1]
+
+    mine, state = build()
+    state.begin()
+    play(*mine)
+    state.rollback()
+    assert mine[2].seen is None and mine[2].last is MAPS[0] and mine[1].moves == []
+    assert [each.tolist() for each in MAPS] == [[0, 0, 0], [1, 1, 1]]
+    play(*mine)
+    theirs, newcomer = build()
+    inventory = state.inventory(NO_STATE)
+    for name, tensor in newcomer.prepare(inventory).items():
+        tensor.copy_(state.tensor(name))
+    newcomer.finish()
+    games, replay, memory = theirs
+    assert memory.seen is games.games[0].state and replay.moves[0] is games.seen
+    assert state.digest() == newcomer.digest()
+    play(*mine)
+    play(games, replay, memory)
+    assert state.digest() == newcomer.digest()
+
+
+class Pushing:
+    """Keeps what it is given in a variable of the function around, and in an argument that it was made with."""
+
+    def __init__(self) -> None:
+        kept: list[int] = []
+        self.push: Callable[[int], None] = lambda value: kept.append(value)
+        self.count = functools.partial(list.append, [0])
+        self.all: Callable[[], Any] = lambda: (kept, self.count.args[0])
+
+
+def test_containers_that_functions_have_from_outside_are_carried() -> None:
+    one, other = Pushing(), Pushing()
+    mine, theirs = ObjectGraph({"env": one}), ObjectGraph({"env": other})
+    memory = mine.remember()
+    one.push(1)
+    one.count(2)
+    theirs.load_state_dict(sent(mine))
+    assert other.all() == ([1], [0, 2])
+    mine.go_back(memory)
+    assert one.all() == ([], [0])
+
+
+class Numbered:
+    made = 0
+    ids = itertools.count()
+    table = (1, 2)
+
+    def make(self) -> None:
+        """Counts in the class."""
+        type(self).made += 1
+
+
+def test_what_steps_change_in_a_class_is_refused_by_name() -> None:
+    numbered = Numbered()
+    graph = ObjectGraph({"env": numbered})
+    graph.state_dict()
+    next(numbered.ids)
+    with pytest.raises(NotCarried, match=r"env \(Numbered\).*steps change Numbered.ids"):
+        graph.state_dict()
+    graph.settle()
+    numbered.make()
+    with pytest.raises(NotCarried, match=r"steps change Numbered.made"):
+        graph.state_dict()

@@ -487,3 +487,47 @@ def local_count(t: Trial) -> dict[str, Any]:
             optimizer.step()
             samples += len(x)
     return {"model": model, "optimizer": optimizer}
+
+
+@habit(
+    "folds by `map`",
+    refused="session.steps is called by map",
+    instead="a job for each fold",
+)
+def folds_by_map(t: Trial) -> dict[str, Any]:
+    session = t.session
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    model = ddp(net)
+    session.protect(model, optimizer)
+
+    def fold(number: int) -> int:
+        for step in session.steps(t.batch, until=3):
+            with step as (inputs, targets):
+                backward(mse(model(inputs), targets))
+                optimizer.step()
+        return number
+
+    return {"folds": list(map(fold, range(2))), "model": net}
+
+
+@habit(
+    "pretraining, and behind it a second loop in the same script",
+    refused="session.steps is followed by another training",
+    instead="one loop whose body looks at `step.number`, or two jobs",
+)
+def one_loop_behind_another(t: Trial) -> dict[str, Any]:
+    session = t.session
+    net = mlp()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    model = ddp(net)
+    session.protect(model, optimizer)
+    for step in session.steps(t.batch, until=3):
+        with step as (inputs, targets):
+            backward(mse(model(inputs), targets))
+            optimizer.step()
+    for step in session.steps(t.batch, until=6):
+        with step as (inputs, targets):
+            backward(mse(model(inputs), 2 * targets))
+            optimizer.step()
+    return {"model": net}

@@ -70,6 +70,26 @@ def ppo_of_each_rank(t: Trial) -> dict[str, Any]:
     return {"model": net, "optimizer": optimizer, "seen": envs.seen.tolist()}
 
 
+@habit(
+    "the same, the observation that the next body begins with in a variable of the script's",
+    refused="changes arrays in `seen` (ndarray: seen), which is not protected",
+    instead="`memory = types.SimpleNamespace(seen=...)`, protected with the environments",
+    flags=COPIES,
+)
+def observation_in_a_variable(t: Trial) -> dict[str, Any]:
+    envs, net = games(t), ddp(mlp())
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    t.session.protect(net, optimizer)
+    t.session.protect(envs=envs, part=f"rank{t.session.rank}")
+    seen = envs.reset().copy()
+    for step in t.steps():
+        with step:
+            inputs, rewards = rollout(t, step, net, envs, seen)
+            seen = envs.seen.copy()
+            updates(t, step, net, optimizer, inputs, rewards)
+    return {"model": net}
+
+
 class Move(NamedTuple):
     """One step of an environment."""
 

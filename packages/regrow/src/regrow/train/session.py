@@ -24,7 +24,8 @@ from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
-from regrow.train.rehearsal.callers import loop_around, script_frames
+from regrow.train.rehearsal.callers import script_frames
+from regrow.train.rehearsal.second_loops import second_loop
 from regrow.train.scale_events import ScaleEvent
 from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
@@ -258,7 +259,7 @@ class Session:
     def _begin(self, data: "DeviceMesh | Share | None") -> None:
         """The one loop of the script begins."""
         if self._member.rehearses:
-            _refuse_loop_around()
+            _refuse_second_loop(self)
         self._loop.start(STEPS)
         self._standing.read_share(data)
 
@@ -306,13 +307,13 @@ class Session:
         return StepLoader(loader, seed=self.seed, cache=member.cache(until), recorded=member.records)
 
 
-def _refuse_loop_around() -> None:
-    around = loop_around(script_frames())
-    if around is not None:
+def _refuse_second_loop(session: Session) -> None:
+    if second := second_loop(script_frames(), session):
         raise UsageError(
-            f"session.steps is called within another loop ({around.f_code.co_filename}:{around.f_lineno}), where a "
-            "second call would be a second loop: a rank that is replaced could not come to it",
-            hint="a loop of epochs is `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`",
+            f"session.steps {second}, where a second call would be a second loop: a rank that is replaced could not "
+            "come to it",
+            hint="a loop of epochs is `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; "
+            "folds and sweeps are jobs of their own, one `regrow run` each",
         )
 
 

@@ -7,15 +7,18 @@ is called.
 
 import enum
 import sys
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.kinds import ThingKind
+from regrow.train.graphs.kinds import NotCarried, ThingKind
+from regrow.train.graphs.walk import Thing
 from regrow.train.script_source import is_script
 
 _BUILTIN = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, dict, set, tuple, frozenset)}
 _BUILTINS = "builtins"
+_SMALL = 1_000
 
 
 class Classes:
@@ -55,6 +58,30 @@ class Classes:
         for part in path.split("."):
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
         return found if isinstance(found, type) and found.__module__ == module else None
+
+
+def attributes_of(things: Iterable[Thing]) -> dict[type, dict[str, str]]:
+    """Data that the classes of objects keep for all of them, in words."""
+    kinds = {kind for thing in things if thing.kind is ThingKind.OBJECT for kind in type(thing.value).__mro__}
+    return {kind: dict(_data_of(kind)) for kind in kinds if kind.__module__ != _BUILTINS}
+
+
+def _data_of(kind: type) -> Iterator[tuple[str, str]]:
+    for name, value in vars(kind).items():
+        small = isinstance(value, list | dict | set | tuple | deque) and len(value) <= _SMALL
+        counts = isinstance(value, bool | int | float | str | type(None)) or hasattr(type(value), "__next__")
+        if not name.startswith(("__", "_abc_")) and (small or counts):
+            yield name, repr(value)
+
+
+def refuse_changed(before: dict[type, dict[str, str]], things: Iterable[Thing]) -> None:
+    """Raises `NotCarried` where a class has other data now."""
+    things = list(things)
+    for kind, data in attributes_of(things).items():
+        changed = [name for name, now in data.items() if before.get(kind, data).get(name, now) != now]
+        if changed:
+            thing = next(each for each in things if isinstance(each.value, kind))
+            raise NotCarried(thing.path, thing.value, f"steps change {kind.__name__}.{changed[0]}, which its class has")
 
 
 def make(kind: ThingKind, of: type) -> Any:

@@ -185,6 +185,8 @@ def _of_object(value: object, path: str) -> ThingKind:
         return ThingKind.TOLD
     if hasattr(value, "__next__"):
         raise NotCarried(path, value, "an iterator cannot be told its place")
+    if kind is types.SimpleNamespace:
+        return ThingKind.OBJECT
     hidden = next((base for base in kind.__mro__ if base is not object and not base.__flags__ & _HEAP_TYPE), None)
     if hidden is not None or not isinstance(getattr(kind, "__module__", None), str) or not _has_attributes(value):
         raise NotCarried(path, value, "it has a state that its attributes do not show")
@@ -227,7 +229,7 @@ def slots_of(value: object) -> Iterator[tuple[str, types.MemberDescriptorType]]:
     """Slots of an object, by name."""
     for kind in type(value).__mro__:
         for name, member in vars(kind).items():
-            if isinstance(member, types.MemberDescriptorType) and kind is not object:
+            if isinstance(member, types.MemberDescriptorType) and kind.__flags__ & _HEAP_TYPE:
                 yield name, member
 
 

@@ -1,12 +1,12 @@
 """An object that says no state of its own: all that it holds is remembered, carried and put back, thing by thing."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.classes import Classes, attributes_of, refuse_changed
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
 from regrow.train.graphs.tell import tell
@@ -14,32 +14,34 @@ from regrow.train.graphs.walk import Thing, walk
 
 
 class ObjectGraph:
-    """An environment, a replay buffer, or any other object that keeps its state in attributes, as one with a state.
+    """Environments, replay buffers, and other objects that keep their state in attributes, as one with a state.
 
     A thing that it held when the loop began is known by its path on every rank, since all build alike: it stays itself
     where a state is received, so that whoever else holds it sees that. Other things are made anew.
 
+    What several of them hold together, they hold together again where a state is received.
+
     Args:
-        root: the object.
-        name: of the object, for the paths of what it holds.
+        roots: the objects by name, with which the paths of what they hold begin.
 
     Raises:
-        NotCarried: it holds something whose state cannot be read.
+        NotCarried: one holds something whose state cannot be read.
     """
 
-    def __init__(self, root: object, name: str) -> None:
-        self.root, self._name = root, name
+    def __init__(self, roots: Mapping[str, object]) -> None:
+        self._roots = dict(roots)
         self.settle()
 
     def settle(self) -> None:
         """From now on, what is held at this moment counts as built by all ranks."""
         things = self.things()
         self._originals = Originals(things)
+        self._kept_by_classes = attributes_of(things)
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
 
     def things(self) -> list[Thing]:
         """All that is held now. Raises `NotCarried`."""
-        return walk(self.root, self._name)
+        return walk(self._roots)
 
     def remember(self, former: object = None) -> Memory:
         """All as it is now. Raises `NotCarried`.
@@ -55,12 +57,14 @@ class ObjectGraph:
 
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves."""
-        return tell(self.things(), self._originals, self._classes)
+        things = self.things()
+        refuse_changed(self._kept_by_classes, things)
+        return tell(things, self._originals, self._classes)
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""
         if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
-            raise StateError(f"the state of {self._name} that was received is none")
+            raise StateError(f"the state of {', '.join(self._roots)} that was received is none")
         hear(cast(dict[str, Any], state_dict), self._originals, self._classes)
 
 

@@ -36,7 +36,7 @@ _NAMED = frozenset(
 
 
 def tell(things: list[Thing], originals: Originals, classes: Classes) -> dict[str, object]:
-    """The things, the first being the root. Raises `NotCarried` for what a step has put there that cannot be made."""
+    """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
     return _Teller(things, originals, classes).told()
 
 

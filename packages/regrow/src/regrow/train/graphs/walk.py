@@ -1,8 +1,11 @@
 """All that an object holds, each thing once, with the path by which it is reached first."""
 
+import contextlib
+import functools
 import random
-from collections.abc import Iterable, Iterator
-from types import MethodType
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -16,6 +19,23 @@ MOST = 2_000_000
 """Bound for the things of one object: they are gone through at each step."""
 _SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE})
 _ANY_ORDER = frozenset({ThingKind.SET, ThingKind.FROZENSET})
+_DATA = frozenset(
+    {
+        FunctionType,
+        functools.partial,
+        list,
+        dict,
+        set,
+        deque,
+        bytearray,
+        np.ndarray,
+        np.random.Generator,
+        np.random.RandomState,
+        random.Random,
+        torch.Generator,
+    }
+)
+"""Kinds of values that a function may change that has them from outside."""
 _ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -34,11 +54,11 @@ class Piece(NamedTuple):
     path: str
 
 
-def walk(root: object, name: str) -> list[Thing]:
+def walk(roots: Mapping[str, object]) -> list[Thing]:
     """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried."""
     found: list[Thing] = []
     seen: set[int] = set()
-    near: list[tuple[str, object]] = [(name, root)]
+    near: list[tuple[str, object]] = list(roots.items())[::-1]
     while near:
         path, value = near.pop()
         if type(value) in _ATOMIC or id(value) in seen:
@@ -75,7 +95,18 @@ def children(thing: Thing) -> Iterable[tuple[str, object]]:
         return [(".bit_generator", value.bit_generator)]
     if isinstance(value, MethodType):
         return [(".__self__", value.__self__)]
-    return ()
+    return [(f" with {name}", each) for name, each in _given(value) if type(each) in _DATA]
+
+
+def _given(code: object) -> Iterator[tuple[str, object]]:
+    """Values that a function has from the function around it, or from `functools.partial`."""
+    if isinstance(code, FunctionType):
+        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # which has no value yet
+                yield name, cell.cell_contents
+    elif isinstance(code, functools.partial):
+        yield from ((str(at), each) for at, each in enumerate([code.func, *code.args]))
+        yield from code.keywords.items()
 
 
 def _of_dict(value: dict[object, object]) -> Iterator[tuple[str, object]]:

@@ -122,7 +122,7 @@ class Rehearsal:
         if self._standing.member.holds_initial_state:
             state, objects, frames = self._standing.protected(), self._standing.objects, script_frames(innermost)
             seeds = self.step is not None or bool(self._seeded)
-            self._unprotected = Unprotected(state, objects, frames, seeds=seeds)
+            self._unprotected = Unprotected(state, objects, frames, seeds=seeds, first=self.step is not None)
 
     def left(self) -> None:
         """The rehearsed body has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""

@@ -20,8 +20,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+from regrow.train.graphs.kinds import says_its_state
 from regrow.train.graphs.object_graph import living
+from regrow.train.graphs.walk import told_state
 from regrow.train.rehearsal import environments, iterators
+from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
@@ -52,10 +55,17 @@ class Unprotected:
         objects: the same, as the script gave it.
         frames: the script's.
         seeds: whether it matters which generators are seeded before they are drawn from.
+        first: whether the body that follows is the first.
     """
 
     def __init__(
-        self, state: ProtectedState, objects: Iterable[object], frames: Iterable[FrameType], *, seeds: bool = True
+        self,
+        state: ProtectedState,
+        objects: Iterable[object],
+        frames: Iterable[FrameType],
+        *,
+        seeds: bool = True,
+        first: bool = False,
     ) -> None:
         objects, self._optimizers = list(objects), state.optimizers()
         self._tensors = {id(each) for each in state.parameters()}
@@ -82,6 +92,8 @@ class Unprotected:
         self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
         self.seeded: set[str] = set()
         """The generators that the body has seeded before it drew from them."""
+        plays = any(map(environments.shows, [*self._environments.values(), *objects]))
+        self._arrays = CarriedArrays(frames, known | mine | set(self._tensors)) if plays and first else None
         self.look()
 
     def look(self) -> None:
@@ -97,6 +109,9 @@ class Unprotected:
 
     def refuse_changed(self) -> None:
         """Raises `UsageError` where something has changed, random generators left out."""
+        if self._arrays is not None:
+            self._refuse_environments()
+            self._arrays.refuse_changed()
         for name, thing in self._things.items():
             if not isinstance(thing, Generator):
                 self._refuse(name, thing, "changes")
@@ -228,8 +243,9 @@ def _inside(objects: Iterable[object]) -> Iterator[object]:
 
 
 def _is_stateful(thing: object) -> bool:
-    """True for a protected object of the script's own class that reports its state by `state_dict`."""
-    return hasattr(thing, "state_dict") and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler)
+    """True for a protected object of the script's own class that reports its state."""
+    says = hasattr(thing, "state_dict") or says_its_state(thing)
+    return says and not isinstance(thing, nn.Module | torch.optim.Optimizer | LRScheduler | Generator)
 
 
 def _below(things: Iterable[object]) -> Iterator[object]:
@@ -245,7 +261,7 @@ def _below(things: Iterable[object]) -> Iterator[object]:
 def _tells_of(protected: object, thing: Looked) -> bool:
     """True if the state of a protected object contains that of something it holds."""
     with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
-        parts = list(_parts(protected.state_dict()))  # type: ignore[attr-defined]
+        parts = list(_parts(told_state(protected)))
         if isinstance(thing, nn.Module):
             told = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
             own = [each for each in chain(thing.parameters(), thing.buffers()) if each.numel()]

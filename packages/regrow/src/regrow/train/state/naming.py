@@ -166,6 +166,8 @@ def roster(*calls: Protected) -> ProtectedObjects:
     wrapped: dict[str, nn.Module] = {}
     optimizers: dict[str, torch.optim.Optimizer] = {}
     stateful: dict[str, Stateful] = {}
+    namespaces: dict[str, dict[str, object]] = {}
+    followed: dict[str, dict[str, object]] = {}
     taken: set[str] = set()
     for name, part, given in _each(calls):
         thing = unwrapped(given) if isinstance(given, nn.Module) else given
@@ -183,17 +185,37 @@ def roster(*calls: Protected) -> ProtectedObjects:
             stateful[chosen] = thing
         elif type(thing) is SimpleNamespace:
             stateful[chosen] = _PlainValues(thing)
+            namespaces.setdefault(part, {})[chosen] = thing
         elif says_its_state(thing) and not isinstance(thing, np.random.RandomState):
             stateful[chosen] = _SaysItsState(thing)
         elif can_be_followed(thing):
-            stateful[chosen] = ObjectGraph(thing, chosen.rpartition(".")[2])
+            followed.setdefault(part, {})[chosen.removeprefix(f"{part}.")] = thing
         else:
             raise UsageError(
                 f"protect() was given a {type(thing).__name__}, which has no state_dict() and load_state_dict()",
                 hint="protect modules, optimizers, schedulers, random generators, types.SimpleNamespace and "
                 "objects with these two methods, or of classes made in Python, such as environments",
             )
+    stateful = _with_graphs(stateful, followed, namespaces)
     return _gather(modules, optimizers, stateful)._replace(modules=wrapped, generators=generators)
+
+
+def _with_graphs(
+    stateful: dict[str, Stateful],
+    followed: Mapping[str, dict[str, object]],
+    namespaces: Mapping[str, dict[str, object]],
+) -> dict[str, Stateful]:
+    """Objects that say no state, one graph of all that are of a part: they may hold things together.
+
+    So may a `SimpleNamespace` beside them, which is followed with them.
+    """
+    for part, roots in followed.items():
+        beside = namespaces.get(part, {})
+        stateful = {name: each for name, each in stateful.items() if name not in beside}
+        roots = roots | {name.removeprefix(f"{part}."): each for name, each in beside.items()}
+        name = "+".join(sorted(roots))
+        stateful[f"{part}.{name}" if part else name] = ObjectGraph({at: roots[at] for at in sorted(roots)})
+    return stateful
 
 
 def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]]:

@@ -1,0 +1,107 @@
+"""Names that the body of a loop may read before it writes them, by its text: they carry something from turn to turn."""
+
+import ast
+from types import FrameType
+
+from regrow.train.script_source import last_line, parsed
+from regrow.train.state.namespaces import names_used
+
+
+def read_first(frame: FrameType) -> set[str] | None:
+    """Names of this call that the loop at its present line reads first, and those of the loop of epochs around it.
+
+    None: there is no such loop, or its text cannot be read.
+    """
+    tree = parsed(frame)
+    loops = [
+        each
+        for each in (ast.walk(tree) if tree is not None else ())
+        if isinstance(each, ast.For) and frame.f_code.co_firstlineno <= each.lineno <= frame.f_lineno
+    ]
+    asking = [each for each in loops if frame.f_lineno <= last_line(each.iter)]
+    if not asking:
+        return None
+    inner = max(asking, key=lambda each: each.lineno)
+    of_epochs = [each for each in loops if each.lineno < inner.lineno <= last_line(each) and _has_epochs(each.iter)]
+    body = min([inner, *of_epochs], key=lambda each: each.lineno).body
+    named = [each for part in body for each in ast.walk(part) if isinstance(each, ast.Name)]
+    there = {**frame.f_globals, **frame.f_locals}
+    called = [there[each.id] for each in named if each.id in there]
+    written = {each.id for each in named if _stores(each)}
+    return names_read_first(body) | (names_used(called, [frame.f_globals]) - written)
+
+
+def _has_epochs(node: ast.expr) -> bool:
+    return any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in ast.walk(node))
+
+
+def names_read_first(body: list[ast.stmt]) -> set[str]:
+    """Names that may be read in these statements before they are written. Loops inside have one turn at least."""
+    order = _Order()
+    order.block(body, set())
+    return order.read
+
+
+class _Order:
+    def __init__(self) -> None:
+        self.read: set[str] = set()
+
+    def block(self, body: list[ast.stmt], written: set[str]) -> set[str]:
+        """Go through statements; returns the names that are written behind them for certain."""
+        for each in body:
+            written = self._statement(each, written)
+        return written
+
+    def _statement(self, node: ast.stmt, written: set[str]) -> set[str]:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                return self._targets(targets, self._expression(value, written))
+            case ast.AugAssign(target=target, value=value):
+                written = self._expression(value, written)
+                if isinstance(target, ast.Name) and target.id not in written:
+                    self.read.add(target.id)
+                return self._targets([target], written)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                return self._targets([target], self._expression(value, written))
+            case ast.For(target=target, iter=goes, body=body, orelse=otherwise):
+                written = self._targets([target], self._expression(goes, written))
+                return self.block([*body, *otherwise], written)
+            case ast.While(test=test, body=body, orelse=otherwise):
+                return self.block([*body, *otherwise], self._expression(test, written))
+            case ast.If(test=test, body=body, orelse=otherwise):
+                written = self._expression(test, written)
+                return self.block(body, set(written)) & self.block(otherwise, set(written))
+            case ast.With(items=items, body=body):
+                for each in items:
+                    written = self._expression(each.context_expr, written)
+                    written = self._targets([each.optional_vars] if each.optional_vars else [], written)
+                return self.block(body, written)
+            case ast.Try(body=body, handlers=handlers, orelse=otherwise, finalbody=final):
+                after = self.block([*body, *otherwise], set(written))
+                for handler in handlers:
+                    self.block(handler.body, set(written))
+                return self.block(final, after)
+        return self._expression(node, written)
+
+    def _targets(self, targets: list[ast.expr], written: set[str]) -> set[str]:
+        for each in targets:
+            self._loads(each, written)
+        stored = {part.id for each in targets for part in ast.walk(each) if _stores(part)}  # type: ignore[attr-defined]
+        return written | stored
+
+    def _expression(self, node: ast.AST, written: set[str]) -> set[str]:
+        """Functions and comprehensions inside read what they name."""
+        self._loads(node, written)
+        stored = {each.target.id for each in ast.walk(node) if isinstance(each, ast.NamedExpr)}
+        return written | stored
+
+    def _loads(self, node: ast.AST, written: set[str]) -> None:
+        inside = {each.id for each in ast.walk(node) if isinstance(each, ast.Name) and _stores(each)}
+        inside |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load) and each.id not in written | inside:
+                self.read.add(each.id)
+
+
+def _stores(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
