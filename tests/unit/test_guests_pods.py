@@ -101,7 +101,8 @@ def test_only_ends_that_starting_again_does_not_mend_end_the_job() -> None:
     (replicated,) = jobset(JOB)["spec"]["replicatedJobs"]
     rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
     said = [(rule["action"], (rule.get("onExitCodes") or {}).get("values")) for rule in rules]
-    assert said == [("Ignore", None), ("Ignore", [75]), ("FailJob", [1, 2, 76])]
+    assert said == [("Ignore", None), ("Ignore", [75]), ("FailJob", [1, 76])]
+    assert 2 not in rules[2]["onExitCodes"]["values"], "a pod that comes back as the job ends is refused with it"
     environment = replicated["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "REGROW_GIVEN_BACK_CODE", "value": "75"} in environment, "0 would be the end of the pod's part"
 
