@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 from tests.cluster.bed import Bed, bed
-from tests.cluster.fake_jobset import FakeJobSet, from_train_job
-from tests.cluster.fake_trainer import status_server
+from tests.cluster.fake_jobset import FakeJobSet
 from tests.cluster.trained import MICRO, STEPS, TrainedJob
 from tests.ports import held_port
-from tests.process.elastic import final, fixed_run
 
 from regrow_guests.pods import manifests
-from regrow_guests.pods.manifests import GuestJob, jobset, training_runtime
+from regrow_guests.pods.manifests import GuestJob, jobset
 
 pytestmark = pytest.mark.full
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -68,34 +66,4 @@ async def test_a_lost_pod_comes_back_into_the_running_job_and_no_other_is_starte
             assert (found.condition, found.made, found.failures) == ("Completed", [0, 1, 1], 1), found.message
         kinds = job.assert_undisturbed(2)
         await cluster.until(lambda: not cluster.kubelet.running(), "its processes have ended")
-    assert len(kinds) == 1, kinds
-
-
-async def test_a_trainjobs_status_is_told_and_the_loss_of_pod_0_starts_all_anew_from_the_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    port = held_port()
-    runtime = training_runtime(GuestJob("regrow", "team/train:1", checkpoint_dir=str(tmp_path / "checkpoints")))
-    args = ["--data-cache=off", "--checkpoint-every=1s", *WORDS]
-    told = {"numNodes": 2, "numProcPerNode": 1, "args": args, "env": [{"name": "REGROW_GUEST_STEPS", "value": "200"}]}
-    train_job = {"metadata": {"name": "job"}, "spec": {"trainer": told}, "port": port}
-    with status_server(tmp_path) as (environment, heard):
-        async with bed(tmp_path, {"n1": 4}, real=True) as cluster:
-            job = TrainedJob(cluster, tmp_path)
-            async with set_of(cluster, from_train_job(runtime, train_job, environment)) as found:
-                await job.until_world(2)
-                await cluster.until(lambda: heard and heard[-1]["progressPercentage"] > 0, "its progress is told")
-                first = pod_of(cluster, 0)
-                await cluster.until(lambda: "state@" in cluster.kubelet.output(first), "there is a checkpoint")
-                cluster.kubelet.kill(first)
-                await cluster.until(lambda: sorted(found.made) == [0, 0, 1, 1], "both are started anew")
-                await cluster.until(lambda: " of 2\n" in cluster.kubelet.output(pod_of(cluster, 0)), "they train")
-                job.let_go()
-                await cluster.until(lambda: found.condition, "the set has ended")
-                assert (found.condition, found.restarts) == ("Completed", 0), found.message
-            await cluster.until(lambda: not cluster.kubelet.running(), "its processes have ended")
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    fixed = fixed_run(alone, STEPS)
-    finals = [final(tmp_path / f"job.{rank}.json") for rank in range(2)]
-    assert finals == [{"digest": fixed["digest"], "parameters": fixed["parameters"]}] * 2
+    assert kinds, "the loss was an incident"

@@ -249,3 +249,15 @@ REFUSALS: dict[str, str] = {
 @pytest.mark.parametrize("message", REFUSALS)
 def test_each_refusal_has_its_own_cure(message: str) -> None:
     assert REFUSALS[message] in cure_of("pod", ApiFailure(403, "Forbidden", message))
+
+
+def test_a_gang_that_stands_still_as_it_is_short_is_not_said_to_train() -> None:
+    job = TurnedJob(scaleUpSnoozeTimeInSeconds=0)
+    job.until(lambda: job.trains(1))
+    job.nodes.unfit.update(job.nodes.nodes)
+    job.store.delete("pods", "team", job.at(1)["metadata"]["name"])
+    job.until(lambda: job.status()["replicas"] == 1)
+    assert (job.status()["phase"], job.condition("Training")["status"]) == ("Waiting", "False")
+    job.nodes.unfit.clear()
+    job.until(lambda: job.trains(1))
+    assert job.condition("Training")["status"] == "True"

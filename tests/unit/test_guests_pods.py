@@ -4,6 +4,7 @@ import copy
 import datetime
 import http.server
 import json
+import re
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import Any
 import click.testing
 import pytest
 import trustme
+from tests.cluster.fake_jobset import from_train_job
 
 from regrow.core.errors import UsageError
 from regrow.launch.remote import CoordinatorClient, CoordinatorGone
@@ -101,7 +103,8 @@ def test_only_ends_that_starting_again_does_not_mend_end_the_job() -> None:
     (replicated,) = jobset(JOB)["spec"]["replicatedJobs"]
     rules = replicated["template"]["spec"]["podFailurePolicy"]["rules"]
     said = [(rule["action"], (rule.get("onExitCodes") or {}).get("values")) for rule in rules]
-    assert said == [("Ignore", None), ("Ignore", [75]), ("FailJob", [1, 2, 76])]
+    assert said == [("Ignore", None), ("Ignore", [75]), ("FailJob", [1, 76])]
+    assert 2 not in rules[2]["onExitCodes"]["values"], "a pod that comes back as the job ends is refused with it"
     environment = replicated["template"]["spec"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "REGROW_GIVEN_BACK_CODE", "value": "75"} in environment, "0 would be the end of the pod's part"
 
@@ -224,3 +227,15 @@ def test_a_server_that_does_not_take_it_costs_a_line_and_no_training(
     monkeypatch.setattr(CoordinatorClient, "figures", lambda _: JobFigures(5, 0))
     server = StatusServer("https://127.0.0.1:1/status", tmp_path / "ca.crt", tmp_path / "token")
     assert "was not told" in Teller(server, "127.0.0.1:1", "secret", 0).tell()
+
+
+def test_what_trainer_makes_of_a_runtime_has_every_variable_that_the_command_names() -> None:
+    trainer = {"numNodes": 4, "numProcPerNode": 8, "args": ["train.py", "--lr", "1e-3"]}
+    train_job = {"metadata": {"name": "gpt"}, "spec": {"trainer": trainer}, "port": 29400}
+    made = from_train_job(training_runtime(JOB), train_job, {})
+    (replicated,) = made["spec"]["replicatedJobs"]
+    job = replicated["template"]["spec"]
+    (container,) = job["template"]["spec"]["containers"]
+    named = set(re.findall(r"\$\((\w+)\)", " ".join(container["command"])))
+    assert named <= {each["name"] for each in container["env"]} and "PET_NNODES" in named
+    assert (job["completions"], container["args"]) == (4, ["train.py", "--lr", "1e-3"])

@@ -11,10 +11,10 @@ from regrow.core.errors import UsageError
 
 @click.group()
 def guest() -> None:
-    """Train inside another engine: JobSet, Kubeflow Trainer."""
+    """Train inside another engine: JobSet, Kubeflow Trainer; Ray by regrow_guests.ray."""
 
 
-@guest.command("runtime", context_settings={"ignore_unknown_options": True})
+@guest.command("runtime")
 @click.option("--jobset", "as_jobset", is_flag=True, help="A JobSet by itself, not a runtime for TrainJobs.")
 @click.option("--name", default="regrow", metavar="NAME", help="Of the object.  [regrow]")
 @click.option("--image", required=True, metavar="IMAGE", help="With regrow, regrow-guests, torch and the script.")
@@ -70,7 +70,7 @@ def print_runtime(
     click.echo(as_text(jobset(job) if as_jobset else training_runtime(job)), nl=False)
 
 
-@guest.command("pod", hidden=True, context_settings={"ignore_unknown_options": True})
+@guest.command("pod", hidden=True)
 @click.option("--job", required=True, metavar="NAME")
 @click.option("--nodes", type=click.IntRange(1), required=True, metavar="N")
 @click.option("--node-rank", type=click.IntRange(0), required=True, metavar="N")

@@ -18,7 +18,12 @@ from regrow_clusters.operator.resource import (
 
 _DROPPED: Final = frozenset({"title", "$ref"})
 _COLUMNS: Final = (
-    ("Phase", "string", ".status.phase", "Pending, Training, Restarting, Suspended, Succeeded or Failed."),
+    (
+        "Phase",
+        "string",
+        ".status.phase",
+        "Pending, Training, Waiting (short), Restarting, Suspended, Succeeded or Failed.",
+    ),
     ("Replicas", "integer", ".status.replicas", "Replicas that run."),
     ("Wanted", "integer", ".status.desiredReplicas", "Replicas that are wanted now."),
     ("Pending", "integer", ".status.pendingReplicas", "Replicas that wait for capacity."),

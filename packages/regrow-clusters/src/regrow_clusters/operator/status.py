@@ -17,6 +17,8 @@ from regrow_clusters.operator.observed.observing import MENDED, JobReading
 from regrow_clusters.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
 from regrow_clusters.operator.terms import terms_of, told_of_edits
 
+SHORT: Final = "Waiting"
+"""Phase of a gang that has begun and stands still, as it is not whole."""
 _SHOWN_NODES: Final = 5
 _PHASES: Final = {
     JobStage.NEW: "Pending",
@@ -56,7 +58,7 @@ def next_status(
     terms = {} if anew else old.terms or (terms_of(job.spec) if there else {})
     return msgspec.structs.replace(
         old,
-        phase=_PHASES.get(reading.seen.stage, reading.over),
+        phase=_phase(job, reading),
         replicas=reading.running,
         pending_replicas=reading.waiting,
         desired_replicas=0 if job.spec.suspend else wanted_size(spec),
@@ -77,6 +79,12 @@ def next_status(
         avoided_nodes=_avoided(job, actions, found, now),
         observed_generation=job.generation,
     )
+
+
+def _phase(job: TrainingJob, reading: JobReading) -> str:
+    if reading.seen.stage is JobStage.TRAINING and reading.running < job.spec.replica_count:
+        return SHORT
+    return _PHASES.get(reading.seen.stage, reading.over)
 
 
 def _rounded(part: float | None) -> float | None:
@@ -184,7 +192,7 @@ def refused_status(
     generation = int(found["metadata"].get("generation", 1))
     finding = JobFinding("SpecValid", False, "Invalid", str(refusal))
     status = with_conditions(old, [finding], generation, now)
-    phase = old.phase if old.phase in ("Training", "Succeeded", "Failed") else "Invalid"
+    phase = old.phase if old.phase in ("Training", SHORT, "Succeeded", "Failed") else "Invalid"
     return msgspec.structs.replace(status, phase=phase, observed_generation=generation)
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from regrow.core.errors import UsageError
-from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, UNPROVEN, USAGE
+from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, UNPROVEN
 
 PORT: Final = 29400
 STEP: Final = "node"
@@ -23,7 +23,8 @@ FRAMEWORK: Final = "trainer.kubeflow.org/framework"
 TOKEN_SECRET: Final = "regrow-token"
 _GRACE_MARGIN: Final = 15
 """Time that a pod gets beyond the grace of its node, for the process itself to end."""
-_ENDS: Final = (SCRIPT_ERROR, USAGE, UNPROVEN)
+_ENDS: Final = (SCRIPT_ERROR, UNPROVEN)
+"""Codes that are those of the whole job. A pod that comes back as the job ends is refused with 2, which is none."""
 _UNREACHABLE_SECONDS: Final = 30
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
@@ -118,7 +119,7 @@ def _set(job: GuestJob, own: dict[str, str], sizes: dict[str, int], labels: dict
                     "name": "notByStartingAgain",
                     "action": "FailJobSet",
                     "onJobFailureReasons": ["PodFailurePolicy"],
-                    "onJobFailureMessagePatterns": [f"exit code ({USAGE}|{UNPROVEN})\\b"],
+                    "onJobFailureMessagePatterns": [f"exit code {UNPROVEN}\\b"],
                 }
             ],
         },
