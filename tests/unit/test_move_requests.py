@@ -1,11 +1,16 @@
-"""Moves that are asked for over HTTP, and while the coordinator is being restarted."""
+"""Moves that are asked for on a command line and over HTTP."""
 
+from types import SimpleNamespace
+
+import pytest
 from tests.unit.test_coordinator import ScriptedMachine, ask, serving
 
+from regrow.cli import main, moving
 from regrow.core.ids import NodeId, Rank
 from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
 from regrow.membership.orders import AnswerScale, Command
+from regrow.membership.server.wishes import MoveWish
 
 
 async def test_a_move_is_answered_with_the_machines_own_sentence() -> None:
@@ -23,3 +28,29 @@ async def test_a_move_is_answered_with_the_machines_own_sentence() -> None:
         for wrong in (b"{}", b'{"rank": 1, "node": "node0"}', b'{"rank": "all"}'):
             assert (await ask(coordinator, "POST", "/move", wrong))[0] == 400
         assert (await ask(coordinator, "POST", "/move", b"{}", Authorization="Bearer other"))[0] == 401
+
+
+def test_a_number_is_a_rank_and_anything_else_a_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wishes: list[MoveWish] = []
+    asked: list[str | None] = []
+
+    def move(wish: MoveWish) -> AnswerScale:
+        wishes.append(wish)
+        return AnswerScale(wish.rank is None, "as you wish")
+
+    def client_of(job: str | None) -> tuple[SimpleNamespace, SimpleNamespace]:
+        asked.append(job)
+        return SimpleNamespace(job="j"), SimpleNamespace(move=move)
+
+    monkeypatch.setattr(moving, "client_of", client_of)
+    assert main(["move", "node1"]) == 0
+    assert main(["move", "mine", "3", "--to", "node2", "--reason", "dust"]) == 1
+    assert wishes == [
+        MoveWish(NodeId("node1"), None, None, "regrow move"),
+        MoveWish(NodeId(""), Rank(3), NodeId("node2"), "dust"),
+    ]
+    assert asked == [None, "mine"]
+    assert main(["move", "a", "b", "c"]) == 2
+    assert "not a b c" in capsys.readouterr().err
