@@ -8,11 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 from tests.process.launching import Running, Site, agents_below, site
-from tests.process.test_nodes import STEPS, WORLD, agents_of, assert_equal, end, start
+from tests.process.test_nodes import TRAINING, WORLD, agents_of, assert_equal, end
 from tests.process.test_spares import SPARED, nodes_of
 from tests.process.training import Fault, Outcome, train
 
 MOVED = "moved at step"
+STEPS, PACE = 240, 0.3
+"""So that some are left, on a slow machine too, when all nodes have moved: 3 minutes, if nobody hurries it."""
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,22 @@ def undisturbed(here: Site) -> Outcome:
     outcome = train(here, "undisturbed", world=WORLD, steps=STEPS)
     assert outcome.code == 0, outcome.output
     return outcome
+
+
+def start(here: Site, name: str, *flags: str) -> Running:
+    """The training. Its steps take their time until `end`."""
+    (here.folder / "hurry").unlink(missing_ok=True)
+    words = (
+        TRAINING,
+        "--steps",
+        str(STEPS),
+        "--pace",
+        str(PACE),
+        "--say-steps",
+        "--out",
+        str(here.folder / f"{name}.out"),
+    )
+    return here.start("run", "--job", name, *flags, *words)
 
 
 def move(here: Site, name: str, *what: str) -> None:
@@ -96,7 +114,7 @@ def test_all_nodes_are_restarted_in_turns_and_the_bits_are_the_same(here: Site, 
         restart = f"{shlex.quote(sys.executable)} -c {shlex.quote(kill)}"
         done = here.regrow("rolling-restart", "rolling", "--run", restart, "--patience", "2min")
         assert done.returncode == 0, done.stdout + done.stderr
-        outcome = planned(here, "rolling", job)
+        outcome = end(here, "rolling", job)
     assert "all 3 nodes are restarted" in done.stdout
     assert done.stdout.index("1 of 3: node2") < done.stdout.index("2 of 3: node0") < done.stdout.index("3 of 3: node1")
     assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
