@@ -74,6 +74,22 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("shrink_pause_s", most=0.2),
         *(Target(f"throughput_ratio_{world}", least=0.9 * world) for world in (2, 3, 4)),
     ),
+    "endurance": (
+        Target("steps_again", most=0),
+        Target("bitwise_equal", least=1),
+        *(
+            Target(f"{name}_growth", most=0.01)
+            for name in (
+                "memory_mb",
+                "descriptors",
+                "threads",
+                "processes",
+                "shared_files",
+                "records_a_step",
+                "step_time",
+            )
+        ),
+    ),
     "hydration": tuple(
         target
         for size in ("", "_0.1gb", "_1gb", "_4gb")
@@ -111,6 +127,11 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("init_s_64", most=1.0, of="tcpstore_lazy_init_s_64"),
         Target("eager_init_s_64", most=1.0, of="tcpstore_init_s_64"),
         Target("form_bytes_a_rank_4096", least=0.8, most=1.2, of="form_bytes_a_rank_1024"),
+    ),
+    "moves": (
+        Target("steps_again", most=0),
+        Target("bitwise_equal", least=1),
+        *(Target(f"move_pause_s_{size}", most=0.1) for size in ("30mb", "300mb", "3gb")),
     ),
     "recovery": (
         Target("steps_redone", most=0),

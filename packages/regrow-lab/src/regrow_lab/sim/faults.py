@@ -45,7 +45,9 @@ class Wish(msgspec.Struct, frozen=True):
     """Somebody asks for something, or gives it, at an instant after the start."""
 
     what: str
-    """`scale`; `drain`, of a node; `node`: one more comes; `stop`: the job is to end, within `grace`.
+    """`scale`; `drain`, of a node; `move`, of its ranks, or of one alone; `node`: one more comes.
+
+    `stop`: the job is to end, within `grace`.
 
     `signals`: so too, and every process of it gets the signal: who is not in its loop yet ends by it.
     """
@@ -53,7 +55,9 @@ class Wish(msgspec.Struct, frozen=True):
     replicas: int = 1
     """Size that `scale` asks for."""
     node: int = 0
-    """Node that drains."""
+    """Node that drains, or whose ranks move."""
+    rank: Rank | None = None
+    """Rank that moves alone."""
     grace: Seconds = 60.0
     """After which a draining node is gone, whoever is on it, or a job that is to stop has ended."""
     slots: int = 1

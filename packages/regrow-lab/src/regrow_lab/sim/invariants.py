@@ -29,10 +29,11 @@ from regrow.membership.scaling import Limits
 from regrow.membership.states import Ended, Releasing, Training
 from regrow_lab.sim.exposure import ExposureLaw
 from regrow_lab.sim.memory_laws import MemoryLaws
+from regrow_lab.sim.moves import moved
 from regrow_lab.sim.time_limits import TimeLimits
 from regrow_lab.sim.workers import SimWorker
 
-PLANNED = ("grow", "shrink", "preempt")
+PLANNED = ("grow", "shrink", "preempt", "move")
 """Kinds of incidents in which nothing has gone wrong."""
 
 
@@ -290,7 +291,7 @@ class Invariants:
             return
         require(worker in {m.worker for m in self._members}, f"{worker} is released and was in the job")
         self._released.add(worker)
-        if self._spawned[worker] in self._draining:
+        if self._spawned[worker] in self._draining or moved(machine, worker):
             self._excused.add(worker)
 
     def _change(self, commands: Sequence[Command | orders.FormGeneration]) -> None:

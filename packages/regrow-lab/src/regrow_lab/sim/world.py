@@ -24,6 +24,7 @@ from regrow_lab.sim.coordinator import SimCoordinator
 from regrow_lab.sim.disk import DiskHost, SimDisk
 from regrow_lab.sim.faults import SimFault, Wish, striking
 from regrow_lab.sim.invariants import InvariantBroken, Invariants, require
+from regrow_lab.sim.moves import asked
 from regrow_lab.sim.network import Downlink, Network, NetworkConditions, Timeline
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.sights import Lookout, watched
@@ -188,8 +189,8 @@ class World:
     def _fulfil(self, wish: Wish) -> None:
         node = NodeId(f"n{wish.node}")
         match wish.what:
-            case "scale":
-                self.tell(facts.ScaleRequested(wish.replicas, "an operator asks for it", wish.stay))
+            case "scale" | "move":
+                self.tell(asked(wish))
             case "node":
                 self._new_node(wish.slots, wish.stay)
             case "stop" | "signals":

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from regrow.membership.orders import AnswerScale
 
 
-def _client(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
+def client_of(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
+    """A job that runs, and whom to ask about it. Raises `UsageError` where there is none."""
     from regrow.launch.folder import find_job
     from regrow.launch.remote import CoordinatorClient
 
@@ -38,7 +39,7 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
     from regrow.core.ids import Rank, StepNo
     from regrow.core.messages.vocabulary import FaultSpec
 
-    entry, client = _client(job)
+    entry, client = client_of(job)
     fault = FaultSpec(
         fault=f"asked-{secrets.token_hex(4)}",
         rank=Rank(rank),
@@ -61,7 +62,7 @@ def status(job: str | None, as_json: bool) -> None:
 
     from regrow.launch.listing import status_lines
 
-    _, client = _client(job)
+    _, client = client_of(job)
     view = client.status()
     if as_json:
         click.echo(msgspec.json.encode(view).decode())
@@ -103,9 +104,9 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 
     if (replicas is None) == (ranks is None):
         raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
-    entry, client = _client(job)
+    entry, client = client_of(job)
     seconds = None if stay is None else some_time("--stay", stay)
-    return _answered(entry, client.scale(ScaleWish(replicas, ranks, seconds, reason or "regrow scale")))
+    return answered(entry, client.scale(ScaleWish(replicas, ranks, seconds, reason or "regrow scale")))
 
 
 @click.command()
@@ -122,11 +123,11 @@ def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     if len(names) > 2:
         raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")
     seconds = some_time("--grace", grace, zero=True)
-    entry, client = _client(names[0] if len(names) == 2 else None)
-    return _answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain", force)))
+    entry, client = client_of(names[0] if len(names) == 2 else None)
+    return answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain", force)))
 
 
-def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:
+def answered(entry: "JobEntry", answer: "AnswerScale") -> int:
     """Say what becomes of what was asked; the exit code."""
     if not answer.accepted:
         click.echo(f"regrow: job {entry.job}: {answer.reason}", err=True)
@@ -139,7 +140,7 @@ def _answered(entry: "JobEntry", answer: "AnswerScale") -> int:
 @click.argument("job", required=False)
 def token(job: str | None) -> None:
     """Print the secret of JOB, which runs on this machine; with it the live page offers to drain, scale and kill."""
-    entry, _ = _client(job)
+    entry, _ = client_of(job)
     click.echo(entry.token)
 
 
@@ -151,7 +152,7 @@ def stop(job: str | None, grace: str) -> None:
     from regrow.launch.checks import some_time
 
     patience = some_time("--grace", grace, zero=True)
-    entry, client = _client(job)
+    entry, client = client_of(job)
     client.stop("asked to by regrow stop", patience=patience)
     click.echo(f"job {entry.job} is stopping")
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from regrow.cli import data, elsewhere, jobs, training
+from regrow.cli import data, elsewhere, jobs, moving, training
 from regrow.core.config import state_home
 from regrow.core.errors import DeadlineExceeded, RegrowError
 from regrow.core.exit_codes import INTERNAL_ERROR, RUN_AGAIN, USAGE
@@ -76,7 +76,7 @@ def _version() -> str:
 
 SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "Train": ("run", "try", "doctor", "demo"),
-    "A job that runs": ("jobs", "status", "top", "logs", "scale", "drain", "stop", "kill"),
+    "A job that runs": ("jobs", "status", "top", "logs", "scale", "move", "drain", "stop", "kill"),
     "A job afterwards": ("story", "goodput", "plot"),
 }
 """Verbs with a line each in `regrow --help`; the engine's other verbs share one."""
@@ -115,5 +115,5 @@ def commands() -> None:
     """Training that goes straight on when workers are lost."""
 
 
-for _command in (*training.COMMANDS, data.data, *jobs.COMMANDS):
+for _command in (*training.COMMANDS, data.data, *jobs.COMMANDS, *moving.COMMANDS):
     commands.add_command(_command)

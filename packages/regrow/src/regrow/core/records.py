@@ -93,8 +93,8 @@ class IncidentOpened(Record, frozen=True):
 class IncidentClosed(Record, frozen=True):
     """One fault from detection to the next committed step on every rank. Times in seconds.
 
-    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`; `faults` 0): from the first worker
-    that stopped for it, so that `total` is the pause of those who stay.
+    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`, `move`; `faults` 0): from the first
+    worker that stopped for it, so that `total` is the pause of those who stay.
 
     `detect`: from the fault (where its time is known) to the coordinator's knowing; `abort`: until every survivor is
     out of its groups; `regroup`: until a new membership stands, replacements and new groups included; `hydrate`: until
@@ -252,8 +252,8 @@ class GrowthWeighed(Record, frozen=True):
 class WorldChanged(Record, frozen=True):
     """The next generation has another number of replicas, or others in them. `step`: the first that it runs.
 
-    `kind`: `grow`, `shrink`, `preempt` (a node is given back), `fault` (nothing could fill a lost rank), `restart`,
-    `start` (asked for before the first step).
+    `kind`: `grow`, `shrink`, `preempt` (a node is given back), `move`, `fault` (nothing could fill a lost rank),
+    `restart`, `start` (asked for before the first step).
     """
 
     generation: Generation

@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, MoveWish, ScaleWish
 from regrow.membership.view import JobView
 from regrow.observe.watch.present import JobFigures
 
@@ -59,6 +59,10 @@ class CoordinatorClient:
     def drain(self, wish: DrainWish) -> AnswerScale:
         """Give a node back; what becomes of it."""
         return self._post("/drain", wish, AnswerScale)
+
+    def move(self, wish: MoveWish) -> AnswerScale:
+        """Let ranks go on elsewhere; what becomes of it."""
+        return self._post("/move", wish, AnswerScale)
 
     def join(self, request: JoinRequest) -> JoinOffer:
         """Be one more node of the job; what it needs to know. Raises `UsageError` where it may not be."""

@@ -145,10 +145,8 @@ class Membership:
                 self._stopping.requested(event, now)
             case facts.FaultRequested():
                 self._job.fault_requested(event.fault, now)
-            case facts.ScaleRequested():
-                self._resizing.requested(event, now)
-            case facts.DrainRequested():
-                self._resizing.drain_requested(event, now)
+            case facts.ScaleRequested() | facts.DrainRequested() | facts.MoveRequested():
+                self._resizing.asked(event, now)
             case facts.NodeDraining():
                 self._resizing.draining(event, now)
             case facts.TimeAdvanced():

@@ -309,7 +309,7 @@ def _meanwhile(event: Fact) -> list[AnswerScale]:
     match event:
         case facts.DrainRequested(certain=True):
             return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]
-        case facts.ScaleRequested() | facts.FaultRequested() | facts.DrainRequested():
+        case facts.ScaleRequested() | facts.FaultRequested() | facts.DrainRequested() | facts.MoveRequested():
             return [AnswerScale(False, "the coordinator is being restarted; ask again in a moment")]
         case _:
             return []

@@ -26,6 +26,7 @@ _STYLES: dict[Kind, tuple[str, Literal["-", "--", "-.", ":"], str]] = {
     Kind.GROW: ("^", "-", "#00805e"),
     Kind.SHRINK: ("v", "--", "#b86e00"),
     Kind.PREEMPT: ("D", "-.", "#8a4fa3"),
+    Kind.MOVE: ("s", "--", "#1f6f8b"),
     Kind.FAULT: ("X", ":", "#c2330a"),
 }
 """Marker, line and colour of each kind: each of the three alone tells them apart."""

@@ -41,6 +41,7 @@ class Kind(StrEnum):
     GROW = "grow"
     SHRINK = "shrink"
     PREEMPT = "preempt"
+    MOVE = "move"
     FAULT = "fault"
 
 

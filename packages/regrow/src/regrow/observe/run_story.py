@@ -34,6 +34,7 @@ _CHANGES = {
     "grow": "the world grows",
     "shrink": "the world shrinks",
     "preempt": "a node is given back",
+    "move": "ranks move to another node",
     "fault": "nothing can fill a lost rank",
     "restart": "all start again",
     "start": "the world starts in another size",

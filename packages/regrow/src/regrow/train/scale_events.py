@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages.vocabulary import WorldChange
 
-_KINDS = frozenset({"grow", "shrink", "preempt", "fault"})
+_KINDS = frozenset({"grow", "shrink", "preempt", "move", "fault"})
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class ScaleEvent:
 
     Attributes:
         kind: `grow`; `shrink`, as somebody asked for it; `preempt`, as a node is given back (`before` and `after` may
-            be equal then: its ranks have moved); `fault`, as a lost rank had no replacement.
+            be equal then: its ranks have moved); `move`, as ranks go on on another node; `fault`, as a lost rank had no
+            replacement.
         before: replicas so far.
         after: replicas from now on.
         deadline: seconds that are left to a worker that must leave; None: there is no hurry.

@@ -57,6 +57,15 @@ class DrainRequested(msgspec.Struct, frozen=True, tag=True):
     certain: bool = False
 
 
+class MoveRequested(msgspec.Struct, frozen=True, tag=True):
+    """Somebody asks that ranks go on elsewhere: all of `node`, or `rank` alone, to node `to` or where there is room."""
+
+    node: NodeId
+    rank: Rank | None
+    to: NodeId | None
+    reason: str
+
+
 class NodeStopped(msgspec.Struct, frozen=True, tag=True):
     """An agent has ended all its processes, as ordered."""
 

@@ -172,6 +172,7 @@ Fact = (
     | facts.FaultRequested
     | facts.ScaleRequested
     | facts.DrainRequested
+    | facts.MoveRequested
     | facts.TimeAdvanced
 )
 """All that the membership machine is told."""

@@ -127,7 +127,7 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorldChange(msgspec.Struct, frozen=True):
-    """Change of the world at a boundary. `kind`: `grow`, `shrink`, `preempt` or `fault`.
+    """Change of the world at a boundary. `kind`: `grow`, `shrink`, `preempt`, `move` or `fault`.
 
     `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds left to those who
     must leave; None: there is no hurry.

@@ -16,6 +16,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership import scaling
 from regrow.membership.elastic.draining import Draining
 from regrow.membership.elastic.leavers import Leavers
+from regrow.membership.elastic.moving import Moving
 from regrow.membership.elastic.resize_boundary import ResizeBoundary, ResizePlan
 from regrow.membership.job import Job, WantedSize
 from regrow.membership.orders import AnswerScale
@@ -50,7 +51,7 @@ class Resizing:
         """The generation in which it was looked at."""
         self._pausing = False
         """A change waits for the least time between two."""
-        self._drains = Draining(job, size, mender, switch)
+        self._drains, self._moves = Draining(job, size, mender, switch), Moving(job, mender)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
         """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
@@ -59,8 +60,18 @@ class Resizing:
 
     # --- what is asked for -------------------------------------------------------------------------------------
 
-    def requested(self, event: facts.ScaleRequested, now: Instant) -> None:
-        """Somebody asks for a number of replicas; answered at once."""
+    def asked(self, event: facts.ScaleRequested | facts.DrainRequested | facts.MoveRequested, now: Instant) -> None:
+        """Somebody asks for a change; answered at once."""
+        match event:
+            case facts.ScaleRequested():
+                self._size_asked(event, now)
+            case facts.DrainRequested():
+                self.drain_requested(event, now)
+            case facts.MoveRequested():
+                self._moves.requested(event, now)
+                self._look = True
+
+    def _size_asked(self, event: facts.ScaleRequested, now: Instant) -> None:
         job = self._job
         asked: int | str = event.replicas
         if event.ranks is not None:
@@ -194,12 +205,13 @@ class Resizing:
         self._seen = generation
         plan = self._plan(now)
         need = () if plan is None else plan.newcomers
-        self._keep_only(need, now)
+        homes = () if plan is None else plan.homes
+        self._keep_only(need, homes, now)
         if plan is None:
             return
         missing = [rank for rank in need if rank not in self._roster.candidates]
         if missing:
-            self._spawn(missing, plan.size * self._spec.unit, now)
+            self._spawn(missing, plan.size * self._spec.unit, homes, now)
         built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
         if len(built) == len(need):
             self._switch.begin(plan, now)
@@ -262,6 +274,8 @@ class Resizing:
         job = self._job
         if self._drains.leaving:
             return self._drains.plan(now, free=self._free_seats() if job.replacements.allowed else 0, most=self._most)
+        if (move := self._moves.plan(now)) is not None:
+            return move
         size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
         if size is None or size == job.replicas or self._mender.fixed():
             return None
@@ -283,21 +297,23 @@ class Resizing:
         building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
         return sum(len(slots) for slots in scaling.free_slots(self._roster, ATTEMPTS).values()) + building
 
-    def _keep_only(self, need: Sequence[Rank], now: Instant) -> None:
+    def _keep_only(self, need: Sequence[Rank], homes: Sequence[NodeId], now: Instant) -> None:
         """Candidates for other ranks come to be those for these, where they fit, or are done without.
 
-        So are those on nodes that are given back.
+        So are those on nodes that are given back, or are none of `homes` where there are any.
         """
         roster, take = self._roster, self._standbys.can_take
+
+        def fit_home(worker: WorkerRecord) -> bool:
+            return roster.nodes[worker.node].usable and (not homes or worker.node in homes)
+
         spare = [
-            worker
-            for rank, worker in sorted(roster.candidates.items())
-            if rank not in need or not roster.nodes[worker.node].usable
+            worker for rank, worker in sorted(roster.candidates.items()) if rank not in need or not fit_home(worker)
         ]
         missing = [rank for rank in need if rank not in roster.candidates]
         for worker in spare:
             fits = (rank for rank in missing if take(worker, rank, worker.local_rank, max(need) + 1))
-            rank = next(fits, None) if roster.nodes[worker.node].usable else None
+            rank = next(fits, None) if fit_home(worker) else None
             if rank is not None:
                 missing.remove(rank)
                 roster.nominate(worker, rank, worker.local_rank)
@@ -306,11 +322,12 @@ class Resizing:
             else:
                 self._orders.fence(worker, "it is not wanted any more", now)
 
-    def _spawn(self, ranks: Sequence[Rank], world: int, now: Instant) -> None:
+    def _spawn(self, ranks: Sequence[Rank], world: int, homes: Sequence[NodeId], now: Instant) -> None:
+        free = scaling.free_slots(self._roster, ATTEMPTS)
         seats = scaling.new_seats(
             ranks,
             self._spec.unit,
-            scaling.free_slots(self._roster, ATTEMPTS),
+            {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
             held=scaling.standing_at(self._roster),
         )

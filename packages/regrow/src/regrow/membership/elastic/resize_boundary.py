@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from regrow.core.ids import Instant, Rank, Seconds, StepNo
+from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.membership.deadlines import SWITCH_S
 from regrow.membership.job import Job
@@ -40,9 +40,9 @@ class ResizeWay(StrEnum):
 
 @dataclass(frozen=True)
 class ResizePlan:
-    """A change of the world. `kind`: `grow`, `shrink` or `preempt`; `size`: replicas after it.
+    """A change of the world. `kind`: `grow`, `shrink`, `preempt` or `move`; `size`: replicas after it.
 
-    `newcomers`: the ranks that candidates will have.
+    `newcomers`: the ranks that candidates will have; `homes`: nodes on which these may be, empty: on any.
     """
 
     kind: str
@@ -52,6 +52,7 @@ class ResizePlan:
     way: ResizeWay = ResizeWay.RESIZE
     by: Instant | None = None
     """By when it must have happened; None: there is no hurry."""
+    homes: tuple[NodeId, ...] = ()
 
     @property
     def rung(self) -> str:
@@ -155,7 +156,12 @@ class ResizeBoundary:
         job.incidents.halted(now)
         self._plan = None
         job.goto(Mending(now + self._spec.halt_patience))
-        if not state.over and self._possible(plan) and self._carry_out(plan, now) and plan.kind != "preempt":
+        if (
+            not state.over
+            and self._possible(plan)
+            and self._carry_out(plan, now)
+            and plan.kind not in ("preempt", "move")
+        ):
             self.changed_at = now
 
     # --- parts of it -------------------------------------------------------------------------------------------

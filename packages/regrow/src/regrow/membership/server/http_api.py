@@ -17,7 +17,7 @@ from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
-from regrow.membership.server.wishes import DrainWish, ScaleWish
+from regrow.membership.server.wishes import DrainWish, MoveWish, ScaleWish
 
 _LONGEST_REASON = 200
 _LONGEST_STOP: Seconds = 3600.0
@@ -83,7 +83,8 @@ class HttpApi:
 
     def actions(self) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
         """Actions of people on a running job. Whoever offers them must check the job's token first."""
-        return {"drain": self._serve_drain, "scale": self._serve_scale, "kill": self._serve_kill}
+        drain, move = self._serve_drain, self._serve_move
+        return {"drain": drain, "move": move, "scale": self._serve_scale, "kill": self._serve_kill}
 
     async def _serve_job(self, request: web.Request) -> web.Response:
         return reply(self._spec)
@@ -157,6 +158,16 @@ class HttpApi:
             return refusal(400, f"a grace of {wish.grace} s cannot be", "")
         reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
         answer = self._host.submit(facts.DrainRequested(wish.node, wish.grace, reason, wish.certain))
+        return _ending() if answer is None else reply(answer)
+
+    async def _serve_move(self, request: web.Request) -> web.Response:
+        wish = await _read(request, MoveWish)
+        if isinstance(wish, web.Response):
+            return wish
+        if (wish.rank is None) == (not wish.node):
+            return refusal(400, "either a node or a rank must be given", "")
+        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        answer = self._host.submit(facts.MoveRequested(wish.node, wish.rank, wish.to, reason))
         return _ending() if answer is None else reply(answer)
 
 

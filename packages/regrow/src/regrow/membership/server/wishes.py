@@ -2,7 +2,7 @@
 
 import msgspec
 
-from regrow.core.ids import NodeId, Seconds
+from regrow.core.ids import NodeId, Rank, Seconds
 
 
 class ScaleWish(msgspec.Struct, frozen=True):
@@ -27,3 +27,15 @@ class DrainWish(msgspec.Struct, frozen=True):
     grace: Seconds = 30.0
     reason: str = ""
     certain: bool = False
+
+
+class MoveWish(msgspec.Struct, frozen=True):
+    """`POST /move`: the ranks of `node`, or `rank` alone, go on on node `to`, or where there is room.
+
+    One of `node` and `rank` is given.
+    """
+
+    node: NodeId = NodeId("")
+    rank: Rank | None = None
+    to: NodeId | None = None
+    reason: str = ""

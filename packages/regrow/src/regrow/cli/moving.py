@@ -1,0 +1,63 @@
+"""Commands that let ranks of a running job go on on other nodes."""
+
+import os
+
+import click
+
+from regrow.cli.jobs import answered, client_of
+from regrow.core.config import jobs_home
+from regrow.core.errors import UsageError
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="[JOB] NODE|RANK")
+@click.option("--to", metavar="NODE", help="Where they go; else where there is room.")
+@click.option("--reason", default="", metavar="TEXT", help="For the record.")
+def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
+    """Move the ranks of NODE, or one RANK (a number), of JOB to a spare node, while it trains.
+
+    Replacements are built while all train; at a step boundary they take the ranks and the state. No step runs again.
+    Exit code 1: it is refused, as where no node has room; the job goes on as it is.
+    """
+    from regrow.core.ids import NodeId, Rank
+    from regrow.membership.server.wishes import MoveWish
+
+    if len(names) > 2:
+        raise UsageError(f"move takes one job, and a node or a rank, not {' '.join(names)}")
+    which, target = names[-1], None if to is None else NodeId(to)
+    entry, client = client_of(names[0] if len(names) == 2 else None)
+    rank = Rank(int(which)) if which.isascii() and which.isdigit() else None
+    node = NodeId("" if rank is not None else which)
+    return answered(entry, client.move(MoveWish(node, rank, target, reason or "regrow move")))
+
+
+@click.command("rolling-restart")
+@click.argument("job", required=False)
+@click.option("--run", "command", required=True, metavar="COMMAND", help="Restarts $REGROW_NODE, on $REGROW_HOST.")
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Only this one; may be given several times.")
+@click.option("--patience", default="10min", metavar="TIME", help="For a node to be empty, and to be back.  [10min]")
+@click.option("--again", is_flag=True, help="Begin with the first, though some are done.")
+def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patience: str, again: bool) -> int:
+    """Restart all nodes of JOB one after the other while it trains; needs a spare node (--spares).
+
+    The ranks of a node move to the spare one, COMMAND (of a shell, here) restarts it, and when it is back in the job it
+    is the spare of the next. Ctrl-C stops it; the same command goes on where it was. Exit code 1: a node was not empty,
+    or not back, in time, or COMMAND has failed; the job goes on.
+    """
+    from regrow.core.ids import NodeId
+    from regrow.launch.checks import some_time
+    from regrow.launch.maintenance.rolling_restart import PROGRESS_FILE, RollingRestart, commanded
+
+    seconds = some_time("--patience", patience)
+    entry, _ = client_of(job)
+    restart = RollingRestart(
+        lambda: client_of(entry.job)[1],
+        jobs_home() / entry.job / PROGRESS_FILE,
+        restart=commanded(command, os.environ, within=seconds),
+        say=click.echo,
+        patience=seconds,
+    )
+    return restart.run([NodeId(node) for node in nodes], again=again)
+
+
+COMMANDS = (move, rolling_restart)

@@ -1,0 +1,1 @@
+"""Maintenance of the nodes of a running job, from outside of it."""

@@ -1,0 +1,206 @@
+"""All nodes of a job restarted one after the other while it trains: drivers, kernels, images.
+
+The ranks of a node move to a spare one, a command of the operator restarts the node, and it is the spare of the next.
+Nodes that are done are noted in a file, so that a restart which was stopped goes on where it was.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from regrow.core.errors import RegrowError, UsageError
+from regrow.core.exit_codes import REFUSED
+from regrow.core.ids import NodeId, Seconds
+from regrow.launch.remote import CoordinatorGone
+from regrow.membership.orders import AnswerScale
+from regrow.membership.server.wishes import MoveWish
+from regrow.membership.view import JobView, NodeView
+
+PROGRESS_FILE = "rolling-restart.json"
+_LOOK_S: Seconds = 0.5
+_TOO_LATE = 124
+"""Exit code for a command that took too long, as of `timeout`."""
+_SETTLE_S: Seconds = 2.0
+"""For this long a node is seen to be there before it counts as back."""
+
+
+class RestartProgress(msgspec.Struct, frozen=True):
+    """Contents of the file: the nodes that are done."""
+
+    done: list[NodeId] = []
+
+
+class AskedJob(Protocol):
+    """Running job, as `CoordinatorClient`."""
+
+    def status(self) -> JobView:
+        """The job's present state."""
+        ...
+
+    def move(self, wish: MoveWish) -> AnswerScale:
+        """Ask for a move."""
+        ...
+
+
+class RollingRestart:
+    """Restarts nodes in turns.
+
+    Args:
+        job: asked over HTTP; called anew at each question, as the coordinator may be elsewhere by then.
+        file: keeps what is done.
+        restart: restarts a node, and returns the exit code when it is on its way.
+        say: tells the progress, a line each.
+        patience: seconds for a node's ranks to leave, and for it to be back.
+    """
+
+    def __init__(
+        self,
+        job: Callable[[], AskedJob],
+        file: Path,
+        *,
+        restart: Callable[[NodeView], int],
+        say: Callable[[str], None],
+        patience: Seconds,
+    ) -> None:
+        self._job, self._file, self._restart, self._say, self._patience = job, file, restart, say, patience
+
+    def run(self, wanted: Sequence[NodeId] = (), *, again: bool = False) -> int:
+        """Restart all nodes, those without ranks first; the exit code.
+
+        Args:
+            wanted: only these, in this order.
+            again: begin with the first, whatever is noted.
+
+        Raises:
+            UsageError: there is no such node.
+        """
+        done = [] if again else self._read().done
+        nodes = self._order(wanted)
+        if done:
+            self._say(f"goes on: {', '.join(done)} done before")
+        for number, node in enumerate(nodes, 1):
+            if node in done:
+                continue
+            if problem := self._one(node, f"{number} of {len(nodes)}: {node}"):
+                self._say(f"{node}: {problem}; stopped, run it again to go on here")
+                return REFUSED
+            done = [*done, node]
+            self._write(RestartProgress(done))
+        self._file.unlink(missing_ok=True)
+        self._say(f"all {len(nodes)} nodes are restarted")
+        return 0
+
+    def _order(self, wanted: Sequence[NodeId]) -> list[NodeId]:
+        view = self._job().status()
+        there = [node.node for node in view.nodes if not node.left]
+        if strange := [node for node in wanted if node not in there]:
+            hint = f"its nodes are: {', '.join(there)}"
+            raise UsageError(f"this job has no node {', '.join(strange)}", hint=hint)
+        busy = {worker.node for worker in view.ranks}
+        return list(wanted) or sorted(there, key=lambda node: node in busy)
+
+    def _one(self, node: NodeId, title: str) -> str:
+        """Restart one node; why it was not."""
+        began = time.monotonic()
+        if problem := self._empty(node):
+            return problem
+        self._say(f"{title} has no ranks after {time.monotonic() - began:.1f} s; it is restarted")
+        view = self._find(node)
+        if view is None:
+            return "it has left the job"
+        if code := self._restart(view):
+            return f"the command ended with {code}"
+        if problem := self._back(node):
+            return problem
+        self._say(f"{title} is back after {time.monotonic() - began:.1f} s")
+        return ""
+
+    def _empty(self, node: NodeId) -> str:
+        """Move the ranks of a node away; why they are still there."""
+        until, refusal = time.monotonic() + self._patience, ""
+        while time.monotonic() < until:
+            view = self._status()
+            if view is not None and node not in {worker.node for worker in view.ranks}:
+                return ""
+            if view is not None:
+                # A refusal may be of the moment: leavers of the former node still have their slots.
+                answer = self._ask(node)
+                refusal = "" if answer is None or answer.accepted else answer.reason
+            time.sleep(_LOOK_S)
+        return refusal or f"its ranks have not left it within {self._patience:g} s"
+
+    def _back(self, node: NodeId) -> str:
+        """Wait for a node; why it is not back."""
+        until, since = time.monotonic() + self._patience, None
+        while (now := time.monotonic()) < until:
+            view = self._find(node)
+            here = view is not None and not view.away and not view.draining
+            since = (now if since is None else since) if here else None
+            if since is not None and now - since >= _SETTLE_S:
+                return ""
+            time.sleep(_LOOK_S)
+        return f"it was not back within {self._patience:g} s"
+
+    def _find(self, node: NodeId) -> NodeView | None:
+        view = self._status()
+        return None if view is None else next((each for each in view.nodes if each.node == node), None)
+
+    def _status(self) -> JobView | None:
+        """None: nobody answers at the moment, as while another coordinator is elected."""
+        try:
+            return self._job().status()
+        except CoordinatorGone:
+            return None
+
+    def _ask(self, node: NodeId) -> AnswerScale | None:
+        try:
+            return self._job().move(MoveWish(node, reason="regrow rolling-restart"))
+        except CoordinatorGone:
+            return None
+        except UsageError as error:
+            return AnswerScale(False, str(error))
+
+    def _read(self) -> RestartProgress:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=RestartProgress)
+        except FileNotFoundError:
+            return RestartProgress()
+        except msgspec.MsgspecError as error:
+            raise UsageError(f"{self._file} is not understood: {error}", hint="give --again to begin anew") from error
+
+    def _write(self, progress: RestartProgress) -> None:
+        temporary = self._file.with_suffix(".new")
+        try:
+            temporary.write_bytes(msgspec.json.encode(progress))
+            temporary.replace(self._file)
+        except OSError as error:
+            raise RegrowError(f"{self._file} cannot be written: {error.strerror or error}") from error
+
+
+def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) -> Callable[[NodeView], int]:
+    """A restart by a shell command, which finds the node in `REGROW_NODE` and `REGROW_HOST`.
+
+    It is ended with all that it has started after `within` seconds, and when somebody stops the rolling restart.
+    """
+
+    def restart(node: NodeView) -> int:
+        told = {**environment, "REGROW_NODE": str(node.node), "REGROW_HOST": node.host}
+        process = subprocess.Popen(command, shell=True, env=told, start_new_session=True)
+        try:
+            return process.wait(timeout=within)
+        except subprocess.TimeoutExpired:
+            return _TOO_LATE
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    return restart

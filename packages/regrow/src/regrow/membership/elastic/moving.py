@@ -1,0 +1,135 @@
+"""Ranks that move to other nodes because somebody asks for it: what is refused, and the change that follows. Pure.
+
+Replacements are built on the other node while all train; at an agreed step the ranks change places. A fault meanwhile
+is mended first, and the move goes on afterwards with the ranks that are still there. One is under way at a time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regrow.core.ids import Instant, NodeId, Rank
+from regrow.core.messages import facts
+from regrow.membership import diagnosis, scaling
+from regrow.membership.elastic import said_of_moves as say
+from regrow.membership.elastic.resize_boundary import ResizePlan, ResizeWay
+from regrow.membership.job import Job
+from regrow.membership.orders import AnswerScale
+from regrow.membership.recovery import said_at_end
+from regrow.membership.recovery.newcomers import ATTEMPTS
+from regrow.membership.recovery.regroup import Regroup
+from regrow.membership.roster import NodeRecord
+from regrow.membership.states import Closing, Releasing
+
+
+@dataclass(frozen=True)
+class RankMove:
+    """A move that was accepted. `rank`: only this one of the node's; `world`: ranks of the world at that time."""
+
+    source: NodeId
+    rank: Rank | None
+    to: NodeId | None
+    reason: str
+    world: int
+
+
+class Moving:
+    """Decides about the ranks that are to move.
+
+    Args:
+        job: whose they are.
+        mender: knows which ranks the others can do without.
+    """
+
+    def __init__(self, job: Job, mender: Regroup) -> None:
+        self._job, self._mender = job, mender
+        self._roster = job.roster
+        self._move: RankMove | None = None
+
+    def requested(self, event: facts.MoveRequested, now: Instant) -> None:
+        """Somebody asks for a move; answered at once."""
+        answer = self._answer(event)
+        if answer.accepted and self._move is None:
+            source = self._source(event)
+            if source is not None:
+                self._move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
+        self._job.orders.add_answer(answer)
+
+    def _source(self, event: facts.MoveRequested) -> NodeId | None:
+        if event.rank is None:
+            return event.node
+        name = self._roster.places.get(event.rank)
+        return None if name is None else self._roster.workers[name].node
+
+    def _answer(self, event: facts.MoveRequested) -> AnswerScale:
+        job, there = self._job, {node.node: node for node in self._roster.living_nodes()}
+        source = self._source(event)
+        if isinstance(job.state, Closing | Releasing):
+            return AnswerScale(False, "the job has run its last step")
+        if job.world == 0 or not self._roster.places:
+            return AnswerScale(False, "the job has not begun its first step")
+        if source is None:
+            return AnswerScale(False, say.no_such_rank(event.rank or Rank(0), job.world))
+        for node in (source, *(() if event.to is None else (event.to,))):
+            if node not in there:
+                return AnswerScale(False, diagnosis.no_such_node(node, sorted(there)))
+        if there[source].leave_by is not None:
+            return AnswerScale(False, diagnosis.drains_already(source, there[source].leave_reason))
+        if self._move is not None:
+            again = self._move.source == source and self._move.rank == event.rank
+            return AnswerScale(again, say.under_way(source) if again else say.another_first(self._move.source))
+        ranks = self._ranks(source, event.rank)
+        if not ranks:
+            return AnswerScale(False, say.has_no_ranks(source))
+        refusal = self._obstacle(ranks, source, event.to)
+        return AnswerScale(not refusal, refusal or say.accepted(ranks, source))
+
+    def _ranks(self, source: NodeId, rank: Rank | None) -> list[Rank]:
+        """The ranks of a node that are to move."""
+        there = sorted(each.rank for each in self._roster.nodes[source].seats.values() if each.rank is not None)
+        return there if rank is None else [each for each in there if each == rank]
+
+    def _obstacle(self, ranks: Sequence[Rank], source: NodeId, to: NodeId | None) -> str:
+        """Why these ranks cannot move now; empty: they can."""
+        job = self._job
+        if not job.replacements.allowed:
+            return said_at_end.no_newcomers(job.replacements.refuted)
+        room = sum(_room(self._roster.nodes[node]) for node in self._homes(source, to))
+        if room < len(ranks):
+            return say.no_room(ranks, room, to)
+        if len(self._mender.dispensable(ranks)) < len(ranks):
+            return say.held_nowhere_else(ranks)
+        return ""
+
+    def _homes(self, source: NodeId, to: NodeId | None) -> list[NodeId]:
+        """Nodes on which the replacements may be placed."""
+        free = [node for node in scaling.free_slots(self._roster, ATTEMPTS) if node != source]
+        return free if to is None else [node for node in free if node == to]
+
+    def plan(self, now: Instant) -> ResizePlan | None:
+        """Plan the move that was accepted; None: there is none, or it has come to nothing."""
+        move, job = self._move, self._job
+        if move is None:
+            return None
+        node = self._roster.nodes.get(move.source)
+        ranks = [] if node is None or node.away else self._ranks(move.source, move.rank)
+        if not ranks or (move.rank is not None and move.world != self._roster.world):
+            self._move = None  # They have moved, or a fault has moved them.
+            return None
+        homes = self._homes(move.source, move.to)
+        building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
+        missing = [rank for rank in ranks if rank not in building]
+        why = self._obstacle(missing, move.source, move.to) if missing else ""
+        if not why and len(self._mender.dispensable(ranks)) < len(ranks):
+            why = say.held_nowhere_else(ranks)
+        if why:
+            self._move = None
+            job.orders.note(say.given_up(move.source, why), now)
+            return None
+        if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
+            return None  # Who has left there is about to end.
+        return ResizePlan("move", job.replicas, tuple(ranks), move.reason, ResizeWay.MOVE, homes=tuple(homes))
+
+
+def _room(node: NodeRecord) -> int:
+    """Slots of a node that are free, or will be when those who have left it have ended."""
+    return node.slots - len(node.seats) - sum(not worker.leaver for worker in node.others.values())

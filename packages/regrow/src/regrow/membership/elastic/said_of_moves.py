@@ -1,0 +1,51 @@
+"""Texts about ranks that move to other nodes, for people. Pure."""
+
+from collections.abc import Sequence
+
+from regrow.core.ids import NodeId, Rank
+
+
+def _ranks(ranks: Sequence[Rank]) -> str:
+    return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
+
+
+def accepted(ranks: Sequence[Rank], source: NodeId) -> str:
+    """Answer to an accepted move."""
+    return f"{_ranks(ranks)} will leave {source} as soon as replacements are built"
+
+
+def under_way(source: NodeId) -> str:
+    """Answer to a move that was asked for before."""
+    return f"the ranks of {source} are on their way already"
+
+
+def another_first(source: NodeId) -> str:
+    """One move at a time."""
+    return f"the ranks of {source} are being moved; ask again when they are"
+
+
+def no_such_rank(rank: Rank, world: int) -> str:
+    """A rank that is not there cannot be moved."""
+    return f"there is no rank {rank}: this job has ranks 0 to {world - 1}"
+
+
+def has_no_ranks(node: NodeId) -> str:
+    """There is nothing to move."""
+    return f"{node} has no ranks"
+
+
+def no_room(ranks: Sequence[Rank], room: int, to: NodeId | None) -> str:
+    """There is no spare."""
+    where = "other nodes" if to is None else to
+    cure = "start the job with --spares, or add a node with regrow agent --join"
+    return f"{_ranks(ranks)} cannot move: {where} have room for {room} ({cure})"
+
+
+def held_nowhere_else(ranks: Sequence[Rank]) -> str:
+    """Newcomers receive the state from ranks that stay."""
+    return f"{_ranks(ranks)} cannot move: no rank that would stay has the same part of the state"
+
+
+def given_up(source: NodeId, why: str) -> str:
+    """A move comes to nothing, and training goes on as it is."""
+    return f"the ranks of {source} are not moved: {why}"

@@ -1,0 +1,59 @@
+"""Moves of ranks among all that can go wrong: every promise of a job holds with them as without."""
+
+import random
+from collections import Counter
+
+import msgspec
+import pytest
+
+from regrow.core.ids import Rank, StepNo
+from regrow.core.records import IncidentClosed, IncidentOpened
+from regrow_lab.sim.draws import draw
+from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.schedule import SimSchedule
+from regrow_lab.sim.script import Doing
+from regrow_lab.sim.world import World
+
+_STAGES = (Doing.BUILDING, Doing.READY, Doing.COMPUTING, Doing.HALTED, Doing.FORMING, Doing.HYDRATING, Doing.WAITING)
+"""Activities of workers while ranks move, in each of which some are killed."""
+
+
+def with_moves(number: int) -> SimSchedule:
+    """The schedule of a number in a job with a spare node, some of whose nodes or ranks are to move."""
+    drawn, rng = draw(number), random.Random(f"moves {number}")
+    spec = msgspec.structs.replace(drawn.spec, nodes=drawn.spec.nodes + 1, spares=1)
+    moves = [
+        Wish(
+            "move",
+            after=rng.uniform(0.0, 15.0),
+            node=rng.randrange(spec.nodes),
+            rank=rng.choice((None, None, Rank(rng.randrange(4)))),
+        )
+        for _ in range(rng.randint(1, 5))
+    ]
+    kills = [
+        SimFault(
+            "kill", rng.choice((None, *map(Rank, range(4)))), rng.choice(_STAGES), nth=rng.randint(1, 6), after=0.01
+        )
+        for _ in range(rng.randint(0, 3))
+    ]
+    script = msgspec.structs.replace(drawn.script, until=StepNo(25), build=rng.choice((0.2, 1.0)))
+    wishes, strikes = [*drawn.wishes, *moves], [*drawn.strikes, *kills]
+    return msgspec.structs.replace(drawn, spec=spec, script=script, wishes=wishes, strikes=strikes)
+
+
+def run(number: int) -> World:
+    schedule = with_moves(number)
+    schedule.run(world := schedule.world())
+    return world
+
+
+@pytest.mark.parametrize("hundred", [0, *(pytest.param(hundred, marks=pytest.mark.full) for hundred in (1, 2))])
+def test_jobs_whose_ranks_move_come_to_their_ends(hundred: int) -> None:
+    seen: Counter[str] = Counter()
+    for number in range(100 * hundred, 100 * hundred + 100):
+        lines = [line for _, line in run(number).log]
+        begun = {line.incident for line in lines if isinstance(line, IncidentOpened) and line.kind == "move"}
+        ended = {line.incident for line in lines if isinstance(line, IncidentClosed) and line.kind == "move"}
+        seen += Counter({"moved": len(ended), "became a fault": len(begun - ended)})
+    assert seen["moved"] > 30 and seen["became a fault"] > 5, seen

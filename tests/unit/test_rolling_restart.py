@@ -1,0 +1,134 @@
+"""All nodes restarted in turns: the order, the progress, and what stops it, against a job that is played."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
+from regrow.launch.maintenance import rolling_restart
+from regrow.launch.maintenance.rolling_restart import RollingRestart, commanded
+from regrow.launch.remote import CoordinatorGone
+from regrow.membership.orders import AnswerScale
+from regrow.membership.server.wishes import MoveWish
+from regrow.membership.view import JobView, NodeView, WorkerView
+
+
+class PlayedJob:
+    """Two nodes of a rank each and a spare; a move happens at once, a restarted node is away for a look."""
+
+    def __init__(self) -> None:
+        self.home = {0: "n0", 1: "n1"}
+        self.nodes = ["n0", "n1", "n2"]
+        self.away: dict[str, int] = {}
+        self.restarted: list[str] = []
+        self.said: list[str] = []
+        self.refusals = 0
+        self.gone = 0
+        self.fails: dict[str, int] = {}
+
+    def status(self) -> JobView:
+        if self.gone:
+            self.gone -= 1
+            raise CoordinatorGone("nobody answers")
+        self.away = {node: looks - 1 for node, looks in self.away.items() if looks}
+        ranks = [
+            WorkerView(WorkerId(f"{node}.{rank}"), NodeId(node), Rank(rank), 1, "member", StepNo(1))
+            for rank, node in self.home.items()
+        ]
+        nodes = [NodeView(NodeId(node), f"host of {node}", "", node in self.away) for node in self.nodes]
+        return JobView("j", "training", Generation(1), StepNo(1), 0, 0, ranks, [], nodes)
+
+    def move(self, wish: MoveWish) -> AnswerScale:
+        if self.refusals:
+            self.refusals -= 1
+            return AnswerScale(False, "other nodes have room for 0")
+        free = next(node for node in self.nodes if node not in self.home.values())
+        self.home = {rank: free if node == wish.node else node for rank, node in self.home.items()}
+        return AnswerScale(True, "ranks will leave")
+
+    def restart(self, node: NodeView) -> int:
+        assert node.node not in self.home.values(), "a node with ranks is restarted"
+        self.restarted.append(node.node)
+        self.away[node.node] = 2
+        return self.fails.pop(node.node, 0)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rolling_restart, "_LOOK_S", 0.0)
+    monkeypatch.setattr(rolling_restart, "_SETTLE_S", 0.0)
+
+
+def rolling(job: PlayedJob, folder: Path, patience: float = 60.0) -> RollingRestart:
+    file = folder / "rolling-restart.json"
+    return RollingRestart(lambda: job, file, restart=job.restart, say=job.said.append, patience=patience)
+
+
+def test_all_nodes_are_restarted_while_no_rank_is_on_them_the_spare_first(tmp_path: Path) -> None:
+    job = PlayedJob()
+    job.gone, job.refusals = 0, 1
+    assert rolling(job, tmp_path).run() == 0
+    assert job.restarted == ["n2", "n0", "n1"]
+    assert job.said[-1] == "all 3 nodes are restarted" and any("2 of 3: n0 is back" in line for line in job.said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    job = PlayedJob()
+    job.fails = {"n0": 3}
+    assert rolling(job, tmp_path).run() == 1
+    assert job.said[-1] == "n0: the command ended with 3; stopped, run it again to go on here"
+    assert json.loads((tmp_path / "rolling-restart.json").read_text()) == {"done": ["n2"]}
+    assert rolling(job, tmp_path).run() == 0
+    assert job.restarted == ["n2", "n0", "n0", "n1"] and "goes on: n2 done before" in job.said
+    job.fails = {"n0": 3}
+    rolling(job, tmp_path).run([NodeId("n1"), NodeId("n0")])
+    assert rolling(job, tmp_path).run([NodeId("n1"), NodeId("n0")], again=True) == 0
+    assert job.restarted[4:] == ["n1", "n0", "n1", "n0"]
+
+
+def test_it_waits_for_another_coordinator_and_for_a_slot(tmp_path: Path) -> None:
+    job = PlayedJob()
+    restart = rolling(job, tmp_path)
+    job.refusals = 3
+    assert restart.run([NodeId("n1")]) == 0
+    job.gone = 0
+
+    def elected(node: NodeView) -> int:
+        job.gone = 5
+        return job.restart(node)
+
+    again = RollingRestart(lambda: job, tmp_path / "f", restart=elected, say=job.said.append, patience=60.0)
+    assert again.run([NodeId("n0")]) == 0
+
+
+def test_a_node_that_stays_full_or_away_stops_it(tmp_path: Path) -> None:
+    job = PlayedJob()
+    job.refusals = 10**9
+    assert rolling(job, tmp_path, patience=0.05).run([NodeId("n0")]) == 1
+    assert "other nodes have room for 0" in job.said[-1] and job.restarted == []
+    job.refusals = 0
+
+    def never(node: NodeView) -> int:
+        job.away[node.node] = 10**9
+        return 0
+
+    lost = RollingRestart(lambda: job, tmp_path / "f", restart=never, say=job.said.append, patience=0.05)
+    assert lost.run([NodeId("n0")]) == 1
+    assert "n0: it was not back within 0.05 s" in job.said[-1]
+    with pytest.raises(UsageError, match="no node n9"):
+        rolling(job, tmp_path).run([NodeId("n9")])
+
+
+def test_a_command_finds_its_node_and_is_ended_when_it_takes_too_long(tmp_path: Path) -> None:
+    node = NodeView(NodeId("n1"), "ten.example", "", False)
+    told = commanded(f'echo "$REGROW_NODE $REGROW_HOST" > {tmp_path}/told; exit 4', dict(os.environ), within=60.0)
+    assert told(node) == 4
+    assert (tmp_path / "told").read_text() == "n1 ten.example\n"
+    stuck = commanded(f"echo $$ > {tmp_path}/pid; sleep 600 & wait", dict(os.environ), within=0.3)
+    assert stuck(node) == 124
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
