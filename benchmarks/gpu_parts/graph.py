@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import FileStore
 
 from gpu_parts.jobs import LIMIT_S, tell
 from regrow.comm.nccl import settle_environment
-from regrow.comm.torch_private.nccl_group import Communicator, make_communicator
+from regrow.comm.torch_private.nccl_group import NOTHING, Communicator, make_communicator
 
 RANKS = 2
 ABORT_S = 15.0
@@ -25,7 +25,7 @@ def connected(rank: int, folder: Path) -> Communicator:
     torch.cuda.set_device(0)
     store = FileStore(str(folder / "store"), RANKS)
     store.set_timeout(timedelta(seconds=LIMIT_S))
-    made = make_communicator(store, rank, RANKS, LIMIT_S)
+    made = make_communicator(store, rank, RANKS, LIMIT_S, NOTHING)
     made.group.allreduce([torch.ones(8, device="cuda")]).wait()
     torch.cuda.synchronize()
     return made

@@ -16,8 +16,8 @@ import pytest
 import trustme
 from tests.cluster.fake_jobset import from_train_job
 
-from regrow.core.errors import UsageError
-from regrow.launch.remote import CoordinatorClient, CoordinatorGone
+from regrow.core.errors import CoordinatorGone, UsageError
+from regrow.launch.remote import CoordinatorClient
 from regrow.observe.watch.present import JobFigures
 from regrow_guests.command import guest
 from regrow_guests.pods.manifests import GuestJob, jobset, training_runtime

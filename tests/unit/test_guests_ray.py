@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from regrow.core.errors import DeadlineExceeded, UsageError
-from regrow.launch.remote import CoordinatorClient, CoordinatorGone
+from regrow.core.errors import CoordinatorGone, DeadlineExceeded, UsageError
+from regrow.launch.remote import CoordinatorClient
 from regrow_guests.ray import driver
 from regrow_guests.ray.cluster import ActorLost
 from regrow_guests.ray.driver import TrainingFailed, train

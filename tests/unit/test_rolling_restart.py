@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import CoordinatorGone, UsageError
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.launch.maintenance import rolling_restart
 from regrow.launch.maintenance.rolling_restart import RollingRestart, commanded
-from regrow.launch.remote import CoordinatorGone
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import MoveWish
 from regrow.membership.view import JobView, NodeView, WorkerView

@@ -18,6 +18,11 @@ def nccl_available() -> bool:
     return available() and torch.distributed.is_nccl_available()
 
 
+def toolkit() -> str:
+    """Version of CUDA that this torch was built with; empty: none."""
+    return torch.version.cuda or ""
+
+
 def is_one(device: torch.device) -> bool:
     """True if this is a device of that kind."""
     return device.type == KIND

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from regrow.devices import accelerators
+from regrow.devices import accelerators, nvidia
 from regrow.drill.ground import Ground
 from regrow.drill.judging import MachineFacts, judge_facts
 from regrow.drill.verdict import Judgement
@@ -45,8 +45,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     found["device"] = _device()
-    if torch.version.cuda is not None:
-        found["cuda"] = torch.version.cuda
+    if nvidia.toolkit():
+        found[nvidia.KIND] = nvidia.toolkit()
     driver = Path("/proc/driver/nvidia/version")
     if driver.is_file():
         found["driver"] = driver.read_text(errors="replace").splitlines()[0].split("  ")[-2].strip()

@@ -82,7 +82,7 @@ def main(side: str, asks: str, answers: str) -> None:
     """Train for as long as somebody asks."""
     torch.set_num_threads(1)
     if side == "plain":
-        backend = "nccl" if device().type == "cuda" else "gloo"
+        backend = dist.get_default_backend_for_device(device())
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         training, blocks = SteadyTraining(), Blocks(asks, answers)
         for _ in batches():

@@ -15,10 +15,9 @@ from typing import Protocol
 
 import msgspec
 
-from regrow.core.errors import RegrowError, UsageError
+from regrow.core.errors import CoordinatorGone, RegrowError, UsageError
 from regrow.core.exit_codes import REFUSED
 from regrow.core.ids import NodeId, Seconds
-from regrow.launch.remote import CoordinatorGone
 from regrow.membership.orders import AnswerScale
 from regrow.membership.server.wishes import MoveWish
 from regrow.membership.view import JobView, NodeView

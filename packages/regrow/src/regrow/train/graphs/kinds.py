@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from regrow.core.errors import UsageError
+from regrow.core.process.own_code import is_own_name
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 DICTS = frozenset({dict, defaultdict, OrderedDict, Counter})
@@ -68,6 +69,8 @@ _OF_LIBRARIES = (
 _ELSEWHERE = frozenset(
     {"multiprocessing", "subprocess", "concurrent", "asyncio", "socket", "ssl", "_io", "io", "select"}
 )
+_NO_ENVIRONMENTS = frozenset({"torch", "builtins", "accelerate", "transformers"})
+"""Packages whose objects are none that a step changes behind the script's back."""
 _HEAP_TYPE = 1 << 9
 
 
@@ -179,7 +182,7 @@ def _of_object(value: object, path: str) -> ThingKind:
         raise NotCarried(path, value, "models and optimizers are protected by themselves")
     if package in _ELSEWHERE or isinstance(value, threading.Thread):
         raise NotCarried(path, value, "what it does is in another process or thread, or outside")
-    if package in ("torch", "regrow"):
+    if package == "torch" or is_own_name(package):
         raise NotCarried(path, value, f"it is an object of {package}'s own")
     if says_its_state(value):
         return ThingKind.TOLD
@@ -217,7 +220,7 @@ def can_be_followed(value: object) -> bool:
     kind = type(value)
     if isinstance(value, np.random.RandomState | random.Random | list | dict | set | deque):
         return kind in _EXACT
-    ours = kind.__module__.partition(".")[0] in ("torch", "regrow", "builtins", "accelerate", "transformers")
+    ours = is_own_name(kind.__module__) or kind.__module__.partition(".")[0] in _NO_ENVIRONMENTS
     return (
         not ours
         and not callable(value)
