@@ -48,6 +48,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("silent_differences", most=0),
     ),
     "batch": (Target("rows_per_s", least=2_000), Target("peak_mib", most=500)),
+    "batch_vllm": (Target("of_run_batch", least=0.95), Target("equal_answers", least=1)),
     "chaos": (
         Target("goodput", least=0.97),
         Target("steps_lost", most=0),
@@ -121,6 +122,10 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("capacity_s", most=5.0),
     ),
     "reading": (Target("busy_over_idle", least=0.6),),
+    "peers": tuple(
+        Target(f"{figure}_regrow_standby", most=most, least=least)
+        for figure, most, least in (("time", 1.05, None), ("survived", None, 3), ("difference", 0, 0))
+    ),
     "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
     "rendezvous": (
         Target("init_s_64", most=1.0, of="tcpstore_init_s_64"),
