@@ -8,7 +8,7 @@ empty :=
 space := $(empty) $(empty)
 IMPORTED := $(subst $(space),:,$(foreach package,$(PACKAGES),$(CURDIR)/$(package)/src))
 
-.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm peers
+.PHONY: venv lint format test soak demo bench clean test-all test-rest test-times test-torch test-gpu test-vllm peers test-ray
 
 venv: $(VENV)/.installed
 
@@ -80,6 +80,15 @@ build/vllm/.installed: tests/vllm/requirements.txt tests/vllm/environment.sh
 test-vllm: build/vllm/.installed
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q --durations=15 --confcutdir=tests/vllm tests/vllm \
 		tests/unit/test_infer_lz_kernels.py
+
+# Jobs on a local cluster of Ray, in an environment on top of .venv (0.3 GB more): see docs/guests.md.
+RAY := build/ray/venv
+build/ray/.installed: $(VENV)/.installed tests/ray/requirements.txt tests/ray/environment.sh
+	mkdir -p build/ray
+	tests/ray/environment.sh $(BIN)/python $(RAY) $(VENV)
+	touch $@
+test-ray: build/ray/.installed
+	PYTHONPATH=$(CURDIR) $(RAY)/bin/python -m pytest -q --durations=5 tests/ray
 
 # Runs everything once, and writes down how long each file took.
 test-times: venv
