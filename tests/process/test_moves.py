@@ -14,7 +14,7 @@ from tests.process.training import Fault, Outcome, train
 
 MOVED = "moved at step"
 STEPS, PACE = 240, 0.3
-"""So that some are left, on a slow machine too, when all nodes have moved: 3 minutes, if nobody hurries it."""
+"""Some steps are left, on a slow machine too, when all nodes have moved: it takes 3 minutes if nobody hurries it."""
 
 
 @pytest.fixture(scope="module")
