@@ -15,7 +15,7 @@ from tests.ports import held_port
 from regrow_guests.pods import manifests
 from regrow_guests.pods.manifests import GuestJob, jobset
 
-pytestmark = pytest.mark.full
+pytestmark = pytest.mark.soak
 TOKEN = "0123456789abcdef0123456789abcdef"
 WORDS = (*MICRO, "--steps", str(STEPS), "--pace", "0.6", "--invariant", "--out", "job.out")
 
