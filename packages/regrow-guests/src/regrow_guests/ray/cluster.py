@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import RegrowError, UsageError
 from regrow.core.ids import Seconds
 from regrow.core.process.extras import install_line
 from regrow.observe.watch.present import JobFigures
@@ -108,7 +108,7 @@ class RayCluster:
                 self._gauges["goodput"].set(seen.goodput, self._tags)
 
 
-class ActorLost(Exception):
+class ActorLost(RegrowError):
     """The actor, or its machine, has gone."""
 
 
