@@ -222,7 +222,7 @@ def test_help_has_the_engines_verbs_in_sections_and_others_by_package(capsys: py
         section = shown.partition(f"{title}:\n")[2].partition("\n\n")[0]
         assert re.findall(r"^  ([a-z]+) ", section, re.M) == list(verbs)
     assert sum(map(len, tree.SECTIONS.values())) == 16
-    assert re.search(r"^  regrow +agent, data, port, recipes, rolling-restart, spans, token$", shown, re.M)
+    assert re.search(r"^  regrow +agent, data, rolling-restart, spans, token$", shown, re.M)
     assert re.search(r"^  regrow-clusters +k8s, operator, slurm$", shown, re.M)
     assert re.search(r"^  regrow-guests +guest$", shown, re.M)
 

@@ -65,6 +65,16 @@ def test_a_folder_that_only_bears_the_name_or_a_finder_that_fails_changes_nothin
     assert own_code.own_folders.__wrapped__() == (f"{SOURCE}/",)
 
 
+def test_a_script_beside_a_file_that_bears_a_packages_name_is_no_code_of_regrow(tmp_path: Path) -> None:
+    (tmp_path / "regrow_lab.py").touch()
+    code = "from regrow.core.process.own_code import is_own_file; print(is_own_file(r'%s'))"
+    path = f"{tmp_path}:{SOURCE.parent}"
+    done = subprocess.run(
+        [sys.executable, "-c", code % (tmp_path / "train.py")], env={"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
 def literals(tree: ast.Module) -> bool:
     """True if something is compared with the engine's name, or with a set that has it."""
     places = [node for node in ast.walk(tree) if isinstance(node, ast.Compare | ast.Set)]

@@ -38,7 +38,8 @@ def own_folders() -> tuple[str, ...]:
             spec = importlib.util.find_spec(name)
         except (ImportError, ValueError):  # somebody's finder, or a module without a spec that bears the name
             continue
-        # A folder without `__init__.py` that bears the name is somebody else's.
-        if spec is not None and spec.origin is not None and spec.has_location:
-            found.add(os.path.dirname(os.path.abspath(spec.origin)))
+        # A folder without `__init__.py`, or a file, that bears the name is somebody else's.
+        if spec is None or spec.origin is None or not spec.has_location or spec.submodule_search_locations is None:
+            continue
+        found.add(os.path.dirname(os.path.abspath(spec.origin)))
     return tuple(sorted({os.path.join(each, "") for folder in found for each in (folder, str(Path(folder).resolve()))}))
