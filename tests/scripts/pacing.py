@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 
 LONGEST_S = 2.0
+HELD_S, HELD_STEPS = 5.0, 80
+"""With a file `hold` the last steps last this long: minutes, without a stop that would keep a boundary from coming."""
 
 
 def pause(pace: float, step: int, steps: int) -> None:
@@ -11,5 +13,11 @@ def pause(pace: float, step: int, steps: int) -> None:
 
     So a slow machine does not find the training over before the test has come to its point.
     """
-    if pace and not Path("hurry").exists():
-        time.sleep(min(LONGEST_S, pace * steps / max(1, steps - step)))
+    if not pace:
+        return
+    seconds = min(LONGEST_S, pace * steps / max(1, steps - step))
+    if steps - step <= HELD_STEPS and Path("hold").exists():
+        seconds = HELD_S
+    until = time.monotonic() + seconds
+    while not Path("hurry").exists() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(0.1, left))

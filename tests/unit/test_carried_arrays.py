@@ -14,6 +14,8 @@ from torch import nn
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.callers import script_frames
+from regrow.train.rehearsal.filled_anew import harmless
+from regrow.train.rehearsal.players import shows
 from regrow.train.rehearsal.read_first import names_read_first
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.state.protected import ProtectedState
@@ -92,6 +94,7 @@ def handed_on_in_a_dictionary() -> None:
 
 def kept_in_a_storage() -> None:
     game, storage = Game(), Storage()
+    game.reset()
     for _ in steps(game):
         storage.moves.append(game.step(1.0))
 
@@ -149,6 +152,93 @@ def test_scripts_without_environments_are_left_alone() -> None:
         total = total + 1
         stopping.step(1.0)
     assert total == 1
+
+
+class Chained(EarlyStopping):
+    """Its `reset` can be called in a row with others."""
+
+    def reset(self) -> "Chained":  # type: ignore[override]
+        self.count = 0
+        return self
+
+
+class Best(EarlyStopping):
+    """Its `reset` says what the best was."""
+
+    def reset(self) -> float:  # type: ignore[override]
+        self.count = 0
+        return 0.5 + self.count
+
+
+@pytest.mark.parametrize("kind", [EarlyStopping, Chained, Best])
+def test_an_early_stopper_is_no_environment_that_shows_something(kind: type[EarlyStopping]) -> None:
+    total, losses, stopping = torch.zeros(1), [torch.ones(1)], kind()
+    stopping.reset()
+    for _ in steps(stopping):
+        losses.append(total.detach())
+        total = total + losses[-1]
+        stopping.step(1.0)
+    assert total == 0 and len(losses) == 2
+    assert shows(Game()) and not shows(Chained())
+
+
+def test_an_environment_that_no_step_changes_is_none_of_the_training() -> None:
+    game, total = Game(), torch.zeros(1)
+    for _ in steps(game):
+        total = total + 1
+    assert total == 1
+
+
+def test_lists_that_are_only_added_to_are_not() -> None:
+    game, losses, told = Game(), [torch.ones(1)], {"loss": [torch.ones(1)]}
+    for _ in steps(game):
+        seen = game.step(1.0)
+        losses.append(torch.from_numpy(seen))
+        told["loss"].append(torch.from_numpy(seen))
+    assert len(losses) == 2
+
+
+def test_a_storage_that_each_body_fills_as_a_whole_is_not() -> None:
+    game, options = Game(), SimpleNamespace(turns=4)
+    storage, rewards, memory = torch.zeros(4, 2), torch.zeros(4), SimpleNamespace(seen=np.zeros(2))
+    whole = torch.zeros(2)
+    for _ in steps(game, memory):
+        for turn in range(0, options.turns):
+            storage[turn] = torch.from_numpy(memory.seen)
+            with torch.no_grad():
+                rewards[turn] = storage[turn].sum()
+            memory.seen = game.step(1.0)
+        whole[:] = storage.mean(0) + rewards.mean()
+    assert whole.sum() > 0
+
+
+def test_a_storage_of_which_a_body_fills_a_part_is_refused() -> None:
+    game, storage = Game(), torch.ones(5, 2)
+    with pytest.raises(UsageError, match="changes arrays in `storage`"):
+        for _ in steps(game):
+            for turn in range(4):
+                storage[turn] = torch.from_numpy(game.step(1.0))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.append(b)", {"a"}),
+        ("if b:\n    a.append(b)\nc = len(a)", set()),
+        ("for t in range(3):\n    s[t] = b\nc = s.sum()", {"s"}),
+        ("for t in range(3):\n    s[t] = b + s[t]", set()),
+        ("for t in range(3):\n    s[t] = b\n    q = s[t - 1]", set()),
+        ("for t in range(3):\n    if b:\n        continue\n    s[t] = b", set()),
+        ("for t in range(3):\n    if b:\n        s[t] = b", set()),
+        ("for t in range(2):\n    s[t] = b", set()),
+        ("c = s.sum()\nfor t in range(3):\n    s[t] = b", set()),
+        ("s[...] = b", {"s"}),
+        ("s[0] = b", set()),
+        ("s.zero_()\ns[b] += 1", {"s"}),
+    ],
+)
+def test_names_whose_old_content_no_body_reads(text: str, expected: set[str]) -> None:
+    assert harmless(ast.parse(text).body, {"a": [], "s": torch.zeros(3), "b": 1}) == expected
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -22,23 +24,36 @@ class PlayedJob:
         self.home = {0: "n0", 1: "n1"}
         self.nodes = ["n0", "n1", "n2"]
         self.away: dict[str, int] = {}
+        self.delay: dict[str, int] = {}
+        """Looks until a restarted node is seen away."""
+        self.agents: dict[str, str] = {}
         self.restarted: list[str] = []
         self.said: list[str] = []
         self.refusals = 0
         self.gone = 0
         self.fails: dict[str, int] = {}
+        self.looks = 0
 
     def status(self) -> JobView:
         if self.gone:
             self.gone -= 1
             raise CoordinatorGone("nobody answers")
+        self.looks += 1
         self.away = {node: looks - 1 for node, looks in self.away.items() if looks}
+        for node in [node for node, looks in self.delay.items() if looks == 0]:
+            self.away[node] = 2
+            self.delay.pop(node)
+        self.delay = {node: looks - 1 for node, looks in self.delay.items()}
         ranks = [
             WorkerView(WorkerId(f"{node}.{rank}"), NodeId(node), Rank(rank), 1, "member", StepNo(1))
             for rank, node in self.home.items()
         ]
-        nodes = [NodeView(NodeId(node), f"host of {node}", "", node in self.away) for node in self.nodes]
+        nodes = [self._node(node) for node in self.nodes]
         return JobView("j", "training", Generation(1), StepNo(1), 0, 0, ranks, [], nodes)
+
+    def _node(self, node: str) -> NodeView:
+        agent = self.agents.get(node, f"first of {node}")
+        return NodeView(NodeId(node), f"host of {node}", "", node in self.away, agent=agent)
 
     def move(self, wish: MoveWish) -> AnswerScale:
         if self.refusals:
@@ -104,10 +119,31 @@ def test_it_waits_for_another_coordinator_and_for_a_slot(tmp_path: Path) -> None
     assert again.run([NodeId("n0")]) == 0
 
 
+class PlayedClock:
+    """Time that goes on by a second at each sleep only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, _: float) -> None:
+        self.now += 1.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> PlayedClock:
+    played = PlayedClock()
+    monkeypatch.setattr(rolling_restart, "time", played)
+    return played
+
+
+@pytest.mark.usefixtures("clock")
 def test_a_node_that_stays_full_or_away_stops_it(tmp_path: Path) -> None:
     job = PlayedJob()
     job.refusals = 10**9
-    assert rolling(job, tmp_path, patience=0.05).run([NodeId("n0")]) == 1
+    assert rolling(job, tmp_path, patience=30.0).run([NodeId("n0")]) == 1
     assert "other nodes have room for 0" in job.said[-1] and job.restarted == []
     job.refusals = 0
 
@@ -115,19 +151,82 @@ def test_a_node_that_stays_full_or_away_stops_it(tmp_path: Path) -> None:
         job.away[node.node] = 10**9
         return 0
 
-    lost = RollingRestart(lambda: job, tmp_path / "f", restart=never, say=job.said.append, patience=0.05)
+    lost = RollingRestart(lambda: job, tmp_path / "f", restart=never, say=job.said.append, patience=30.0)
     assert lost.run([NodeId("n0")]) == 1
-    assert "n0: it was not back within 0.05 s" in job.said[-1]
+    assert "n0: it was not back within 30 s" in job.said[-1]
     with pytest.raises(UsageError, match="no node n9"):
         rolling(job, tmp_path).run([NodeId("n9")])
 
 
-def test_a_command_finds_its_node_and_is_ended_when_it_takes_too_long(tmp_path: Path) -> None:
+def test_a_node_whose_command_returns_at_once_is_back_only_when_it_has_gone(
+    tmp_path: Path, clock: PlayedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rolling_restart, "_SETTLE_S", 2.0)
+    job = PlayedJob()
+
+    def reboots(node: NodeView) -> int:
+        assert not job.away and not job.delay, "a node is restarted while another is away"
+        job.restarted.append(node.node)
+        job.delay[node.node] = 20
+        return 0
+
+    restart = RollingRestart(lambda: job, tmp_path / "f", restart=reboots, say=job.said.append, patience=600.0)
+    assert restart.run() == 0
+    assert job.restarted == ["n2", "n0", "n1"] and not job.delay and clock.now > 3 * 20
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_node_that_never_goes_is_not_taken_for_restarted_and_another_agent_is(tmp_path: Path) -> None:
+    job = PlayedJob()
+    stays = RollingRestart(lambda: job, tmp_path / "f", restart=lambda node: 0, say=job.said.append, patience=30.0)
+    assert stays.run() == 1
+    assert "n2: the command has ended with 0, but within 30 s the node neither left the job" in job.said[-1]
+    assert not (tmp_path / "f").exists(), "it is not noted as done"
+
+    def at_once(node: NodeView) -> int:
+        job.agents[node.node] = f"second of {node.node}"
+        return 0
+
+    quick = RollingRestart(lambda: job, tmp_path / "f", restart=at_once, say=job.said.append, patience=30.0)
+    assert quick.run() == 0
+
+
+def test_a_command_finds_its_node(tmp_path: Path) -> None:
     node = NodeView(NodeId("n1"), "ten.example", "", False)
     told = commanded(f'echo "$REGROW_NODE $REGROW_HOST" > {tmp_path}/told; exit 4', dict(os.environ), within=60.0)
     assert told(node) == 4
     assert (tmp_path / "told").read_text() == "n1 ten.example\n"
-    stuck = commanded(f"echo $$ > {tmp_path}/pid; sleep 600 & wait", dict(os.environ), within=0.3)
-    assert stuck(node) == 124
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_command_that_takes_too_long_is_ended_with_what_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = tmp_path / "pid"
+
+    class Slow(subprocess.Popen[bytes]):
+        """The time that it is given is over as soon as it has started what is to be ended."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            until = time.monotonic() + 60.0
+            while not (pid.exists() and pid.read_text().endswith("\n")):
+                assert time.monotonic() < until, "the command does not begin"
+                time.sleep(0.01)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
+    stuck = commanded(f"sleep 600 & echo $! > {pid}; wait", dict(os.environ), within=60.0)
+    assert stuck(NodeView(NodeId("n1"), "ten.example", "", False)) == 124
+    until = time.monotonic() + 60.0
+    while _runs(int(pid.read_text())):
+        assert time.monotonic() < until, "what the command has started is still there"
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    """False also for a process that has ended and that nobody has waited for yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -100,10 +100,10 @@ def by_the_same_function() -> None:
 
 def by_a_search() -> None:
     optuna: Any = types.ModuleType("optuna.study")
-    exec("def optimize(objective):\n    objective(1)\n    objective(2)", optuna.__dict__)
+    exec("def optimize(objective, n_trials):\n    objective(1)\n    objective(n_trials)", optuna.__dict__)
 
     def script() -> None:
-        optuna.optimize(train)
+        optuna.optimize(train, 2)
 
     optuna.optimize.__code__ = optuna.optimize.__code__.replace(co_filename=f"{sys.prefix}/site-packages/optuna.py")
     script()
@@ -193,9 +193,159 @@ def of_another_thing_with_steps() -> None:
     script()
 
 
+def left_if_there_is_no_more() -> None:
+    def script() -> None:
+        train()
+        if len(sys.argv) > -1:
+            return
+        train()
+
+    script()
+
+
+def ended_if_there_is_no_more() -> None:
+    def script() -> None:
+        train()
+        if len(sys.argv) > -1:
+            sys.exit(0)
+        train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+def ended_by_the_first() -> None:
+    def first() -> None:
+        train()
+        if session.found:
+            raise SystemExit(0)
+
+    def script() -> None:
+        first()
+        train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+def left_in_the_first_loop() -> None:
+    def script() -> None:
+        for _ in session.steps():
+            if session.found:
+                return
+        train()
+
+    script()
+
+
+def tuned(finetune: bool) -> None:
+    if not finetune:
+        return
+    train()
+
+
+def left_by_the_callee() -> None:
+    def script() -> None:
+        train()
+        tuned(False)
+
+    script()
+
+
+def of_another_case() -> None:
+    def script() -> None:
+        match session.found:
+            case []:
+                train()
+            case _:
+                other()
+        match session.found:
+            case []:
+                train()
+
+    script()
+
+
+def trained_later() -> Iterator[int]:
+    yield train()
+
+
+def by_a_generator_that_nobody_takes() -> None:
+    def script() -> None:
+        train()
+        trained_later()
+
+    script()
+
+
+def by_while_with_a_counter_inside() -> None:
+    def script() -> None:
+        it, most = 0, 3
+        while it < most:
+            train()
+            for _ in range(3):
+                it += 1
+
+    script()
+
+
+def by_while_once() -> None:
+    def script() -> None:
+        it = 0
+        while it < 1:
+            train()
+            it += 1
+
+    script()
+
+
+def by_map_of_one() -> None:
+    def script() -> None:
+        assert list(map(train, [1])) == [1]
+
+    script()
+
+
+def by_next_of_map() -> None:
+    def script() -> None:
+        assert next(map(train, [1, 2])) == 1
+
+    script()
+
+
+def by_a_search_with_one_trial() -> None:
+    optuna: Any = types.ModuleType("optuna.study")
+    exec("def optimize(objective, n_trials):\n    objective(1)", optuna.__dict__)
+
+    def script() -> None:
+        optuna.optimize(train, n_trials=1)
+
+    optuna.optimize.__code__ = optuna.optimize.__code__.replace(co_filename=f"{sys.prefix}/site-packages/optuna.py")
+    script()
+
+
 @pytest.mark.parametrize(
     "script",
-    [once, one_of_two, left_before_the_other, again_if_it_fails, another_perhaps, of_another_thing_with_steps],
+    [
+        once,
+        one_of_two,
+        left_before_the_other,
+        again_if_it_fails,
+        another_perhaps,
+        of_another_thing_with_steps,
+        left_if_there_is_no_more,
+        ended_if_there_is_no_more,
+        ended_by_the_first,
+        left_in_the_first_loop,
+        left_by_the_callee,
+        of_another_case,
+        by_a_generator_that_nobody_takes,
+        by_while_with_a_counter_inside,
+        by_while_once,
+        by_map_of_one,
+        by_next_of_map,
+        by_a_search_with_one_trial,
+    ],
 )
 def test_a_single_training_is_none(script: Callable[[], None]) -> None:
     session.found.clear()

@@ -43,6 +43,8 @@ class NodeView(msgspec.Struct, frozen=True):
     """Why it gets no new workers while there is room elsewhere; empty: it does."""
     verdicts: list[str] = []
     """Findings of its last examination, other than `ok`."""
+    agent: str = ""
+    """Address of its agent: another agent of the node has other ports as a rule. Empty: not known."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
@@ -59,6 +61,7 @@ class NodeView(msgspec.Struct, frozen=True):
             left=node.away and (node.stopped or node.leave_by is not None),
             quarantined=node.quarantined,
             verdicts=node.verdicts,
+            agent=f"{node.store} {node.vault}".strip(),
         )
 
 

@@ -27,7 +27,7 @@ _LOOK_S: Seconds = 0.5
 _TOO_LATE = 124
 """Exit code for a command that took too long, as of `timeout`."""
 _SETTLE_S: Seconds = 2.0
-"""For this long a node is seen to be there before it counts as back."""
+"""For this long a node that was away is seen to be there before it counts as back."""
 
 
 class RestartProgress(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class RollingRestart:
             return "it has left the job"
         if code := self._restart(view):
             return f"the command ended with {code}"
-        if problem := self._back(node):
+        if problem := self._back(view):
             return problem
         self._say(f"{title} is back after {time.monotonic() - began:.1f} s")
         return ""
@@ -135,17 +135,27 @@ class RollingRestart:
             time.sleep(_LOOK_S)
         return refusal or f"its ranks have not left it within {self._patience:g} s"
 
-    def _back(self, node: NodeId) -> str:
-        """Wait for a node; why it is not back."""
-        until, since = time.monotonic() + self._patience, None
+    def _back(self, before: NodeView) -> str:
+        """Wait for a node to go and to come; why it is not back.
+
+        Its command may have returned before the node goes down, and its loss may be noticed late: one that was neither
+        seen away nor has another agent is still the one that goes.
+        """
+        until, since, gone = time.monotonic() + self._patience, None, False
         while (now := time.monotonic()) < until:
-            view = self._find(node)
-            here = view is not None and not view.away and not view.draining
+            view = self._find(before.node)
+            if view is not None:
+                gone = gone or view.away or view.left or bool(before.agent and view.agent not in ("", before.agent))
+            here = gone and view is not None and not view.away and not view.draining
             since = (now if since is None else since) if here else None
             if since is not None and now - since >= _SETTLE_S:
                 return ""
             time.sleep(_LOOK_S)
-        return f"it was not back within {self._patience:g} s"
+        if gone:
+            return f"it was not back within {self._patience:g} s"
+        return (
+            f"the command has ended with 0, but within {self._patience:g} s the node neither left the job nor came anew"
+        )
 
     def _find(self, node: NodeId) -> NodeView | None:
         view = self._status()

@@ -47,13 +47,15 @@ class CarriedArrays:
     def refuse_changed(self) -> None:
         """Raises `UsageError` where a body has changed one that the next body may read."""
         loops = (read_first(frame) for frame in self._frames if not frame.f_code.co_flags & inspect.CO_GENERATOR)
-        first = next((names for names in loops if names is not None), None)
+        reads = next((names for names in loops if names is not None), None)
         for name, now in self._look().items():
             before = self._before.get(name)
             if before is None or not now.arrays or before.arrays == now.arrays:
                 continue
-            if before.value is not now.value and first is not None and name not in first:
-                continue  # which the body makes anew before it reads it
+            if reads is not None and (
+                name in reads.harmless or (before.value is not now.value and name not in reads.first)
+            ):
+                continue  # which the body makes or fills anew before it reads it, or only adds to
             at = next((path for path, token in now.arrays.items() if before.arrays.get(path) != token), name)
             raise UsageError(
                 f"the loop's body changes arrays in `{name}` ({type(now.value).__name__}: {at}), which is not "

@@ -5,7 +5,6 @@ too, and matters as much. What it holds is gone through, also where the objects 
 environments holds the script's own.
 """
 
-import dis
 import inspect
 import random
 import time
@@ -37,18 +36,6 @@ def is_environment(thing: object) -> bool:
         return False
     given = list(inspect.signature(step).parameters.values())[1:]
     return any(each.kind is not each.VAR_KEYWORD and each.default is each.empty for each in given)
-
-
-def shows(thing: object) -> bool:
-    """True for an environment whose `reset` returns something: an observation."""
-    if not is_environment(thing):
-        return False
-    code = getattr(inspect.unwrap(type(thing).reset), "__code__", None)  # type: ignore[attr-defined]
-    if code is None:
-        return True
-    given = [each for each in dis.get_instructions(code) if each.opname != "RESUME"]
-    ends = [at for at, each in enumerate(given) if each.opname.startswith("RETURN") and "GENERATOR" not in each.opname]
-    return any(given[at if given[at].opname == "RETURN_CONST" else at - 1].argval is not None for at in ends)
 
 
 def drawn_so_far(generator: Generator) -> object:

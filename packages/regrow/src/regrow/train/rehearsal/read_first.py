@@ -2,13 +2,25 @@
 
 import ast
 from types import FrameType
+from typing import NamedTuple
 
+from regrow.train.rehearsal.filled_anew import harmless
 from regrow.train.script_source import last_line, parsed
 from regrow.train.state.namespaces import names_used
 
 
-def read_first(frame: FrameType) -> set[str] | None:
-    """Names of this call that the loop at its present line reads first, and those of the loop of epochs around it.
+class BodyReads(NamedTuple):
+    """Names of a loop's body, by its text.
+
+    `first`: they may be read before they are written. `harmless`: no body reads what another has left in them.
+    """
+
+    first: set[str]
+    harmless: set[str]
+
+
+def read_first(frame: FrameType) -> BodyReads | None:
+    """Names of this call that the loop at its present line reads, and those of the loop of epochs around it.
 
     None: there is no such loop, or its text cannot be read.
     """
@@ -28,7 +40,8 @@ def read_first(frame: FrameType) -> set[str] | None:
     there = {**frame.f_globals, **frame.f_locals}
     called = [there[each.id] for each in named if each.id in there]
     written = {each.id for each in named if _stores(each)}
-    return names_read_first(body) | (names_used(called, [frame.f_globals]) - written)
+    elsewhere = names_used(called, [frame.f_globals])
+    return BodyReads(names_read_first(body) | (elsewhere - written), harmless(body, there) - elsewhere)
 
 
 def _has_epochs(node: ast.expr) -> bool:

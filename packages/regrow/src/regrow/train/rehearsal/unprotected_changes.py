@@ -26,6 +26,7 @@ from regrow.train.graphs.walk import told_state
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.environments import Generator
+from regrow.train.rehearsal.players import Players
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
 from regrow.train.script_source import is_script
@@ -92,8 +93,8 @@ class Unprotected:
         self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
         self.seeded: set[str] = set()
         """The generators that the body has seeded before it drew from them."""
-        plays = any(map(environments.shows, [*self._environments.values(), *objects]))
-        self._arrays = CarriedArrays(frames, known | mine | set(self._tensors)) if plays and first else None
+        self._players = Players([*self._environments.values(), *objects] if first else (), frames)
+        self._arrays = CarriedArrays(frames, known | mine | set(self._tensors)) if self._players else None
         self.look()
 
     def look(self) -> None:
@@ -109,7 +110,7 @@ class Unprotected:
 
     def refuse_changed(self) -> None:
         """Raises `UsageError` where something has changed, random generators left out."""
-        if self._arrays is not None:
+        if self._arrays is not None and self._players.played():
             self._refuse_environments()
             self._arrays.refuse_changed()
         for name, thing in self._things.items():

@@ -1,0 +1,126 @@
+"""Statements, calls and turns of loops that a script comes to for certain, by its text and the values at hand.
+
+In doubt a thing is not certain: whoever asks would refuse a script for it.
+"""
+
+import ast
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+_LEAVES = (ast.Return, ast.Raise)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+_MAYBE = (ast.If, *_LOOPS)
+_PERHAPS = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_EXITS = frozenset({"exit", "_exit", "quit", "abort", "execv", "execve", "execvp"})
+_COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.NotEq: operator.ne,
+}
+
+
+def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
+    """First statements of a block that are come to if it is, and whether its end may not be come to."""
+    found: list[ast.stmt] = []
+    for each in block:
+        ends = may_end(each)
+        if not ends or (not hasattr(each, "body") and not isinstance(each, ast.Match)):
+            found.append(each)
+        if ends:
+            return found, True
+    return found, False
+
+
+def may_end(statement: ast.stmt, behind: int = 0) -> bool:
+    """True if what follows a statement may not be come to: it returns, raises, leaves a loop, or ends the process.
+
+    Args:
+        behind: only what is behind this line, where the statement is no loop.
+    """
+    least = 0 if isinstance(statement, _LOOPS) or not hasattr(statement, "body") else behind
+    if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant):
+        return True
+    return any(_ends(part) and getattr(part, "lineno", 0) >= least for part in _parts(statement, in_loop=False))
+
+
+def may_leave(body: Iterable[ast.stmt], line: int) -> bool:
+    """True if a call whose present line is this may end with an error or with the process, by its own text."""
+    for each in body:
+        for part in _parts(each, in_loop=True):
+            if getattr(part, "lineno", 0) >= line and (isinstance(part, ast.Raise) or _exits(part)):
+                return True
+    return False
+
+
+def _parts(node: ast.AST, *, in_loop: bool) -> Iterator[ast.AST]:
+    """A node and what is in it, without functions and classes that are made there, and without jumps in own loops."""
+    if isinstance(node, LATER) or (in_loop and isinstance(node, ast.Break | ast.Continue)):
+        return
+    yield node
+    for each in ast.iter_child_nodes(node):
+        yield from _parts(each, in_loop=in_loop or isinstance(node, _LOOPS))
+
+
+def _ends(node: ast.AST) -> bool:
+    return isinstance(node, (*_LEAVES, ast.Break, ast.Continue)) or _exits(node)
+
+
+def _exits(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _EXITS
+
+
+def certain_calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
+    """Calls that are made if these statements are come to."""
+    near: list[ast.AST] = list(statements)
+    while near:
+        node = near.pop(0)
+        if isinstance(node, (*LATER, *_PERHAPS)):
+            continue
+        if isinstance(node, _MAYBE):
+            near.append(node.test if isinstance(node, ast.If | ast.While) else node.iter)
+            continue
+        if isinstance(node, ast.Match):
+            near.append(node.subject)
+            continue
+        if isinstance(node, ast.Try | ast.TryStar):
+            near += node.body
+            continue
+        if isinstance(node, ast.Call):
+            yield node
+        near += ast.iter_child_nodes(node)
+
+
+def turns_again(loop: ast.While, line: int, there: Mapping[str, object]) -> bool:
+    """True if a loop in whose body this line is has another turn for certain: it never ends, or counts and goes on.
+
+    Args:
+        there: variables that only this loop's own text changes.
+    """
+    parts = [part for each in loop.body for part in ast.walk(each)]
+    if any(_ends(part) for part in parts):
+        return False
+    match loop.test:
+        case ast.Constant(value):
+            return bool(value)
+        case ast.Compare(ast.Name(counter), [comparison], [limit]) if type(comparison) in _COMPARISONS:
+            written = [part for part in parts if _writes(part, counter)]
+            counts = [each for each in loop.body if isinstance(each, ast.AugAssign) and _writes(each.target, counter)]
+            if len(written) != 1 or len(counts) != 1 or not isinstance(counts[0].op, ast.Add):
+                return False
+            if isinstance(limit, ast.Name) and any(_writes(part, limit.id) for part in parts):
+                return False
+            value, by, most = _number(loop.test.left, there), _number(counts[0].value, there), _number(limit, there)
+            if value is None or by is None or most is None:
+                return False
+            return _COMPARISONS[type(comparison)](value + (by if counts[0].lineno >= line else 0), most)
+    return False
+
+
+def _writes(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store | ast.Del)
+
+
+def _number(node: ast.expr, there: Mapping[str, object]) -> int | None:
+    value = node.value if isinstance(node, ast.Constant) else there.get(node.id) if isinstance(node, ast.Name) else None
+    return value if isinstance(value, int) else None
