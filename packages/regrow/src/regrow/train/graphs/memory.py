@@ -43,7 +43,6 @@ _CHANGES = frozenset(
         ThingKind.LIST,
         ThingKind.DEQUE,
         ThingKind.DICT,
-        ThingKind.SET,
         ThingKind.BYTES,
         ThingKind.ITEMS,
         ThingKind.TENSOR,
@@ -128,12 +127,8 @@ def put_items(there: dict[Any, Any], items: dict[Any, Any]) -> None:
 
 
 def put_members(there: Any, members: list[Any]) -> None:
-    """Make a list, a deque, a set or a `bytearray` these members."""
-    if isinstance(there, set):
-        if there != set(members):
-            there.clear()
-            there.update(members)
-    elif isinstance(there, bytearray):
+    """Make a list, a deque or a `bytearray` these members."""
+    if isinstance(there, bytearray):
         there[:] = bytes(members)
     else:
         sequence = cast("list[Any] | deque[Any]", there)

@@ -13,7 +13,7 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
-from regrow.train.graphs.kinds import DICTS, ThingKind, put_slots
+from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, put_slots
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
 from regrow.train.graphs.received import (
@@ -40,7 +40,6 @@ from regrow.train.graphs.walk import (
 )
 
 _DICTS = {kind.__name__: kind for kind in DICTS}
-_BITS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 _OTHERS: dict[ThingKind, Callable[[], Any]] = {
     ThingKind.LEGACY: np.random.RandomState,
     ThingKind.PYTHON: random.Random,
@@ -173,6 +172,8 @@ class _Reader:
 
     def _pairs(self, told: list[Any]) -> dict[Any, Any]:
         values = self._values(told)
+        if not all(map(is_key, values[::2])):
+            raise StateError("a dictionary was received with a key that may be none")
         return dict(zip(values[::2], values[1::2], strict=True))
 
     def _new(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
@@ -180,8 +181,6 @@ class _Reader:
             return []
         if kind is ThingKind.DEQUE:
             return deque(maxlen=content[0])
-        if kind is ThingKind.SET:
-            return set()
         if kind is ThingKind.BYTES:
             return bytearray()
         if kind is ThingKind.DICT:
@@ -206,7 +205,10 @@ class _Reader:
         if kind is ThingKind.TUPLE:
             return tuple(self._values(content))
         if kind is ThingKind.FROZENSET:
-            return frozenset(self._values(content))
+            members = self._values(content)
+            if len(members) > 1:
+                raise StateError("a frozenset was received whose order nobody knows")
+            return frozenset(members)
         if kind is ThingKind.RANGE:
             return range(*content)
         if kind is ThingKind.DTYPE:
@@ -250,11 +252,11 @@ class _Reader:
         if kind is ThingKind.NUMPY:
             return np.random.Generator(self._value(content))
         if kind is ThingKind.BITS:
-            return _BITS[name](seed_of(content[1]))
+            return BITS[name](seed_of(content[1]))
         return _OTHERS[kind]()
 
     def _fill(self, value: Any, kind: ThingKind, content: Any) -> None:
-        if kind in (ThingKind.LIST, ThingKind.SET):
+        if kind is ThingKind.LIST:
             put_members(value, self._values(content))
         elif kind is ThingKind.DEQUE:
             put_members(value, self._values(content[1:]))

@@ -33,7 +33,7 @@ def is_plain(dtype: np.dtype[Any]) -> bool:
 def plain_dtype(descr: Any) -> np.dtype[Any]:
     """Type of a description. Raises `StateError` for one with objects or raw memory."""
     dtype = np.lib.format.descr_to_dtype(descr)
-    if not isinstance(dtype, np.dtype) or not is_plain(dtype):
+    if not is_plain(dtype):
         raise StateError(f"{descr!r:.80} is no type of numbers or text that a received array may have")
     return dtype
 

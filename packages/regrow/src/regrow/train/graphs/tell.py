@@ -100,12 +100,10 @@ class _Teller:
     def _content(self, thing: Thing) -> object:
         value: Any = thing.value
         kind = thing.kind
-        if kind in (ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST):
+        if kind in (ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.FROZENSET):
             return self._refs(value)
         if kind is ThingKind.DEQUE:
             return [value.maxlen, *self._refs(value)]
-        if kind in (ThingKind.SET, ThingKind.FROZENSET):
-            return sorted(self._refs(value), key=lambda each: encode(each))
         if kind is ThingKind.DICT:
             factory = self._ref(getattr(value, "default_factory", None))
             return [factory, *self._pairs(value)]

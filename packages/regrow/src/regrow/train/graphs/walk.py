@@ -11,14 +11,13 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from regrow.train.graphs.kinds import NotCarried, ThingKind, kind_of, slot_values
+from regrow.train.graphs.kinds import NotCarried, ThingKind, is_key, kind_of, slot_values
 from regrow.train.graphs.nested import held
 
 Key = tuple[str, int]
 MOST = 2_000_000
 """Bound for the things of one object: they are gone through at each step."""
-_SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE})
-_ANY_ORDER = frozenset({ThingKind.SET, ThingKind.FROZENSET})
+_SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE, ThingKind.FROZENSET})
 _DATA = frozenset(
     {
         FunctionType,
@@ -78,12 +77,12 @@ def walk(roots: Mapping[str, object]) -> list[Thing]:
 def children(thing: Thing) -> Iterable[tuple[str, object]]:
     """Values that a thing holds, each with what its path has in addition."""
     value, kind = thing.value, thing.kind
-    if kind in _SEQUENCES or kind in _ANY_ORDER:
+    if kind in _SEQUENCES:
         if _ATOMIC.issuperset(map(type, value)):
             return ()
         return [(f"[{at}]", each) for at, each in enumerate(value)]
     if kind is ThingKind.DICT:
-        return list(_of_dict(cast(dict[object, object], value)))
+        return list(_of_dict(cast(dict[object, object], value), thing.path))
     if kind is ThingKind.OBJECT:
         held_here = {**getattr(value, "__dict__", {}), **slot_values(value)}
         return [(f".{key}", each) for key, each in held_here.items()]
@@ -109,10 +108,12 @@ def _given(code: object) -> Iterator[tuple[str, object]]:
         yield from code.keywords.items()
 
 
-def _of_dict(value: dict[object, object]) -> Iterator[tuple[str, object]]:
+def _of_dict(value: dict[object, object], path: str) -> Iterator[tuple[str, object]]:
     if (factory := getattr(value, "default_factory", None)) is not None:
         yield ".default_factory", factory
     for key, each in value.items():
+        if type(key) not in _ATOMIC and not is_key(key):
+            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these")
         at = f"[{key!r:.40}]"
         yield f" key {at}", key
         yield at, each
