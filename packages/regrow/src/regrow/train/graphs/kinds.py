@@ -25,12 +25,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.utils._contextlib import _DecoratorContextManager
 
 from regrow.core.errors import UsageError
 from regrow.core.process.own_code import is_own_name
 from regrow.train.graphs.received import is_plain
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
 BITS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 DICTS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _CODE = (
@@ -46,6 +47,7 @@ _CODE = (
     staticmethod,
     classmethod,
     np.ufunc,
+    type(np.mean),
 )
 _FIXED = (
     pathlib.PurePath,
@@ -60,10 +62,14 @@ _FIXED = (
     slice,
     type(Ellipsis),
     type(NotImplemented),
+    types.GenericAlias,
+    types.UnionType,
     weakref.ref,
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
-_GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator, torch.Generator)
+GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator, torch.Generator)
+_OF_TORCH = (_DecoratorContextManager, torch.amp.autocast)
+"""Around functions, such as `torch.no_grad()`."""
 _FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
 _OF_LIBRARIES = (
     getattr(np.random.mtrand, "_rand", None),
@@ -120,7 +126,7 @@ _EXACT: dict[type, ThingKind] = {
     random.Random: ThingKind.PYTHON,
     torch.Generator: ThingKind.TORCH,
     torch.Tensor: ThingKind.TENSOR,
-    **dict.fromkeys(_ATOMS, ThingKind.ATOM),
+    **dict.fromkeys(ATOMS, ThingKind.ATOM),
     **dict.fromkeys(DICTS, ThingKind.DICT),
 }
 
@@ -139,6 +145,8 @@ class NotCarried(UsageError):
 
 def kind_of(value: object, path: str) -> ThingKind:
     """Kind by which a value is carried. Raises `NotCarried`."""
+    if isinstance(value, types.MethodType) and not isinstance(value.__func__, types.FunctionType):
+        return ThingKind.CONSTANT  # of a class made in C, such as numpy's generators
     if (exact := _EXACT.get(type(value))) is not None:
         return ThingKind.CONSTANT if any(value is each for each in _OF_LIBRARIES) else exact
     if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
@@ -150,6 +158,8 @@ def kind_of(value: object, path: str) -> ThingKind:
             raise NotCarried(path, value, "it is a type with objects, or of raw memory")
         return ThingKind.DTYPE
     if isinstance(value, enum.Enum):
+        if type(value).__members__.get(value.name) is not value:
+            raise NotCarried(path, value, "it is several flags together, or no member of its enum")
         return ThingKind.ENUM
     if isinstance(value, _CODE):
         _refuse_counting(value, path)
@@ -157,6 +167,8 @@ def kind_of(value: object, path: str) -> ThingKind:
     if isinstance(value, (*_FIXED, *_LOCKS, logging.Logger)):
         if type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:
             raise NotCarried(path, value, "it is of a class of its own, made from one whose objects never change")
+        return ThingKind.CONSTANT
+    if isinstance(value, _OF_TORCH) or type(value).__module__ == "typing":
         return ThingKind.CONSTANT
     if isinstance(value, _FLAGS):
         raise NotCarried(path, value, "it is one of threads, which go on beside the steps")
@@ -199,7 +211,7 @@ def _of_object(value: object, path: str) -> ThingKind:
         raise NotCarried(path, value, "what it does is in another process or thread, or outside")
     if package == "torch" or is_own_name(package):
         raise NotCarried(path, value, f"it is an object of {package}'s own")
-    if isinstance(value, _GENERATORS):
+    if isinstance(value, GENERATOR_TYPES):
         raise NotCarried(path, value, "it has a state that its attributes do not show")
     if says_its_state(value):
         return ThingKind.TOLD
@@ -236,7 +248,7 @@ def _is_of_python(kind: type) -> bool:
 def is_key(value: object) -> bool:
     """True for a key of a dictionary that is whole as soon as it is made, and whose class has no code of its own."""
     kind = type(value)
-    if kind in _ATOMS or isinstance(value, np.generic):
+    if kind in ATOMS or isinstance(value, np.generic):
         return True
     if isinstance(value, enum.Enum):
         return kind.__hash__ is enum.Enum.__hash__ and kind.__eq__ in (object.__eq__, int.__eq__, str.__eq__)
@@ -247,11 +259,16 @@ def is_key(value: object) -> bool:
 
 def _refuse_counting(code: object, path: str) -> None:
     """Functions are the same on all ranks, but for variables of a function around them that they write."""
-    if not isinstance(code, types.FunctionType) or not code.__code__.co_freevars:
-        return
-    written = {each.argval for each in dis.get_instructions(code.__code__) if each.opname == "STORE_DEREF"}
-    if kept := sorted(written & set(code.__code__.co_freevars)):
+    if isinstance(code, types.FunctionType) and (kept := _written(code.__code__)):
         raise NotCarried(path, code, f"the function writes `{kept[0]}` of the function around it")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _written(code: types.CodeType) -> list[str]:
+    """Variables from outside that code writes, or a function in it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    names |= {name for inner in code.co_consts if isinstance(inner, types.CodeType) for name in _written(inner)}
+    return sorted(names & set(code.co_freevars))
 
 
 def can_be_followed(value: object) -> bool:

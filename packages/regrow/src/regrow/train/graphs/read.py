@@ -13,9 +13,10 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
-from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, put_slots
+from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
+from regrow.train.graphs.outside import alike, given_to, is_atom
 from regrow.train.graphs.received import (
     count_of,
     kept_at,
@@ -29,6 +30,7 @@ from regrow.train.graphs.received import (
 )
 from regrow.train.graphs.walk import (
     GENERATORS,
+    HOLDERS,
     MOST,
     Thing,
     array_bytes,
@@ -110,10 +112,46 @@ class _Reader:
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
 
     def read(self) -> None:
+        self._adopt_all()
         for number in range(len(self._nodes)):
             self._thing(number)
         for number, (kind, _, _, content) in enumerate(self._nodes):
             self._fill(self._made[number], ThingKind(kind), content)
+        for number, (kind, *_) in enumerate(self._nodes):
+            if kind in HOLDERS:
+                self._refuse_others(self._made[number], number)
+
+    def _adopt_all(self) -> None:
+        waiting = [number for number, (kind, *_) in enumerate(self._nodes) if kind in HOLDERS]
+        known = waiting
+        while known:
+            known = [each for each in waiting if each in self._made or self._nodes[each][1] or self._nodes[each][2]]
+            waiting = [each for each in waiting if each not in known]
+            for number in known:
+                self._adopt(self._thing(number), number)
+
+    def _adopt(self, value: Any, number: int) -> None:
+        """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
+        for (_, mine), told in zip(given_to(value), self._given(number), strict=True):
+            if type(told) is tuple and told[0] not in self._made:
+                kind, name, path, content = self._nodes[told[0]]
+                same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
+                if same and self._fits(mine, ThingKind(kind), name, content):
+                    self._made[told[0]] = mine
+
+    def _given(self, number: int) -> list[Any]:
+        kind, _, _, content = self._nodes[number]
+        return list(content[1:] if kind == ThingKind.ENUM else content)
+
+    def _refuse_others(self, value: Any, number: int) -> None:
+        """Raises `StateError` where a class or a function has other things here than there."""
+        built = self._nodes[number][2]
+        for (at, mine), told in zip(given_to(value), self._given(number), strict=True):
+            theirs = self._value(told)
+            # What is built by all ranks alike may have a name or a time of its own.
+            same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
+            if not same and not (built and is_atom(mine) and is_atom(theirs)):
+                raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
         """The thing of a number, which may still be empty."""
@@ -130,19 +168,20 @@ class _Reader:
 
     def _original(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
         value = self._originals.at(path, kind)
-        if value is None:
-            return None
+        return value if value is not None and self._fits(value, kind, name, content) else None
+
+    def _fits(self, value: Any, kind: ThingKind, name: str, content: Any) -> bool:
         if kind is ThingKind.ARRAY:
-            return value if self._same_array(value, content) else None
+            return self._same_array(value, content)
         if kind is ThingKind.TENSOR:
-            return value if self._same_tensor(value, content) else None
+            return self._same_tensor(value, content)
         if kind in (ThingKind.DICT, ThingKind.BITS):
-            return value if type(value).__name__ == name else None
-        if kind is ThingKind.OBJECT and name and self._classes.name_of(type(value)) != name:
-            return None
+            return bool(type(value).__name__ == name)
+        if kind is ThingKind.OBJECT:
+            return not name or self._classes.name_of(type(value)) == name
         if kind is ThingKind.DEQUE:
-            return value if value.maxlen == content[0] else None
-        return value if kind is not ThingKind.ITEMS or list(value.shape) == content[0] else None
+            return bool(value.maxlen == content[0])
+        return kind is not ThingKind.ITEMS or list(value.shape) == content[0]
 
     @staticmethod
     def _same_array(value: np.ndarray, content: list[Any]) -> bool:
@@ -217,7 +256,7 @@ class _Reader:
             return method_of(self._value(content[0]), content[1])
         of = self._classes.find(name)
         if kind is ThingKind.ENUM and issubclass(of, enum.Enum):
-            return of.__members__[content]
+            return of.__members__[content[0]]
         if kind is ThingKind.NAMED and issubclass(of, tuple) and hasattr(of, "_fields"):
             return tuple.__new__(of, self._values(content))
         if kind is ThingKind.CONSTANT:
