@@ -1,4 +1,4 @@
-"""What bound methods of C, functions, classes and enums have is carried like an object's own, or refused by its path."""
+"""What bound methods of C, functions, classes and enums have is carried like an object's own, or refused by path."""
 
 import enum
 import itertools
@@ -179,7 +179,7 @@ def test_what_a_failed_step_has_put_into_a_class_is_refused() -> None:
     type(env).made += 1
     for again in (lambda: graph.go_back(memory), graph.remember, graph.state_dict):
         with pytest.raises(NotCarried, match=r"steps change Env.made"):
-            again()  # type: ignore[operator]
+            again()
     type(env).made -= 1
     graph.go_back(memory)
     type(env).random = random.Random(3)
@@ -270,7 +270,7 @@ def test_what_an_enum_has_goes_back_and_what_is_exchanged_in_it_is_refused() -> 
 class Plain:
     """As torch's users write them."""
 
-    @torch.no_grad()  # type: ignore[untyped-decorator]
+    @torch.no_grad()
     def act(self) -> int:
         """Without gradients."""
         return 1

@@ -9,7 +9,7 @@ import random
 import threading
 import types
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -126,3 +126,38 @@ def test_slots_of_classes_that_inherit_slots_are_carried() -> None:
     one.a, one.c = 1, 2  # type: ignore[attr-defined]
     ObjectGraph({"env": other}).load_state_dict(ObjectGraph({"env": one}).state_dict())
     assert (other.a, other.c, hasattr(other, "b")) == (1, 2, False)  # type: ignore[attr-defined]
+
+
+def test_an_array_whose_shape_a_step_sets_has_its_own_again() -> None:
+    holds = Holds(np.arange(6))
+    graph = ObjectGraph({"env": holds})
+    memory = graph.remember()
+    thing: Any = holds.thing
+    thing.shape = (2, 3)
+    thing[0, 0] = 7
+    thing.flags.writeable = False
+    graph.go_back(memory)
+    assert (thing.tolist(), thing.flags.writeable) == ([0, 1, 2, 3, 4, 5], True)
+    objects = Holds(np.array([1, "a"], object))
+    graph = ObjectGraph({"env": objects})
+    memory = graph.remember()
+    thing = objects.thing
+    thing.shape = (2, 1)
+    graph.go_back(memory)
+    assert thing.tolist() == [1, "a"]
+
+
+def test_an_array_that_a_step_gives_other_memory_or_another_type_in_place_is_refused() -> None:
+    holds = Holds(np.arange(4))
+    graph = ObjectGraph({"env": holds})
+    memory = graph.remember()
+    thing: Any = holds.thing
+    thing.dtype = np.float64
+    with pytest.raises(NotCarried, match=r"env.thing \(ndarray\).*another type, in place"):
+        graph.go_back(memory)
+    thing.dtype = np.int64
+    thing.resize(1 << 20, refcheck=False)
+    with pytest.raises(NotCarried, match=r"env.thing \(ndarray\).*other memory"):
+        graph.go_back(memory)
+    with pytest.raises(NotCarried, match="other memory"):
+        graph.go_back(memory)

@@ -20,6 +20,7 @@ from types import (
     FunctionType,
     GetSetDescriptorType,
     MemberDescriptorType,
+    MethodType,
     MethodWrapperType,
     ModuleType,
 )
@@ -65,6 +66,8 @@ def given_to(code: object) -> Given:
         return [(f".{at}", each) for at in ("fget", "fset", "fdel") if (each := getattr(code, at)) is not None]
     if isinstance(code, staticmethod | classmethod):
         return [(".__func__", code.__func__)]
+    if isinstance(code, MethodType):
+        return [(".__self__", code.__self__)]
     if isinstance(code, _BUILTINS) and not isinstance(code.__self__, ModuleType | type | None):
         return [(".__self__", code.__self__)]
     return []

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from types import MethodType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -74,7 +73,7 @@ def children(thing: Thing) -> Iterable[tuple[str, object]]:
         return [] if (root := base_of(value)) is value else [(".base", root)]
     if kind is ThingKind.NUMPY:
         return [(".bit_generator", value.bit_generator)]
-    if isinstance(value, MethodType):
+    if kind is ThingKind.METHOD:
         return [(".__self__", value.__self__)]
     return given_to(value)
 
