@@ -1,4 +1,4 @@
-"""What bound methods of C, functions, classes and enums have is carried like an object's own, or refused by path."""
+"""State of bound methods of C, functions, classes and enums is carried like an object's own, or refused by path."""
 
 import enum
 import itertools

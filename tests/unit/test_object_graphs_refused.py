@@ -1,4 +1,4 @@
-"""What would come back otherwise, in silence, is refused by its path and with the reason."""
+"""State that would come back otherwise, in silence, is refused by its path and with the reason."""
 
 import array
 import collections

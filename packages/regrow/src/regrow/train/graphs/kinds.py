@@ -25,7 +25,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from torch.utils._contextlib import _DecoratorContextManager
 
 from regrow.core.errors import UsageError
 from regrow.core.process.own_code import is_own_name
@@ -68,7 +67,7 @@ _FIXED = (
 )
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator, torch.Generator)
-_OF_TORCH = (_DecoratorContextManager, torch.amp.autocast)
+_OF_TORCH = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.amp.autocast)
 """Around functions, such as `torch.no_grad()`."""
 _FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
 _OF_LIBRARIES = (
