@@ -7,18 +7,17 @@ is called.
 
 import enum
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from regrow.core.errors import StateError
 from regrow.train.graphs.kinds import NotCarried, ThingKind
-from regrow.train.graphs.walk import Thing
+from regrow.train.graphs.outside import Given, alike, given_to
+from regrow.train.graphs.walk import HOLDERS, Thing
 from regrow.train.script_source import is_script
 
 _BUILTIN = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, dict, set, tuple, frozenset)}
 _BUILTINS = "builtins"
-_SMALL = 1_000
 
 
 class Classes:
@@ -60,28 +59,30 @@ class Classes:
         return found if isinstance(found, type) and found.__module__ == module else None
 
 
-def attributes_of(things: Iterable[Thing]) -> dict[type, dict[str, str]]:
-    """Data that the classes of objects keep for all of them, in words."""
-    kinds = {kind for thing in things if thing.kind is ThingKind.OBJECT for kind in type(thing.value).__mro__}
-    return {kind: dict(_data_of(kind)) for kind in kinds if kind.__module__ != _BUILTINS}
+class Outside:
+    """Values that functions, classes and enums had as they were first seen: a step may change them, not exchange them.
 
+    They stay with each process: a newcomer's class has its own.
+    """
 
-def _data_of(kind: type) -> Iterator[tuple[str, str]]:
-    for name, value in vars(kind).items():
-        small = isinstance(value, list | dict | set | tuple | deque) and len(value) <= _SMALL
-        counts = isinstance(value, bool | int | float | str | type(None)) or hasattr(type(value), "__next__")
-        if not name.startswith(("__", "_abc_")) and (small or counts):
-            yield name, repr(value)
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[object, Given]] = {}
 
+    def look(self, things: Iterable[Thing]) -> None:
+        """Raises `NotCarried` where one has other values now."""
+        for thing in things:
+            if thing.kind in HOLDERS and (now := given_to(thing.value)):
+                before = self._known.setdefault(id(thing.value), (thing.value, now))[1]
+                self._compare(thing, dict(before), dict(now))
 
-def refuse_changed(before: dict[type, dict[str, str]], things: Iterable[Thing]) -> None:
-    """Raises `NotCarried` where a class has other data now."""
-    things = list(things)
-    for kind, data in attributes_of(things).items():
-        changed = [name for name, now in data.items() if before.get(kind, data).get(name, now) != now]
-        if changed:
-            thing = next(each for each in things if isinstance(each.value, kind))
-            raise NotCarried(thing.path, thing.value, f"steps change {kind.__name__}.{changed[0]}, which its class has")
+    @staticmethod
+    def _compare(thing: Thing, before: dict[str, object], now: dict[str, object]) -> None:
+        for at in before.keys() | now.keys():
+            if at not in before or at not in now or not alike(before[at], now[at]):
+                name = getattr(thing.value, "__name__", type(thing.value).__name__)
+                raise NotCarried(
+                    thing.path, thing.value, f"steps change {name}{at}, which is no attribute of an object"
+                )
 
 
 def make(kind: ThingKind, of: type) -> Any:

@@ -14,6 +14,8 @@ import logging
 import pathlib
 import random
 import re
+import struct
+import sys
 import threading
 import types
 import uuid
@@ -26,8 +28,10 @@ import torch
 
 from regrow.core.errors import UsageError
 from regrow.core.process.own_code import is_own_name
+from regrow.train.graphs.received import is_plain
 
-_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+BITS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 DICTS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _CODE = (
     type,
@@ -42,6 +46,7 @@ _CODE = (
     staticmethod,
     classmethod,
     np.ufunc,
+    type(np.mean),
 )
 _FIXED = (
     pathlib.PurePath,
@@ -56,10 +61,15 @@ _FIXED = (
     slice,
     type(Ellipsis),
     type(NotImplemented),
+    types.GenericAlias,
+    types.UnionType,
     weakref.ref,
-    types.MappingProxyType,
 )
-_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event, threading.Semaphore)
+_LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
+GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator, torch.Generator)
+_OF_TORCH = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.amp.autocast)
+"""Around functions, such as `torch.no_grad()`."""
+_FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
 _OF_LIBRARIES = (
     getattr(np.random.mtrand, "_rand", None),
     getattr(random, "_inst", None),
@@ -72,6 +82,7 @@ _ELSEWHERE = frozenset(
 _NO_ENVIRONMENTS = frozenset({"torch", "builtins", "accelerate", "transformers"})
 """Packages whose objects are none that a step changes behind the script's back."""
 _HEAP_TYPE = 1 << 9
+_WORD = struct.calcsize("P")
 
 
 class ThingKind(enum.StrEnum):
@@ -85,7 +96,6 @@ class ThingKind(enum.StrEnum):
     LIST = "list"
     DEQUE = "deque"
     DICT = "dict"
-    SET = "set"
     BYTES = "bytearray"
     DTYPE = "dtype"
     RANGE = "range"
@@ -105,10 +115,8 @@ class ThingKind(enum.StrEnum):
 
 _EXACT: dict[type, ThingKind] = {
     tuple: ThingKind.TUPLE,
-    frozenset: ThingKind.FROZENSET,
     list: ThingKind.LIST,
     deque: ThingKind.DEQUE,
-    set: ThingKind.SET,
     bytearray: ThingKind.BYTES,
     range: ThingKind.RANGE,
     types.MethodType: ThingKind.METHOD,
@@ -117,7 +125,7 @@ _EXACT: dict[type, ThingKind] = {
     random.Random: ThingKind.PYTHON,
     torch.Generator: ThingKind.TORCH,
     torch.Tensor: ThingKind.TENSOR,
-    **dict.fromkeys(_ATOMS, ThingKind.ATOM),
+    **dict.fromkeys(ATOMS, ThingKind.ATOM),
     **dict.fromkeys(DICTS, ThingKind.DICT),
 }
 
@@ -136,24 +144,40 @@ class NotCarried(UsageError):
 
 def kind_of(value: object, path: str) -> ThingKind:
     """Kind by which a value is carried. Raises `NotCarried`."""
+    if isinstance(value, types.MethodType) and not isinstance(value.__func__, types.FunctionType):
+        return ThingKind.CONSTANT  # of a class made in C, such as numpy's generators
     if (exact := _EXACT.get(type(value))) is not None:
         return ThingKind.CONSTANT if any(value is each for each in _OF_LIBRARIES) else exact
     if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
         return ThingKind.ATOM
+    if isinstance(value, set | frozenset):
+        return _of_set(value, path)
     if isinstance(value, np.dtype):
+        if not is_plain(value):
+            raise NotCarried(path, value, "it is a type with objects, or of raw memory")
         return ThingKind.DTYPE
     if isinstance(value, enum.Enum):
+        if type(value).__members__.get(value.name) is not value:
+            raise NotCarried(path, value, "it is several flags together, or no member of its enum")
         return ThingKind.ENUM
     if isinstance(value, _CODE):
         _refuse_counting(value, path)
         return ThingKind.CONSTANT
     if isinstance(value, (*_FIXED, *_LOCKS, logging.Logger)):
+        if type(value).__module__.partition(".")[0] not in sys.stdlib_module_names:
+            raise NotCarried(path, value, "it is of a class of its own, made from one whose objects never change")
         return ThingKind.CONSTANT
+    if isinstance(value, _OF_TORCH) or type(value).__module__ == "typing":
+        return ThingKind.CONSTANT
+    if isinstance(value, _FLAGS):
+        raise NotCarried(path, value, "it is one of threads, which go on beside the steps")
     if isinstance(value, np.ndarray):
         return _of_array(value, path)
     if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+        if hasattr(value, "__dict__"):
+            raise NotCarried(path, value, "it is a tuple with attributes")
         return ThingKind.NAMED
-    if isinstance(value, np.random.BitGenerator):
+    if type(value) in BITS.values():
         return ThingKind.BITS
     return _of_object(value, path)
 
@@ -162,6 +186,8 @@ def _of_array(array: np.ndarray, path: str) -> ThingKind:
     if type(array) is not np.ndarray:
         raise NotCarried(path, array, "it is an array of a class of its own")
     if not array.dtype.hasobject:
+        if not is_plain(array.dtype):
+            raise NotCarried(path, array, "its items are raw memory")
         return ThingKind.ARRAY
     if array.dtype.names is not None or array.base is not None:
         raise NotCarried(path, array, "it has objects in fields, or is a view of objects")
@@ -184,32 +210,64 @@ def _of_object(value: object, path: str) -> ThingKind:
         raise NotCarried(path, value, "what it does is in another process or thread, or outside")
     if package == "torch" or is_own_name(package):
         raise NotCarried(path, value, f"it is an object of {package}'s own")
+    if isinstance(value, GENERATOR_TYPES):
+        raise NotCarried(path, value, "it has a state that its attributes do not show")
     if says_its_state(value):
         return ThingKind.TOLD
     if hasattr(value, "__next__"):
         raise NotCarried(path, value, "an iterator cannot be told its place")
     if kind is types.SimpleNamespace:
         return ThingKind.OBJECT
-    hidden = next((base for base in kind.__mro__ if base is not object and not base.__flags__ & _HEAP_TYPE), None)
-    if hidden is not None or not isinstance(getattr(kind, "__module__", None), str) or not _has_attributes(value):
+    if not isinstance(getattr(kind, "__module__", None), str) or not all(map(_is_of_python, kind.__mro__)):
         raise NotCarried(path, value, "it has a state that its attributes do not show")
     return ThingKind.OBJECT
 
 
-def _has_attributes(value: object) -> bool:
-    """True if a class made in Python keeps all that its instances have in attributes."""
-    if hasattr(value, "__dict__"):
+def _of_set(value: "set[object] | frozenset[object]", path: str) -> ThingKind:
+    if type(value) is frozenset and len(value) <= 1:
+        return ThingKind.FROZENSET
+    raise NotCarried(
+        path, value, "the order in which it is gone through cannot be carried; a dict with values None can"
+    )
+
+
+def _is_of_python(kind: type) -> bool:
+    """True for a class made by `class`, whose instances have no memory but attributes, slots and weak references."""
+    base = kind.__base__
+    if base is None:
+        return kind is object
+    own = vars(kind)
+    slots = sum(isinstance(each, types.MemberDescriptorType) for each in own.values())
+    if not kind.__flags__ & _HEAP_TYPE or (slots and "__slots__" not in own):
+        return False
+    words = slots + ("__dict__" in own) + ("__weakref__" in own)
+    return kind.__itemsize__ == 0 and kind.__basicsize__ - base.__basicsize__ <= words * _WORD
+
+
+def is_key(value: object) -> bool:
+    """True for a key of a dictionary that is whole as soon as it is made, and whose class has no code of its own."""
+    kind = type(value)
+    if kind in ATOMS or isinstance(value, np.generic):
         return True
-    return any("__slots__" in vars(kind) for kind in type(value).__mro__)
+    if isinstance(value, enum.Enum):
+        return kind.__hash__ is enum.Enum.__hash__ and kind.__eq__ in (object.__eq__, int.__eq__, str.__eq__)
+    if not isinstance(value, tuple) or kind.__hash__ is not tuple.__hash__ or kind.__eq__ is not tuple.__eq__:
+        return False
+    return all(is_key(each) for each in value)
 
 
 def _refuse_counting(code: object, path: str) -> None:
     """Functions are the same on all ranks, but for variables of a function around them that they write."""
-    if not isinstance(code, types.FunctionType) or not code.__code__.co_freevars:
-        return
-    written = {each.argval for each in dis.get_instructions(code.__code__) if each.opname == "STORE_DEREF"}
-    if kept := sorted(written & set(code.__code__.co_freevars)):
+    if isinstance(code, types.FunctionType) and (kept := _written(code.__code__)):
         raise NotCarried(path, code, f"the function writes `{kept[0]}` of the function around it")
+
+
+@functools.lru_cache(maxsize=10_000)
+def _written(code: types.CodeType) -> list[str]:
+    """Variables from outside that code writes, or a function in it."""
+    names = {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_DEREF", "DELETE_DEREF")}
+    names |= {name for inner in code.co_consts if isinstance(inner, types.CodeType) for name in _written(inner)}
+    return sorted(names & set(code.co_freevars))
 
 
 def can_be_followed(value: object) -> bool:
@@ -219,7 +277,7 @@ def can_be_followed(value: object) -> bool:
     """
     kind = type(value)
     if isinstance(value, np.random.RandomState | random.Random | list | dict | set | deque):
-        return kind in _EXACT
+        return kind in _EXACT or kind is set  # which is refused, with a cure
     ours = is_own_name(kind.__module__) or kind.__module__.partition(".")[0] in _NO_ENVIRONMENTS
     return (
         not ours

@@ -3,13 +3,15 @@
 What a step has put in the place of a thing is not written to: it may be something that the script knows elsewhere.
 """
 
+import contextlib
+import warnings
 from collections import defaultdict, deque
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from regrow.train.graphs.kinds import ThingKind, put_slots, slot_values
+from regrow.train.graphs.kinds import NotCarried, ThingKind, put_slots, slot_values
 from regrow.train.graphs.nested import fitted, held
 from regrow.train.graphs.walk import (
     GENERATORS,
@@ -43,8 +45,8 @@ _CHANGES = frozenset(
         ThingKind.LIST,
         ThingKind.DEQUE,
         ThingKind.DICT,
-        ThingKind.SET,
         ThingKind.BYTES,
+        ThingKind.ARRAY,
         ThingKind.ITEMS,
         ThingKind.TENSOR,
         ThingKind.TOLD,
@@ -68,7 +70,13 @@ def remember(things: list[Thing], former: Memory | None = None) -> Memory:
 
 
 def go_back(memory: Memory) -> None:
-    """Make every thing what it was. The memory can be used again."""
+    """Make every thing what it was. The memory can be used again.
+
+    Raises `NotCarried` where an array has been given other memory since: the one that it had may be gone.
+    """
+    for thing, content in zip(memory.things, memory.contents, strict=True):
+        if thing.kind in (ThingKind.ARRAY, ThingKind.ITEMS):
+            put_form(thing, content[0])
     with torch.no_grad():
         for piece, copy in memory.copies.values():
             if not torch.equal(piece.memory, copy):
@@ -89,7 +97,9 @@ def _content(thing: Thing) -> Any:
         return dict(value), getattr(value, "default_factory", None)
     if kind in GENERATORS:
         return generator_state(thing)
-    return list(value.flat if kind is ThingKind.ITEMS else value)
+    if kind in (ThingKind.ARRAY, ThingKind.ITEMS):
+        return form_of(value), list(value.flat) if kind is ThingKind.ITEMS else None
+    return list(value)
 
 
 def _put(thing: Thing, content: Any) -> None:
@@ -111,8 +121,8 @@ def _put(thing: Thing, content: Any) -> None:
     elif kind in GENERATORS:
         put_generator(value, kind, content)
     elif kind is ThingKind.ITEMS:
-        put_objects(value, content)
-    else:
+        put_objects(value, content[1])
+    elif kind is not ThingKind.ARRAY:
         put_members(value, content)
 
 
@@ -128,12 +138,8 @@ def put_items(there: dict[Any, Any], items: dict[Any, Any]) -> None:
 
 
 def put_members(there: Any, members: list[Any]) -> None:
-    """Make a list, a deque, a set or a `bytearray` these members."""
-    if isinstance(there, set):
-        if there != set(members):
-            there.clear()
-            there.update(members)
-    elif isinstance(there, bytearray):
+    """Make a list, a deque or a `bytearray` these members."""
+    if isinstance(there, bytearray):
         there[:] = bytes(members)
     else:
         sequence = cast("list[Any] | deque[Any]", there)
@@ -152,3 +158,24 @@ def put_tensor(there: torch.Tensor, was: torch.Tensor) -> None:
     same = (there.data_ptr(), there.shape, there.stride(), there.dtype)
     if same != (was.data_ptr(), was.shape, was.stride(), was.dtype):
         there.data = was
+
+
+def form_of(array: np.ndarray) -> tuple[object, ...]:
+    """Address, length, type, strides and shape of an array; last, True if it can be written."""
+    address, _ = array.__array_interface__["data"]
+    return address, array.nbytes, array.dtype, array.strides, array.shape, array.flags.writeable
+
+
+def put_form(thing: Thing, was: tuple[object, ...]) -> None:
+    """Give an array the shape that it had. Raises `NotCarried` where it lies elsewhere, or has another type now."""
+    array = thing.value
+    if form_of(array) == was:
+        return
+    *_, shape, writable = was
+    if form_of(array)[:3] == was[:3]:
+        with warnings.catch_warnings(), contextlib.suppress(AttributeError, ValueError):
+            warnings.simplefilter("ignore", DeprecationWarning)
+            array.shape = cast("tuple[int, ...]", shape)
+            array.flags.writeable = bool(writable)
+    if form_of(array) != was:
+        raise NotCarried(thing.path, array, "a step has given it other memory, or another type, in place")

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.classes import Classes, attributes_of, refuse_changed
+from regrow.train.graphs.classes import Classes, Outside
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
 from regrow.train.graphs.tell import tell
@@ -36,7 +36,8 @@ class ObjectGraph:
         """From now on, what is held at this moment counts as built by all ranks."""
         things = self.things()
         self._originals = Originals(things)
-        self._kept_by_classes = attributes_of(things)
+        self._outside = Outside()
+        self._outside.look(things)
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
 
     def things(self) -> list[Thing]:
@@ -49,16 +50,22 @@ class ObjectGraph:
         Args:
             former: an earlier memory, which is not gone back to any more.
         """
-        return remember(self.things(), former if isinstance(former, Memory) else None)
+        things = self.things()
+        self._outside.look(things)
+        return remember(things, former if isinstance(former, Memory) else None)
 
     def go_back(self, memory: Memory) -> None:
-        """Make all that was held what it was; every thing is itself again."""
+        """Make all that was held what it was; every thing is itself again.
+
+        Raises `NotCarried` where the step has put something into a class, a function or an array that stays there.
+        """
         go_back(memory)
+        self._outside.look(self.things())
 
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves."""
         things = self.things()
-        refuse_changed(self._kept_by_classes, things)
+        self._outside.look(things)
         return tell(things, self._originals, self._classes)
 
     def load_state_dict(self, state_dict: object) -> None:

@@ -13,11 +13,25 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
-from regrow.train.graphs.kinds import DICTS, ThingKind, put_slots
+from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
+from regrow.train.graphs.outside import alike, given_to, is_atom
+from regrow.train.graphs.received import (
+    count_of,
+    kept_at,
+    kept_tensor,
+    lengths,
+    part_of,
+    plain_dtype,
+    refuse_beyond,
+    refuse_position,
+    seed_of,
+)
 from regrow.train.graphs.walk import (
     GENERATORS,
+    HOLDERS,
+    MOST,
     Thing,
     array_bytes,
     base_of,
@@ -28,7 +42,6 @@ from regrow.train.graphs.walk import (
 )
 
 _DICTS = {kind.__name__: kind for kind in DICTS}
-_BITS = {name: getattr(np.random, name) for name in ("PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64")}
 _OTHERS: dict[ThingKind, Callable[[], Any]] = {
     ThingKind.LEGACY: np.random.RandomState,
     ThingKind.PYTHON: random.Random,
@@ -82,7 +95,7 @@ class Originals:
 def hear(told: dict[str, Any], originals: Originals, classes: Classes) -> None:
     """Write a told graph into the present one. Raises `StateError` where it does not fit."""
     nodes = decode(np.ascontiguousarray(told["graph"]).tobytes())
-    if not isinstance(nodes, list):
+    if not isinstance(nodes, list) or len(nodes) > MOST:
         raise StateError("the graph that was received is none")
     try:
         with torch.no_grad():
@@ -99,10 +112,46 @@ class _Reader:
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
 
     def read(self) -> None:
+        self._adopt_all()
         for number in range(len(self._nodes)):
             self._thing(number)
         for number, (kind, _, _, content) in enumerate(self._nodes):
             self._fill(self._made[number], ThingKind(kind), content)
+        for number, (kind, *_) in enumerate(self._nodes):
+            if kind in HOLDERS:
+                self._refuse_others(self._made[number], number)
+
+    def _adopt_all(self) -> None:
+        waiting = [number for number, (kind, *_) in enumerate(self._nodes) if kind in HOLDERS]
+        known = waiting
+        while known:
+            known = [each for each in waiting if each in self._made or self._nodes[each][1] or self._nodes[each][2]]
+            waiting = [each for each in waiting if each not in known]
+            for number in known:
+                self._adopt(self._thing(number), number)
+
+    def _adopt(self, value: Any, number: int) -> None:
+        """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
+        for (_, mine), told in zip(given_to(value), self._given(number), strict=True):
+            if type(told) is tuple and told[0] not in self._made:
+                kind, name, path, content = self._nodes[told[0]]
+                same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
+                if same and self._fits(mine, ThingKind(kind), name, content):
+                    self._made[told[0]] = mine
+
+    def _given(self, number: int) -> list[Any]:
+        kind, _, _, content = self._nodes[number]
+        return list(content[1:] if kind == ThingKind.ENUM else content)
+
+    def _refuse_others(self, value: Any, number: int) -> None:
+        """Raises `StateError` where a class or a function has other things here than there."""
+        built = self._nodes[number][2]
+        for (at, mine), told in zip(given_to(value), self._given(number), strict=True):
+            theirs = self._value(told)
+            # What is built by all ranks alike may have a name or a time of its own.
+            same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
+            if not same and not (built and is_atom(mine) and is_atom(theirs)):
+                raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
         """The thing of a number, which may still be empty."""
@@ -119,23 +168,24 @@ class _Reader:
 
     def _original(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
         value = self._originals.at(path, kind)
-        if value is None:
-            return None
+        return value if value is not None and self._fits(value, kind, name, content) else None
+
+    def _fits(self, value: Any, kind: ThingKind, name: str, content: Any) -> bool:
         if kind is ThingKind.ARRAY:
-            return value if self._same_array(value, content) else None
+            return self._same_array(value, content)
         if kind is ThingKind.TENSOR:
-            return value if self._same_tensor(value, content) else None
+            return self._same_tensor(value, content)
         if kind in (ThingKind.DICT, ThingKind.BITS):
-            return value if type(value).__name__ == name else None
-        if kind is ThingKind.OBJECT and name and self._classes.name_of(type(value)) != name:
-            return None
+            return bool(type(value).__name__ == name)
+        if kind is ThingKind.OBJECT:
+            return not name or self._classes.name_of(type(value)) == name
         if kind is ThingKind.DEQUE:
-            return value if value.maxlen == content[0] else None
-        return value if kind is not ThingKind.ITEMS or list(value.shape) == content[0] else None
+            return bool(value.maxlen == content[0])
+        return kind is not ThingKind.ITEMS or list(value.shape) == content[0]
 
     @staticmethod
     def _same_array(value: np.ndarray, content: list[Any]) -> bool:
-        alike = value.dtype == np.lib.format.descr_to_dtype(content[0]) and list(value.shape) == content[1]
+        alike = value.dtype == plain_dtype(content[0]) and list(value.shape) == content[1]
         if base_of(value) is not value:
             return alike and len(content) == 6 and list(value.strides) == content[2]
         order = "C" if value.flags.c_contiguous else "F"
@@ -161,6 +211,8 @@ class _Reader:
 
     def _pairs(self, told: list[Any]) -> dict[Any, Any]:
         values = self._values(told)
+        if not all(map(is_key, values[::2])):
+            raise StateError("a dictionary was received with a key that may be none")
         return dict(zip(values[::2], values[1::2], strict=True))
 
     def _new(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
@@ -168,13 +220,13 @@ class _Reader:
             return []
         if kind is ThingKind.DEQUE:
             return deque(maxlen=content[0])
-        if kind is ThingKind.SET:
-            return set()
         if kind is ThingKind.BYTES:
             return bytearray()
         if kind is ThingKind.DICT:
             return _DICTS[name]()
         if kind is ThingKind.ITEMS:
+            if count_of(content[0]) != len(content) - 1:
+                raise StateError("an array of objects has another number of them than was received")
             return np.empty(content[0], object)
         if kind is ThingKind.ARRAY:
             return self._array(content)
@@ -192,16 +244,19 @@ class _Reader:
         if kind is ThingKind.TUPLE:
             return tuple(self._values(content))
         if kind is ThingKind.FROZENSET:
-            return frozenset(self._values(content))
+            members = self._values(content)
+            if len(members) > 1:
+                raise StateError("a frozenset was received whose order nobody knows")
+            return frozenset(members)
         if kind is ThingKind.RANGE:
             return range(*content)
         if kind is ThingKind.DTYPE:
-            return np.lib.format.descr_to_dtype(content)
+            return plain_dtype(content)
         if kind is ThingKind.METHOD:
             return method_of(self._value(content[0]), content[1])
         of = self._classes.find(name)
         if kind is ThingKind.ENUM and issubclass(of, enum.Enum):
-            return of.__members__[content]
+            return of.__members__[content[0]]
         if kind is ThingKind.NAMED and issubclass(of, tuple) and hasattr(of, "_fields"):
             return tuple.__new__(of, self._values(content))
         if kind is ThingKind.CONSTANT:
@@ -209,22 +264,26 @@ class _Reader:
         raise StateError(f"{name} is no class of a {kind}")
 
     def _array(self, content: list[Any]) -> np.ndarray:
-        dtype, shape = np.lib.format.descr_to_dtype(content[0]), content[1]
+        dtype, shape = plain_dtype(content[0]), lengths(content[1])
         if len(content) == 5:
-            array = np.empty(shape, dtype, order=content[2])
-        else:
-            _, _, strides, _, first, root = content
-            array = np.ndarray(shape, dtype, self._value(root), first, strides)
-        return array
+            if count_of(shape) * dtype.itemsize != len(part_of(self._data, content[4])):
+                raise StateError("an array has another number of bytes than was received for it")
+            return np.empty(shape, dtype, order="F" if content[2] == "F" else "C")
+        _, _, strides, _, first, told = content
+        root = self._value(told)
+        if type(root) is not np.ndarray or root.dtype.hasobject:
+            raise StateError("an array would lie in the memory of what is no array of numbers")
+        return np.ndarray(shape, dtype, root, first, strides)
 
     def _tensor(self, content: list[Any]) -> torch.Tensor:
         dtype, shape, strides, first, place = content
         key = place[0], place[1]
         if key not in self._storages:
             if place[1] < 0:
-                self._storages[key] = self._kept[place[0]].clone()
+                self._storages[key] = kept_tensor(self._kept, place[0]).clone()
             else:
-                self._storages[key] = self._data[place[0] : place[0] + place[1]].clone()
+                self._storages[key] = part_of(self._data, place).clone()
+        refuse_beyond(shape, strides, first, dtype_of(dtype), len(self._storages[key]))
         made = torch.empty(0, dtype=dtype_of(dtype), device=self._storages[key].device)
         return made.set_(self._storages[key].untyped_storage(), first, shape, strides)
 
@@ -232,20 +291,18 @@ class _Reader:
         if kind is ThingKind.NUMPY:
             return np.random.Generator(self._value(content))
         if kind is ThingKind.BITS:
-            seed = content[1]
-            return _BITS[name](
-                seed
-                and np.random.SeedSequence(seed[0], spawn_key=seed[1], pool_size=seed[2], n_children_spawned=seed[3])
-            )
+            return BITS[name](seed_of(content[1]))
         return _OTHERS[kind]()
 
     def _fill(self, value: Any, kind: ThingKind, content: Any) -> None:
-        if kind in (ThingKind.LIST, ThingKind.SET):
+        if kind is ThingKind.LIST:
             put_members(value, self._values(content))
         elif kind is ThingKind.DEQUE:
             put_members(value, self._values(content[1:]))
         elif kind is ThingKind.BYTES:
-            put_members(value, content)
+            if type(content) is not bytes:
+                raise StateError("a bytearray has a content that is no bytes")
+            value[:] = content
         elif kind is ThingKind.DICT:
             put_items(value, self._pairs(content[1:]))
             if isinstance(value, defaultdict):
@@ -259,28 +316,34 @@ class _Reader:
         elif kind in (ThingKind.ARRAY, ThingKind.TENSOR):
             self._fill_memory(value, kind, content)
         elif kind in GENERATORS:
-            put_generator(value, kind, self._kept[content[0]])
+            state = kept_at(self._kept, content[0])
+            refuse_position(state)
+            put_generator(value, kind, state)
         elif kind is ThingKind.TOLD:
-            put_told(value, fitted(told_state(value), self._kept[content], in_place=False))
+            put_told(value, fitted(told_state(value), kept_at(self._kept, content), in_place=False))
 
     def _fill_memory(self, value: Any, kind: ThingKind, content: list[Any]) -> None:
         place = content[4]
-        if kind is ThingKind.ARRAY:
-            if len(content) == 5 and value.flags.writeable:
-                array_bytes(value, "").copy_(self._data[place[0] : place[0] + place[1]])
-                value.flags.writeable = content[3]
-            elif len(content) == 5:
-                if (
-                    array_bytes(value, "").numpy().tobytes()
-                    != self._data[place[0] : place[0] + place[1]].numpy().tobytes()
-                ):
-                    raise StateError("an array that is read only has another content here")
-            else:
-                value.flags.writeable = content[3] and value.flags.writeable
-        elif place[1] < 0:
-            storage_bytes(value).copy_(self._kept[place[0]])
-        else:
-            storage_bytes(value).copy_(self._data[place[0] : place[0] + place[1]])
+        if kind is ThingKind.TENSOR:
+            there = storage_bytes(value)
+            there.copy_(_of_length(kept_tensor(self._kept, place[0]) if place[1] < 0 else self._part(place), there))
+        elif len(content) != 5:
+            value.flags.writeable = content[3] and value.flags.writeable
+        elif value.flags.writeable:
+            there = array_bytes(value, "")
+            there.copy_(_of_length(self._part(place), there))
+            value.flags.writeable = bool(content[3])
+        elif array_bytes(value, "").numpy().tobytes() != self._part(place).numpy().tobytes():
+            raise StateError("an array that is read only has another content here")
+
+    def _part(self, place: Any) -> torch.Tensor:
+        return part_of(self._data, place)
+
+
+def _of_length(received: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    if received.shape != there.shape:
+        raise StateError(f"{len(received)} bytes were received for a memory of {len(there)}")
+    return received
 
 
 def method_of(thing: object, name: str) -> MethodType:

@@ -9,9 +9,11 @@ import torch
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
 from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
+from regrow.train.graphs.outside import given_to
 from regrow.train.graphs.read import Originals, method_of
 from regrow.train.graphs.walk import (
     GENERATORS,
+    HOLDERS,
     Key,
     Piece,
     Thing,
@@ -44,6 +46,7 @@ class _Teller:
     def __init__(self, things: list[Thing], originals: Originals, classes: Classes) -> None:
         self._things, self._originals, self._classes = things, originals, classes
         self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
+        self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in given_to(thing.value)}
         self._kept: list[object] = []
         self._blob: list[np.ndarray] = []
         self._length = 0
@@ -93,6 +96,8 @@ class _Teller:
         constant = thing.kind is ThingKind.CONSTANT
         if original and (constant or thing.kind is ThingKind.OBJECT):
             return name
+        if constant and id(thing.value) in self._given:
+            return name if isinstance(thing.value, type) else ""
         if not name or (constant and not isinstance(thing.value, type)):
             raise NotCarried(thing.path, thing.value, "a step has put it there, and a newcomer could not make one")
         return name
@@ -100,12 +105,10 @@ class _Teller:
     def _content(self, thing: Thing) -> object:
         value: Any = thing.value
         kind = thing.kind
-        if kind in (ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST):
+        if kind in (ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.FROZENSET):
             return self._refs(value)
         if kind is ThingKind.DEQUE:
             return [value.maxlen, *self._refs(value)]
-        if kind in (ThingKind.SET, ThingKind.FROZENSET):
-            return sorted(self._refs(value), key=lambda each: encode(each))
         if kind is ThingKind.DICT:
             factory = self._ref(getattr(value, "default_factory", None))
             return [factory, *self._pairs(value)]
@@ -142,7 +145,8 @@ class _Teller:
             return np.lib.format.dtype_to_descr(value)
         if kind is ThingKind.RANGE:
             return [value.start, value.stop, value.step]
-        return value.name if kind is ThingKind.ENUM else None
+        given = self._refs(each for _, each in given_to(value))
+        return [value.name, *given] if kind is ThingKind.ENUM else given
 
     def _pairs(self, items: dict[Any, Any]) -> list[object]:
         return [self._ref(each) for pair in items.items() for each in pair]

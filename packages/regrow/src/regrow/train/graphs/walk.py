@@ -1,41 +1,20 @@
 """All that an object holds, each thing once, with the path by which it is reached first."""
 
-import contextlib
-import functools
 import random
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from types import FunctionType, MethodType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 
-from regrow.train.graphs.kinds import NotCarried, ThingKind, kind_of, slot_values
+from regrow.train.graphs.kinds import NotCarried, ThingKind, is_key, kind_of, slot_values
 from regrow.train.graphs.nested import held
+from regrow.train.graphs.outside import Given, given_to, is_followed
 
 Key = tuple[str, int]
 MOST = 2_000_000
 """Bound for the things of one object: they are gone through at each step."""
-_SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE})
-_ANY_ORDER = frozenset({ThingKind.SET, ThingKind.FROZENSET})
-_DATA = frozenset(
-    {
-        FunctionType,
-        functools.partial,
-        list,
-        dict,
-        set,
-        deque,
-        bytearray,
-        np.ndarray,
-        np.random.Generator,
-        np.random.RandomState,
-        random.Random,
-        torch.Generator,
-    }
-)
-"""Kinds of values that a function may change that has them from outside."""
+_SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE, ThingKind.FROZENSET})
 _ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
@@ -78,41 +57,37 @@ def walk(roots: Mapping[str, object]) -> list[Thing]:
 def children(thing: Thing) -> Iterable[tuple[str, object]]:
     """Values that a thing holds, each with what its path has in addition."""
     value, kind = thing.value, thing.kind
-    if kind in _SEQUENCES or kind in _ANY_ORDER:
-        if _ATOMIC.issuperset(map(type, value)):
-            return ()
-        return [(f"[{at}]", each) for at, each in enumerate(value)]
+    if kind in _SEQUENCES:
+        of = _class_of(value) if kind is ThingKind.NAMED else []
+        return (
+            of if _ATOMIC.issuperset(map(type, value)) else [*((f"[{at}]", each) for at, each in enumerate(value)), *of]
+        )
     if kind is ThingKind.DICT:
-        return list(_of_dict(cast(dict[object, object], value)))
+        return list(_of_dict(cast(dict[object, object], value), thing.path))
     if kind is ThingKind.OBJECT:
         held_here = {**getattr(value, "__dict__", {}), **slot_values(value)}
-        return [(f".{key}", each) for key, each in held_here.items()]
+        return [*((f".{key}", each) for key, each in held_here.items()), *_class_of(value)]
     if kind is ThingKind.ITEMS:
         return [(f"[{at}]", each) for at, each in enumerate(value.flat)]
     if kind is ThingKind.ARRAY:
         return [] if (root := base_of(value)) is value else [(".base", root)]
     if kind is ThingKind.NUMPY:
         return [(".bit_generator", value.bit_generator)]
-    if isinstance(value, MethodType):
+    if kind is ThingKind.METHOD:
         return [(".__self__", value.__self__)]
-    return [(f" with {name}", each) for name, each in _given(value) if type(each) in _DATA]
+    return given_to(value)
 
 
-def _given(code: object) -> Iterator[tuple[str, object]]:
-    """Values that a function has from the function around it, or from `functools.partial`."""
-    if isinstance(code, FunctionType):
-        for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # which has no value yet
-                yield name, cell.cell_contents
-    elif isinstance(code, functools.partial):
-        yield from ((str(at), each) for at, each in enumerate([code.func, *code.args]))
-        yield from code.keywords.items()
+def _class_of(value: object) -> Given:
+    return [(".__class__", type(value))] if is_followed(type(value)) else []
 
 
-def _of_dict(value: dict[object, object]) -> Iterator[tuple[str, object]]:
+def _of_dict(value: dict[object, object], path: str) -> Iterator[tuple[str, object]]:
     if (factory := getattr(value, "default_factory", None)) is not None:
         yield ".default_factory", factory
     for key, each in value.items():
+        if type(key) not in _ATOMIC and not is_key(key):
+            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these")
         at = f"[{key!r:.40}]"
         yield f" key {at}", key
         yield at, each
@@ -193,6 +168,8 @@ def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
         value.set_state(state)
 
 
+HOLDERS = frozenset({ThingKind.CONSTANT, ThingKind.ENUM})
+"""Kinds that have values for all who hold them."""
 GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
 
 

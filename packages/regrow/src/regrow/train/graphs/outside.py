@@ -1,0 +1,160 @@
+"""Values that functions, classes and enums have for all who hold them.
+
+They are defaults, variables of the function around, globals, and attributes of the class. They are followed like any
+other; a step may change what is in them, not put others there.
+"""
+
+import contextlib
+import dataclasses
+import dis
+import enum
+import functools
+import itertools
+import reprlib
+import sys
+from collections import deque
+from collections.abc import Iterator
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from regrow.core.process.own_code import is_own_name
+from regrow.train.graphs.kinds import ATOMS, DICTS, GENERATOR_TYPES
+from regrow.train.script_source import is_script
+
+_LIBRARIES = frozenset({"builtins", "numpy", "torch", *sys.stdlib_module_names})
+_DATA = (list, deque, bytearray, np.ndarray, torch.Tensor, *DICTS, *GENERATOR_TYPES)
+_FIELDS = type(vars(NamedTuple("_Fields", [("field", int)]))["field"])
+_REPR = {each.__code__.co_filename for each in (reprlib.recursive_repr, dataclasses.field)}
+"""Their functions have a set of what is being shown, empty between steps; each dataclass has one."""
+_BUILTINS = (BuiltinFunctionType, MethodWrapperType)
+Given = list[tuple[str, object]]
+
+
+def is_followed(kind: type) -> bool:
+    """True for a class whose attributes steps may change: not of numpy, torch, or what comes with Python."""
+    module = str(kind.__module__)
+    if is_own_name(module):
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return module.partition(".")[0] not in _LIBRARIES or bool(file and is_script(file))
+
+
+def given_to(code: object) -> Given:
+    """Values that a function, a class, an enum's member or the like has, each with what its path has in addition."""
+    if isinstance(code, type):
+        return list(_of_enum(code) if issubclass(code, enum.Enum) else _of_class(code)) if is_followed(code) else []
+    if isinstance(code, enum.Enum):
+        own = [(f".{name}", each) for name, each in vars(code).items() if not name.startswith("_") or name == "_value_"]
+        return [(".__class__", type(code)), *own] if is_followed(type(code)) else []
+    if isinstance(code, FunctionType):
+        return list(_of_function(code))
+    if isinstance(code, functools.partial):
+        return [(f" with {at}", each) for at, each in _of_partial(code)]
+    if isinstance(code, property):
+        return [(f".{at}", each) for at in ("fget", "fset", "fdel") if (each := getattr(code, at)) is not None]
+    if isinstance(code, staticmethod | classmethod):
+        return [(".__func__", code.__func__)]
+    if isinstance(code, MethodType):
+        return [(".__self__", code.__self__)]
+    if isinstance(code, _BUILTINS) and not isinstance(code.__self__, ModuleType | type | None):
+        return [(".__self__", code.__self__)]
+    return []
+
+
+def _of_partial(code: functools.partial[Any]) -> Iterator[tuple[object, object]]:
+    yield from enumerate([code.func, *code.args])
+    yield from code.keywords.items()
+    yield from vars(code).items()
+
+
+def _of_function(code: FunctionType) -> Iterator[tuple[str, object]]:
+    if code.__code__.co_filename in _REPR:
+        return
+    for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # which has no value yet
+            yield f" with {name}", cell.cell_contents
+    yield from ((f" default {at}", each) for at, each in enumerate(code.__defaults__ or ()))
+    yield from ((f" default {at}", each) for at, each in (code.__kwdefaults__ or {}).items())
+    yield from ((f".{name}", each) for name, each in vars(code).items())
+    if is_script(code.__code__.co_filename):
+        is_method = not code.__qualname__.rpartition(".")[0].endswith("<locals>") and "." in code.__qualname__
+        for name in globals_of(code.__code__):
+            each = code.__globals__.get(name)
+            if isinstance(each, type) or (not is_method and _is_state(each)):
+                yield f" global {name}", each
+
+
+def _is_state(value: object) -> bool:
+    """True for a global variable's value that a step may change; models and what is the job's are protected apart."""
+    if isinstance(value, FunctionType):
+        return is_script(value.__code__.co_filename)
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer | type):
+        return False
+    return type(value) in _DATA or (is_followed(type(value)) and not hasattr(type(value), "state_dict"))
+
+
+def _of_class(kind: type) -> Iterator[tuple[str, object]]:
+    for base in kind.__mro__:
+        at = "" if base is kind else f".{base.__name__}"
+        for name, value in vars(base).items() if is_followed(base) else ():
+            hidden = name.startswith(("__", "_abc_")) and not isinstance(
+                value, FunctionType | staticmethod | classmethod
+            )
+            if not hidden and not isinstance(value, MemberDescriptorType | GetSetDescriptorType | _FIELDS):
+                yield from ((f"{at}.{name}{more}", each) for more, each in _of_attribute(value))
+
+
+def _of_enum(kind: type[enum.Enum]) -> Iterator[tuple[str, object]]:
+    yield from ((f".{name}", each) for name, each in kind.__members__.items())
+    for name, value in vars(kind).items():
+        if isinstance(value, FunctionType) and not name.startswith("_"):
+            yield from ((f".{name}{more}", each) for more, each in _of_attribute(value))
+
+
+def _of_attribute(value: object) -> Given:
+    if isinstance(value, FunctionType):
+        # The function itself, which may write what is around it, only where it has something.
+        return [("", value)] if given_to(value) else []
+    if isinstance(value, property | staticmethod | classmethod):
+        return [(at + more, each) for at, held in given_to(value) for more, each in _of_attribute(held)]
+    if isinstance(value, itertools.count) or (type(value) is frozenset and all(type(each) in ATOMS for each in value)):
+        return [("", ", ".join(sorted(map(repr, value)) if isinstance(value, frozenset) else [repr(value)]))]
+    return [("", value)]
+
+
+@functools.lru_cache(maxsize=10_000)
+def globals_of(code: CodeType) -> tuple[str, ...]:
+    """Names of global variables that code reads."""
+    names = {each.argval: None for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            names |= dict.fromkeys(globals_of(inner))
+    return tuple(names)
+
+
+def alike(one: object, other: object) -> bool:
+    """True for the same thing, and for equal numbers or text, or tuples of these."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(alike, one, other))
+    return is_atom(one) and repr(one) == repr(other)
+
+
+def is_atom(value: object) -> bool:
+    """True for numbers, text and the like."""
+    return type(value) in ATOMS or isinstance(value, np.generic | np.dtype | range | enum.Enum)
