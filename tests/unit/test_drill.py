@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from regrow import cli
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.records import FaultInjected, IncidentClosed, Record, StepCommitted
+from regrow.drill import session
 from regrow.drill.__main__ import DOING
-from regrow.drill.checks import CHECKS, chosen, first_port
+from regrow.drill.checks import CHECKS, DrillCheck, chosen, first_port
+from regrow.drill.ground import DrillSettings
 from regrow.drill.judging import (
     Blow,
     FlowRate,
@@ -27,6 +30,7 @@ from regrow.drill.judging import (
     judge_struck,
     unstruck,
 )
+from regrow.drill.session import hold
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
 from regrow.observe.ledger import Ledger
 
@@ -278,3 +282,28 @@ def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pyt
     cli.main(["doctor", "--quick", "--json", str(tmp_path / "found.json")])
     assert json.loads((tmp_path / "found.json").read_text())["verdicts"]
     assert "VERDICT" in capsys.readouterr().out
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Sessions of one check that does nothing; the environment that it was given."""
+    given: dict[str, str] = {}
+
+    def carry_out(check: DrillCheck, folder: Path, environment: dict[str, str], *_: object) -> CheckResult:
+        given.update(environment)
+        return CheckResult(check.name, OK, "", 0.0, "")
+
+    monkeypatch.setattr(session, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(session, "_carry_out", carry_out)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return given
+
+
+def test_checks_do_not_get_what_the_environment_says_of_another_job(seen: dict[str, str]) -> None:
+    others = ["PET_NNODES", "PET_NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"]
+    others += ["REGROW_RECORD_PART", "REGROW_NODE_METRICS"]
+    kept = {"NCCL_DEBUG": "INFO", "REGROW_TOKEN": "a secret", "CUDA_VISIBLE_DEVICES": "0"}
+    report = hold(CHECKS[:1], DrillSettings(""), dict.fromkeys(others, "2") | kept, lambda _: None)
+    assert report.code == 0
+    assert not seen.keys() & set(others)
+    assert kept.items() <= seen.items()

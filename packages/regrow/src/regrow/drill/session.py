@@ -27,6 +27,14 @@ GRACE: Seconds = 5.0
 """Time that processes of a check get to end after it, and to end when they are asked to."""
 END: Seconds = 10.0
 _LAST_BYTES = 2000
+_OF_TORCHRUN = ("PET_", "TORCHELASTIC_")
+_OF_ANOTHER_JOB = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    | {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
+    | {"REGROW_JOB", "REGROW_NODE", "REGROW_WORKER_ENV", "REGROW_PROOF", "REGROW_GIVEN_BACK_CODE"}
+    | {"REGROW_HANG_FLOOR", "REGROW_NODE_METRICS", "REGROW_RECORD_PART", "REGROW_RECORD_PARTS"}
+)
+"""They would change the jobs of a check: their ranks, what they keep of their records, or where they listen."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -52,6 +60,15 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def of_checks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is meant for another job: torchrun's flags and workers, and regrow's."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OF_TORCHRUN) and name not in _OF_ANOTHER_JOB
+    }
+
+
 def hold(
     checks: Sequence[DrillCheck],
     settings: DrillSettings,
@@ -65,7 +82,7 @@ def hold(
     Args:
         checks: what to do.
         settings: without a folder; it is made, and goes at the end.
-        environment: of the checks.
+        environment: this process's; the checks get what is not meant for another job.
         tell: takes a line for people.
         budget: time for all.
 
@@ -86,8 +103,9 @@ def hold(
             # What torch and others leave in their temporary folders goes with this one.
             own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "TMPDIR": str(folder / "run")}
             own["OMP_NUM_THREADS"] = "1"
+            given = {**of_checks(environment), **own}
             for check in checks:
-                result = _carry_out(check, folder, {**environment, **own}, began + budget - time.monotonic(), household)
+                result = _carry_out(check, folder, given, began + budget - time.monotonic(), household)
                 results.append(result)
                 tell(result.line)
             if (folder / "versions.json").exists():
