@@ -32,6 +32,7 @@ from regrow.drill.judging import (
 )
 from regrow.drill.session import hold
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
+from regrow.launch.checks import writable
 from regrow.observe.ledger import Ledger
 
 OK, FAILED, ABSENT = CheckStatus.OK, CheckStatus.FAILED, CheckStatus.NOT_APPLICABLE
@@ -307,3 +308,31 @@ def test_checks_do_not_get_what_the_environment_says_of_another_job(seen: dict[s
     assert report.code == 0
     assert not seen.keys() & set(others)
     assert kept.items() <= seen.items()
+
+
+@pytest.mark.parametrize("train", [[], ["--train"]])
+@pytest.mark.parametrize("place", ["", "absent/found.json"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_done(
+    train: list[str],
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
+    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
+    assert cli.main(["doctor", *train, "--quick", "--json", str(tmp_path / place)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cannot be written" in said
+    assert "name a file in a folder" in said
+    assert done == []
+
+
+def test_a_file_for_the_report_is_left_as_it_is_until_there_is_one(tmp_path: Path) -> None:
+    there, absent = tmp_path / "there", tmp_path / "absent"
+    there.write_text("an older report")
+    for path in (there, absent):
+        writable("--json", str(path))
+    assert there.read_text() == "an older report"
+    assert not absent.exists()

@@ -143,6 +143,10 @@ def doctor(
 
     Exit code 0: fit, or only suspect; no check has failed. 1: a verdict is leave or fatal, or a check has failed.
     """
+    from regrow.launch.checks import some_time, writable
+
+    if json not in ("", "-"):
+        writable("--json", json)
     if train:
         from regrow.drill.command import DrillFlags, run_doctor_training
 
@@ -151,7 +155,6 @@ def doctor(
     if training["nodes"] > 1 or training["ranks"] is not None:
         raise UsageError("--nodes and --nproc-per-node are about a training", hint="give --train with them")
     from regrow.health.doctor import run_doctor
-    from regrow.launch.checks import some_time
 
     return run_doctor(
         check_timeout=some_time("--check-timeout", check_timeout),
