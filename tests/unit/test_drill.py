@@ -2,9 +2,11 @@
 
 import itertools
 import json
+import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +32,7 @@ from regrow.drill.judging import (
     judge_struck,
     unstruck,
 )
+from regrow.drill.scripts import network
 from regrow.drill.session import hold
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
 from regrow.launch.checks import writable
@@ -104,14 +107,45 @@ def test_rates_say_how_long_a_nodes_state_travels() -> None:
         ([], "no address was measured"),
         ([FlowRate("10.0.0.1", 4, 0.01)], "10.0.0.1 is slower than 0.05 GB/s"),
         (
-            [FlowRate("10.0.0.1", 4, 5.0), FlowRate("10.1.0.1", 4, 0.0, "timed out")],
-            "10.1.0.1 cannot be used: timed out",
+            [FlowRate("10.0.0.1", 1, 0.0, "timed out"), FlowRate("172.17.0.1", 1, 0.0, "Connection refused")],
+            "10.0.0.1 did not answer: timed out; 172.17.0.1 did not answer: Connection refused",
+        ),
+        (
+            [FlowRate("10.0.0.1", 1, 5.0), FlowRate("10.0.0.1", 4, 0.0, "Connection reset by peer")],
+            "10.0.0.1 broke: Connection reset by peer",
         ),
     ],
 )
-def test_an_address_that_is_slow_or_dead_fails(rates: list[FlowRate], cause: str) -> None:
+def test_a_network_that_is_slow_or_broken_or_nowhere_answers_fails(rates: list[FlowRate], cause: str) -> None:
     judged = judge_rates(rates, state_gb=10)
     assert (judged.status, judged.cause) == (FAILED, cause)
+
+
+def test_an_address_that_does_not_answer_is_named_and_is_no_failure_beside_one_that_does() -> None:
+    rates = [FlowRate("10.0.0.1", 1, 2.0), FlowRate("10.0.0.1", 4, 5.0), FlowRate("172.17.0.1", 1, 0.0, "timed out")]
+    judged = judge_rates(rates, state_gb=10)
+    assert judged.status is OK
+    assert judged.figure.endswith("; 172.17.0.1 did not answer: timed out")
+
+
+@pytest.mark.parametrize(("bind", "listens"), [("", ["127.0.0.1"]), ("127.0.0.3", ["127.0.0.3"])])
+def test_the_network_is_measured_on_loopback_or_where_the_user_binds(bind: str, listens: list[str]) -> None:
+    receiver = network.Receiver(network.addresses(bind), b"")
+    try:
+        assert [host for host, _ in receiver.places] == listens
+    finally:
+        receiver.close()
+
+
+def test_all_interfaces_are_measured_only_where_the_user_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}
+    up, found = SimpleNamespace(isup=True), {}
+    for name, address in known.items():
+        found[name] = [SimpleNamespace(family=socket.AF_INET, address=address)]
+    monkeypatch.setattr("psutil.net_if_stats", lambda: dict.fromkeys(known, up))
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+    assert network.addresses("0.0.0.0") == ["10.0.0.1", "10.1.0.1"]
+    assert network.addresses("10.1.0.1") == ["10.1.0.1"]
 
 
 def counts(growth: int) -> list[ProcessCount]:
