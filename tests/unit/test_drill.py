@@ -2,11 +2,15 @@
 
 import itertools
 import json
+import os
+import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -370,3 +374,27 @@ def test_a_file_for_the_report_is_left_as_it_is_until_there_is_one(tmp_path: Pat
         writable("--json", str(path))
     assert there.read_text() == "an older report"
     assert not absent.exists()
+
+
+def test_a_signal_while_the_folder_is_made_or_removed_leaves_nothing_and_loses_no_result(
+    seen: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, remove = os.mkdir, shutil.rmtree
+
+    def made(path: str | Path, *more: Any, **named: Any) -> None:
+        make(path, *more, **named)
+        if Path(path).name.startswith("regrow-doctor-"):
+            signal.raise_signal(signal.SIGINT)
+
+    def removed(path: Path, **named: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        remove(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", made)
+        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
+    assert (report.code, list(report.checks), list(tmp_path.iterdir())) == (75, [], [])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", removed)
+        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
+    assert (report.code, [each.check for each in report.checks], list(tmp_path.iterdir())) == (0, ["facts"], [])

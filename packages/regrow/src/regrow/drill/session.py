@@ -1,5 +1,6 @@
 """A session of checks: each in a process of its own with a limit; all that came of it ends with it."""
 
+import secrets
 import shutil
 import signal
 import subprocess
@@ -42,13 +43,18 @@ class DrillInterrupted(BaseException):
     """The session was asked to end."""
 
 
+def _ignore_signals() -> None:
+    """What follows is bounded, and must come to its end."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Signals that ask for an end are `DrillInterrupted` within this; processes without a parent become this one's."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # what follows is bounded, and must come to its end
+        _ignore_signals()
         raise DrillInterrupted(signal.Signals(number).name)
 
     adopt_orphans()
@@ -93,23 +99,32 @@ def hold(
     results: list[CheckResult] = []
     versions: dict[str, str] = {}
     interrupted = False
+    household = Household()
+    # Its name is known before it is there, so that it is removed wherever a signal comes.
+    folder = Path(tempfile.gettempdir()) / f"regrow-doctor-{secrets.token_hex(8)}"
     with interruptible():
-        household = Household()
-        folder = Path(tempfile.mkdtemp(prefix="regrow-doctor-"))
         try:
-            settings = msgspec.structs.replace(settings, folder=str(folder))
-            (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
-            (folder / "run").mkdir(mode=0o700)
-            # What torch and others leave in their temporary folders goes with this one.
-            own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "TMPDIR": str(folder / "run")}
-            own["OMP_NUM_THREADS"] = "1"
-            given = {**of_checks(environment), **own}
-            for check in checks:
-                result = _carry_out(check, folder, given, began + budget - time.monotonic(), household)
-                results.append(result)
-                tell(result.line)
-            if (folder / "versions.json").exists():
-                versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
+            try:
+                folder.mkdir(mode=0o700)
+                settings = msgspec.structs.replace(settings, folder=str(folder))
+                (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+                (folder / "run").mkdir(mode=0o700)
+                # What torch and others leave in their temporary folders goes with this one.
+                own = {
+                    "REGROW_HOME": str(folder),
+                    "XDG_RUNTIME_DIR": str(folder / "run"),
+                    "TMPDIR": str(folder / "run"),
+                }
+                own["OMP_NUM_THREADS"] = "1"
+                given = {**of_checks(environment), **own}
+                for check in checks:
+                    result = _carry_out(check, folder, given, began + budget - time.monotonic(), household)
+                    results.append(result)
+                    tell(result.line)
+                if (folder / "versions.json").exists():
+                    versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
+            finally:
+                _ignore_signals()  # one that comes before this is done is still caught below
         except DrillInterrupted:
             interrupted = True
             household.end(asked=True)
