@@ -312,9 +312,36 @@ def test_a_session_that_cannot_be_held_is_refused_with_what_it_needs(
     assert said in capsys.readouterr().err
 
 
-def test_flags_of_the_training_are_refused_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--quick", "--nodes", "2"]) == 2
-    assert "give --train" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "2"], "give --train"),
+        (["--nproc-per-node", "2"], "give --train"),
+        (["--node-rank", "0"], "give --train"),
+        (["--state-gb", "10"], "give --train"),
+        (["--rdzv-endpoint", "a:29400"], "give --train"),
+        (["--bind", "10.0.0.1"], "give --train"),
+        (["--train", "--peer", "a:1"], "without --train"),
+        (["--train", "--node", "a"], "without --train"),
+        (["--train", "--check-timeout", "30s"], "without --train"),
+    ],
+)
+def test_a_flag_that_would_be_dropped_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
+    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
+    assert cli.main(["doctor", "--quick", *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert next(word for word in reversed(words) if word.startswith("--")) in told
+    assert said in told
+    assert done == []
+
+
+def test_a_schedulers_number_of_the_node_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert cli.main(["doctor", "--quick", "--json", "-"]) in (0, 1)
 
 
 def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
