@@ -2,8 +2,15 @@
 
 import itertools
 import json
+import os
+import shutil
+import signal
+import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,8 +18,10 @@ from regrow import cli
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.records import FaultInjected, IncidentClosed, Record, StepCommitted
+from regrow.drill import session
 from regrow.drill.__main__ import DOING
-from regrow.drill.checks import CHECKS, chosen, first_port
+from regrow.drill.checks import CHECKS, DrillCheck, chosen, first_port
+from regrow.drill.ground import DrillSettings
 from regrow.drill.judging import (
     Blow,
     FlowRate,
@@ -27,7 +36,10 @@ from regrow.drill.judging import (
     judge_struck,
     unstruck,
 )
+from regrow.drill.scripts import network
+from regrow.drill.session import hold
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
+from regrow.launch.checks import writable
 from regrow.observe.ledger import Ledger
 
 OK, FAILED, ABSENT = CheckStatus.OK, CheckStatus.FAILED, CheckStatus.NOT_APPLICABLE
@@ -99,14 +111,45 @@ def test_rates_say_how_long_a_nodes_state_travels() -> None:
         ([], "no address was measured"),
         ([FlowRate("10.0.0.1", 4, 0.01)], "10.0.0.1 is slower than 0.05 GB/s"),
         (
-            [FlowRate("10.0.0.1", 4, 5.0), FlowRate("10.1.0.1", 4, 0.0, "timed out")],
-            "10.1.0.1 cannot be used: timed out",
+            [FlowRate("10.0.0.1", 1, 0.0, "timed out"), FlowRate("172.17.0.1", 1, 0.0, "Connection refused")],
+            "10.0.0.1 did not answer: timed out; 172.17.0.1 did not answer: Connection refused",
+        ),
+        (
+            [FlowRate("10.0.0.1", 1, 5.0), FlowRate("10.0.0.1", 4, 0.0, "Connection reset by peer")],
+            "10.0.0.1 broke: Connection reset by peer",
         ),
     ],
 )
-def test_an_address_that_is_slow_or_dead_fails(rates: list[FlowRate], cause: str) -> None:
+def test_a_network_that_is_slow_or_broken_or_nowhere_answers_fails(rates: list[FlowRate], cause: str) -> None:
     judged = judge_rates(rates, state_gb=10)
     assert (judged.status, judged.cause) == (FAILED, cause)
+
+
+def test_an_address_that_does_not_answer_is_named_and_is_no_failure_beside_one_that_does() -> None:
+    rates = [FlowRate("10.0.0.1", 1, 2.0), FlowRate("10.0.0.1", 4, 5.0), FlowRate("172.17.0.1", 1, 0.0, "timed out")]
+    judged = judge_rates(rates, state_gb=10)
+    assert judged.status is OK
+    assert judged.figure.endswith("; 172.17.0.1 did not answer: timed out")
+
+
+@pytest.mark.parametrize(("bind", "listens"), [("", ["127.0.0.1"]), ("127.0.0.3", ["127.0.0.3"])])
+def test_the_network_is_measured_on_loopback_or_where_the_user_binds(bind: str, listens: list[str]) -> None:
+    receiver = network.Receiver(network.addresses(bind), b"")
+    try:
+        assert [host for host, _ in receiver.places] == listens
+    finally:
+        receiver.close()
+
+
+def test_all_interfaces_are_measured_only_where_the_user_asks_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"lo": "127.0.0.1", "eth0": "10.0.0.1", "eth1": "10.1.0.1"}
+    up, found = SimpleNamespace(isup=True), {}
+    for name, address in known.items():
+        found[name] = [SimpleNamespace(family=socket.AF_INET, address=address)]
+    monkeypatch.setattr("psutil.net_if_stats", lambda: dict.fromkeys(known, up))
+    monkeypatch.setattr("psutil.net_if_addrs", lambda: found)
+    assert network.addresses("0.0.0.0") == ["10.0.0.1", "10.1.0.1"]
+    assert network.addresses("10.1.0.1") == ["10.1.0.1"]
 
 
 def counts(growth: int) -> list[ProcessCount]:
@@ -269,12 +312,116 @@ def test_a_session_that_cannot_be_held_is_refused_with_what_it_needs(
     assert said in capsys.readouterr().err
 
 
-def test_flags_of_the_training_are_refused_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--quick", "--nodes", "2"]) == 2
-    assert "give --train" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--nodes", "2"], "give --train"),
+        (["--nproc-per-node", "2"], "give --train"),
+        (["--node-rank", "0"], "give --train"),
+        (["--state-gb", "10"], "give --train"),
+        (["--rdzv-endpoint", "a:29400"], "give --train"),
+        (["--bind", "10.0.0.1"], "give --train"),
+        (["--train", "--peer", "a:1"], "without --train"),
+        (["--train", "--node", "a"], "without --train"),
+        (["--train", "--check-timeout", "30s"], "without --train"),
+    ],
+)
+def test_a_flag_that_would_be_dropped_is_refused(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
+    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
+    assert cli.main(["doctor", "--quick", *words]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert next(word for word in reversed(words) if word.startswith("--")) in told
+    assert said in told
+    assert done == []
+
+
+def test_a_schedulers_number_of_the_node_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_NODEID", "1")
+    assert cli.main(["doctor", "--quick", "--json", "-"]) in (0, 1)
 
 
 def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["doctor", "--quick", "--json", str(tmp_path / "found.json")])
     assert json.loads((tmp_path / "found.json").read_text())["verdicts"]
     assert "VERDICT" in capsys.readouterr().out
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Sessions of one check that does nothing; the environment that it was given."""
+    given: dict[str, str] = {}
+
+    def carry_out(check: DrillCheck, folder: Path, environment: dict[str, str], *_: object) -> CheckResult:
+        given.update(environment)
+        return CheckResult(check.name, OK, "", 0.0, "")
+
+    monkeypatch.setattr(session, "adopt_orphans", lambda: None)
+    monkeypatch.setattr(session, "_carry_out", carry_out)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return given
+
+
+def test_checks_do_not_get_what_the_environment_says_of_another_job(seen: dict[str, str]) -> None:
+    others = ["PET_NNODES", "PET_NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"]
+    others += ["REGROW_RECORD_PART", "REGROW_NODE_METRICS"]
+    kept = {"NCCL_DEBUG": "INFO", "REGROW_TOKEN": "a secret", "CUDA_VISIBLE_DEVICES": "0"}
+    report = hold(CHECKS[:1], DrillSettings(""), dict.fromkeys(others, "2") | kept, lambda _: None)
+    assert report.code == 0
+    assert not seen.keys() & set(others)
+    assert kept.items() <= seen.items()
+
+
+@pytest.mark.parametrize("train", [[], ["--train"]])
+@pytest.mark.parametrize("place", ["", "absent/found.json"])
+def test_a_report_that_cannot_be_written_is_refused_before_anything_is_done(
+    train: list[str],
+    place: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
+    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
+    assert cli.main(["doctor", *train, "--quick", "--json", str(tmp_path / place)]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "cannot be written" in said
+    assert "name a file in a folder" in said
+    assert done == []
+
+
+def test_a_file_for_the_report_is_left_as_it_is_until_there_is_one(tmp_path: Path) -> None:
+    there, absent = tmp_path / "there", tmp_path / "absent"
+    there.write_text("an older report")
+    for path in (there, absent):
+        writable("--json", str(path))
+    assert there.read_text() == "an older report"
+    assert not absent.exists()
+
+
+def test_a_signal_while_the_folder_is_made_or_removed_leaves_nothing_and_loses_no_result(
+    seen: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, remove = os.mkdir, shutil.rmtree
+
+    def made(path: str | Path, *more: Any, **named: Any) -> None:
+        make(path, *more, **named)
+        if Path(path).name.startswith("regrow-doctor-"):
+            signal.raise_signal(signal.SIGINT)
+
+    def removed(path: Path, **named: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        remove(path, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "mkdir", made)
+        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
+    assert (report.code, list(report.checks), list(tmp_path.iterdir())) == (75, [], [])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", removed)
+        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
+    assert (report.code, [each.check for each in report.checks], list(tmp_path.iterdir())) == (0, ["facts"], [])

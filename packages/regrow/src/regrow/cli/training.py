@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from click.core import ParameterSource
 
 from regrow.cli.help_sections import SectionedCommand
 from regrow.core import tls
@@ -125,9 +126,32 @@ def try_(script: str, **words: Any) -> int:
     return run_trial(TrialFlags(script, **words))
 
 
+_WITHOUT_TRAINING: Final = {"check_timeout": "--check-timeout", "peers": "--peer", "node": "--node"}
+_WITH_TRAINING: Final = {
+    "ranks": "--nproc-per-node",
+    "state_gb": "--state-gb",
+    "nodes": "--nodes",
+    "node_rank": "--node-rank",
+    "endpoint": "--rdzv-endpoint",
+    "bind": "--bind",
+}
+
+
+def _refuse_without_meaning(context: click.Context, *, train: bool) -> None:
+    """Raise `UsageError` for a flag of `regrow doctor` that would be dropped; a variable may be there for others."""
+    for name, flag in (_WITHOUT_TRAINING if train else _WITH_TRAINING).items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            if train:
+                raise UsageError(f"{flag} says nothing to --train", hint="run regrow doctor with it, without --train")
+            raise UsageError(f"{flag} is about a training", hint="give --train with it")
+
+
 @click.command()
 @options.of_doctor
+@click.pass_context
 def doctor(
+    context: click.Context,
+    /,
     check_timeout: str,
     checks: tuple[str, ...],
     peers: tuple[str, ...],
@@ -143,15 +167,17 @@ def doctor(
 
     Exit code 0: fit, or only suspect; no check has failed. 1: a verdict is leave or fatal, or a check has failed.
     """
+    from regrow.launch.checks import some_time, writable
+
+    _refuse_without_meaning(context, train=train)
+    if json not in ("", "-"):
+        writable("--json", json)
     if train:
         from regrow.drill.command import DrillFlags, run_doctor_training
 
         flags = DrillFlags(checks, quick, json, **training)
         return run_doctor_training(flags, inherited_environment(), gpus=_count_gpus())
-    if training["nodes"] > 1 or training["ranks"] is not None:
-        raise UsageError("--nodes and --nproc-per-node are about a training", hint="give --train with them")
     from regrow.health.doctor import run_doctor
-    from regrow.launch.checks import some_time
 
     return run_doctor(
         check_timeout=some_time("--check-timeout", check_timeout),

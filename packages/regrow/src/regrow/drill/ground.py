@@ -32,7 +32,7 @@ class DrillSettings(msgspec.Struct, frozen=True):
         scripts: the trainings.
         ranks: of this node.
         endpoint: where node 0 is found, `HOST:PORT`, with several nodes; each job takes a port of its own.
-        bind: where this node listens, with several nodes.
+        bind: where this node listens, with several nodes, and where its network is measured; empty: loopback.
         state_gb: training state of a node, in 10^9 bytes.
     """
 

@@ -67,16 +67,30 @@ class FlowRate(NamedTuple):
 
 
 def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
-    """Judge addresses; the best one says how long a node's state travels."""
+    """Judge addresses; the best one says how long a node's state travels.
+
+    An address that does not answer at all is named; only without another one is it a failure: addresses of bridges for
+    containers cannot be reached from other nodes, and need not be.
+    """
     if not rates:
         return failed("no address was measured")
-    four = [each for each in rates if each.flows > 1]
+    working = {each.address for each in rates if not each.error}
+    silent = {each.address: each.error for each in rates if each.address not in working}
+    four = [each for each in rates if each.flows > 1 and not each.error]
     best = max(each.gbps for each in rates)
-    told = ", ".join(f"{each.address} {each.flows} flow{'s' * (each.flows > 1)} {each.gbps:.2f} GB/s" for each in rates)
+    told = ", ".join(
+        f"{each.address} {each.flows} flow{'s' * (each.flows > 1)} {each.gbps:.2f} GB/s"
+        for each in rates
+        if not each.error
+    )
     if best > 0:
         told += f"; a lost node takes {state_gb / best:.0f} s for {state_gb:g} GB of state (--state-gb)"
-    if errors := [f"{each.address} cannot be used: {each.error}" for each in rates if each.error]:
-        return failed("; ".join(dict.fromkeys(errors)), told)
+    silence = "; ".join(f"{address} did not answer: {error}" for address, error in silent.items())
+    if not working:
+        return failed(silence)
+    told += f"; {silence}" * bool(silence)
+    if errors := [f"{each.address} broke: {each.error}" for each in rates if each.error and each.address in working]:
+        return failed("; ".join(errors), told)
     if slow := [each for each in four if each.gbps < LEAST_GBPS]:
         return failed(f"{slow[0].address} is slower than {LEAST_GBPS:g} GB/s", told)
     return ok(told)

@@ -1,5 +1,6 @@
 """A session of checks: each in a process of its own with a limit; all that came of it ends with it."""
 
+import secrets
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,14 @@ GRACE: Seconds = 5.0
 """Time that processes of a check get to end after it, and to end when they are asked to."""
 END: Seconds = 10.0
 _LAST_BYTES = 2000
+_OF_TORCHRUN = ("PET_", "TORCHELASTIC_")
+_OF_ANOTHER_JOB = frozenset(
+    {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+    | {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"}
+    | {"REGROW_JOB", "REGROW_NODE", "REGROW_WORKER_ENV", "REGROW_PROOF", "REGROW_GIVEN_BACK_CODE"}
+    | {"REGROW_HANG_FLOOR", "REGROW_NODE_METRICS", "REGROW_RECORD_PART", "REGROW_RECORD_PARTS"}
+)
+"""They would change the jobs of a check: their ranks, what they keep of their records, or where they listen."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -34,13 +43,18 @@ class DrillInterrupted(BaseException):
     """The session was asked to end."""
 
 
+def _ignore_signals() -> None:
+    """What follows is bounded, and must come to its end."""
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+
+
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Signals that ask for an end are `DrillInterrupted` within this; processes without a parent become this one's."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)  # what follows is bounded, and must come to its end
+        _ignore_signals()
         raise DrillInterrupted(signal.Signals(number).name)
 
     adopt_orphans()
@@ -50,6 +64,15 @@ def interruptible() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def of_checks(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what is meant for another job: torchrun's flags and workers, and regrow's."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_OF_TORCHRUN) and name not in _OF_ANOTHER_JOB
+    }
 
 
 def hold(
@@ -65,7 +88,7 @@ def hold(
     Args:
         checks: what to do.
         settings: without a folder; it is made, and goes at the end.
-        environment: of the checks.
+        environment: this process's; the checks get what is not meant for another job.
         tell: takes a line for people.
         budget: time for all.
 
@@ -76,22 +99,32 @@ def hold(
     results: list[CheckResult] = []
     versions: dict[str, str] = {}
     interrupted = False
+    household = Household()
+    # Its name is known before it is there, so that it is removed wherever a signal comes.
+    folder = Path(tempfile.gettempdir()) / f"regrow-doctor-{secrets.token_hex(8)}"
     with interruptible():
-        household = Household()
-        folder = Path(tempfile.mkdtemp(prefix="regrow-doctor-"))
         try:
-            settings = msgspec.structs.replace(settings, folder=str(folder))
-            (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
-            (folder / "run").mkdir(mode=0o700)
-            # What torch and others leave in their temporary folders goes with this one.
-            own = {"REGROW_HOME": str(folder), "XDG_RUNTIME_DIR": str(folder / "run"), "TMPDIR": str(folder / "run")}
-            own["OMP_NUM_THREADS"] = "1"
-            for check in checks:
-                result = _carry_out(check, folder, {**environment, **own}, began + budget - time.monotonic(), household)
-                results.append(result)
-                tell(result.line)
-            if (folder / "versions.json").exists():
-                versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
+            try:
+                folder.mkdir(mode=0o700)
+                settings = msgspec.structs.replace(settings, folder=str(folder))
+                (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
+                (folder / "run").mkdir(mode=0o700)
+                # What torch and others leave in their temporary folders goes with this one.
+                own = {
+                    "REGROW_HOME": str(folder),
+                    "XDG_RUNTIME_DIR": str(folder / "run"),
+                    "TMPDIR": str(folder / "run"),
+                }
+                own["OMP_NUM_THREADS"] = "1"
+                given = {**of_checks(environment), **own}
+                for check in checks:
+                    result = _carry_out(check, folder, given, began + budget - time.monotonic(), household)
+                    results.append(result)
+                    tell(result.line)
+                if (folder / "versions.json").exists():
+                    versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
+            finally:
+                _ignore_signals()  # one that comes before this is done is still caught below
         except DrillInterrupted:
             interrupted = True
             household.end(asked=True)

@@ -48,9 +48,10 @@ KILLS = {
 
 def network(ground: Ground) -> Judgement:
     """Measure the rate between rank 0 and the last rank."""
-    where = "loopback" if ground.settings.nodes == 1 else "all"
     ranks = 2 if ground.settings.nodes == 1 else 1
-    run = ground.run("network", [f"--nproc-per-node={ranks}"], [ground.script("network.py"), where])
+    run = ground.run(
+        "network", [f"--nproc-per-node={ranks}"], [ground.script("network.py"), *filter(None, [ground.settings.bind])]
+    )
     if run.code != 0:
         return failed(_ended(run))
     if not ground.settings.leads:

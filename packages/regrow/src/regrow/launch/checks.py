@@ -1,7 +1,10 @@
 """Checks of flags that several commands have."""
 
 import re
+import stat
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from regrow.core.config import duration
 from regrow.core.errors import UsageError
@@ -77,3 +80,29 @@ def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
             f"--nproc-per-node {text!r} is no number of processes", hint="give 1 or more, cpu, gpu or auto"
         )
     return in_range("--nproc-per-node", int(text), 1, 4096)
+
+
+def writable(flag: str, path: str) -> str:
+    """The path of a file that is written later. Raises `UsageError` where it cannot be; a file there keeps its bytes.
+
+    Devices and pipes are not opened: that may block, or wake a reader.
+    """
+    file = Path(path)
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        mode = 0
+    if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        return path
+    try:
+        with file.open("ab"):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path} cannot be written: {error.strerror}",
+            hint="name a file in a folder that is there and in which you may write",
+        ) from error
+    if not mode:
+        with suppress(OSError):
+            file.unlink()
+    return path

@@ -1,6 +1,6 @@
-"""`network.py loopback|all`: rank 0 sends to the last rank, with one flow and with four, as fast as it can.
+"""`network.py [BIND]`: rank 0 sends to the last rank, with one flow and with four, as fast as it can.
 
-It sends to the loopback address of the last rank's node, or to all others that the node has.
+It sends to the address BIND of the last rank's node: loopback where none is given, for 0.0.0.0 all others of that node.
 Rank 0 writes lines of JSON to `rates.jsonl`: address, flows, GB/s, and an error where an address cannot be used.
 """
 
@@ -19,17 +19,22 @@ import torch
 import torch.distributed as dist
 
 import regrow
+from regrow.core.hosts import ANY, LOOPBACK
 
 FLOWS = (1, 4)
 SECONDS = 0.6
 CONNECT_S, PATIENCE_S = 5.0, 20.0
 CHUNK = 1 << 20
+MOST = 8
+"""Addresses that are measured; a silent one takes `CONNECT_S`."""
 TOLD = 4096
 """Bytes in which addresses, ports and the token are told."""
 
 
-def addresses(*, loopback: bool) -> list[str]:
-    """IPv4 addresses of this machine's interfaces that are up; loopback only, or without it."""
+def addresses(bind: str) -> list[str]:
+    """Addresses to listen on: the given one; for 0.0.0.0 all IPv4 addresses of interfaces that are up, but loopback."""
+    if bind not in ANY:
+        return [bind or LOOPBACK]
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
     known = [
         each.address
@@ -38,7 +43,12 @@ def addresses(*, loopback: bool) -> list[str]:
         for each in entries
         if each.family is socket.AF_INET
     ]
-    return [address for address in known if address.startswith("127.") == loopback][: 8 if not loopback else 1]
+    return [address for address in known if not address.startswith("127.")][:MOST]
+
+
+def family_of(host: str) -> socket.AddressFamily:
+    """Of an address to listen on."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class Receiver:
@@ -46,7 +56,7 @@ class Receiver:
 
     def __init__(self, hosts: Sequence[str], token: bytes) -> None:
         self._token = token
-        self._sockets = [socket.create_server((host, 0)) for host in hosts]
+        self._sockets = [socket.create_server((host, 0), family=family_of(host)) for host in hosts]
         self.places = [each.getsockname()[:2] for each in self._sockets]
         for each in self._sockets:
             threading.Thread(target=self._accept, args=(each,), daemon=True).start()
@@ -119,7 +129,7 @@ def share(text: str, root: int) -> str:
     return bytes(told.cpu().tolist()).rstrip(b"\0").decode()
 
 
-def main(where: str) -> None:
+def main(bind: str) -> None:
     """Measure."""
     session = regrow.init(seed=0)
     if torch.accelerator.is_available():
@@ -129,7 +139,7 @@ def main(where: str) -> None:
     told = ""
     if session.rank == last:
         token = secrets.token_bytes(16)
-        receiver = Receiver(addresses(loopback=where == "loopback"), token)
+        receiver = Receiver(addresses(bind), token)
         told = json.dumps({"places": receiver.places, "token": token.hex()})
     heard = json.loads(share(told, last))
     if session.rank == 0:
@@ -137,12 +147,15 @@ def main(where: str) -> None:
         with Path("rates.jsonl").open("w") as file:
             for host, port in heard["places"]:
                 for flows in FLOWS:
-                    file.write(json.dumps(measure((host, port), flows, token)) + "\n")
+                    rate = measure((host, port), flows, token)
+                    file.write(json.dumps(rate) + "\n")
                     file.flush()
+                    if rate["error"]:
+                        break  # more flows would wait as long again
     share("over", 0)
     if receiver is not None:
         receiver.close()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1] if len(sys.argv) > 1 else "")
