@@ -261,3 +261,21 @@ def test_a_node_that_cannot_be_started_ends_the_job_with_its_own_error(monkeypat
     monkeypatch.setattr(PlayedCluster, "value", fail)
     with pytest.raises(FileNotFoundError):
         play(monkeypatch, RayJob(words=("t.py",), nodes=1, folder="/nowhere"))
+
+
+def test_metrics_or_machines_that_cannot_be_had_do_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def broken(name: str) -> Any:
+        def ask(*_: object) -> Any:
+            asked.append(name)
+            raise AttributeError("this Ray has no such name")
+
+        return ask
+
+    monkeypatch.setattr(PlayedCluster, "going", broken("going"))
+    monkeypatch.setattr(PlayedCluster, "show", broken("show"))
+    idle: list[Callable[[PlayedCluster], object]] = [lambda _: None] * 40
+    with pytest.warns(RuntimeWarning, match="goes on") as said:
+        cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), *idle, end_all(0))
+    assert len(cluster.actors) == 2 and {"going", "show"} <= set(asked) and len(said) == 1

@@ -1,6 +1,7 @@
 """The driver of a job on Ray: fills places with actors, replaces lost ones, grows, and starts all anew if it must."""
 
 import secrets
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -104,6 +105,8 @@ class _Attempt:
         self._serial = 0
         self._looked = self._shown = 0.0
         self._over: int | None = None
+        self._said = False
+        self._going: set[str] = set()
 
     def run(self) -> int:
         """The job's exit code; `RUN_AGAIN` where all may start anew."""
@@ -136,10 +139,20 @@ class _Attempt:
         if self._endpoint and now >= self._looked + _LOOK_EVERY:
             self._looked = now
             self._grow()
+            self._aside(self._see_going)
             self._let_go()
         if self._endpoint and now >= self._shown + _SHOW_EVERY:
             self._shown = now
-            self.cluster.show(sum(seat.stage == "runs" for seat in self.seats), self._figures())
+            self._aside(lambda: self.cluster.show(sum(seat.stage == "runs" for seat in self.seats), self._figures()))
+
+    def _aside(self, look: Callable[[], object]) -> None:
+        """Do what the training does not depend on: its first error is said, and ends nothing."""
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001 - nothing of the training hangs on it
+            if not self._said:
+                self._said = True
+                warnings.warn(f"job {self.job.name} goes on, but Ray said {error!r}", RuntimeWarning, stacklevel=2)
 
     def _fill(self, seat: _Seat) -> None:
         seat.actor = self.cluster.actor(seat.group, seat.bundle)
@@ -221,8 +234,11 @@ class _Attempt:
             name = f"{self.job.name}-{self.number}-{self._next()}"
             self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready()))
 
+    def _see_going(self) -> None:
+        self._going = self.cluster.going()
+
     def _let_go(self) -> None:
-        going = self.cluster.going()
+        going = self._going
         for seat in self.seats:
             if seat.stage == "runs" and seat.machine in going and not seat.leaves:
                 seat.leaves = True
