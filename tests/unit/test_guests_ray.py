@@ -279,3 +279,22 @@ def test_metrics_or_machines_that_cannot_be_had_do_not_end_the_job(monkeypatch: 
     with pytest.warns(RuntimeWarning, match="goes on") as said:
         cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), *idle, end_all(0))
     assert len(cluster.actors) == 2 and {"going", "show"} <= set(asked) and len(said) == 1
+
+
+def test_a_replacement_that_cannot_be_started_is_tried_again_and_does_not_end_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def value(cluster: PlayedCluster, ref: Ref) -> Any:
+        if ref.actor is not None and ref.actor.machine == "m2" and ref.actor.words:
+            raise FileNotFoundError("no such folder on this machine")
+        return ask(cluster, ref)
+
+    def lose(cluster: PlayedCluster) -> None:
+        cluster.actors[1].gone = True
+
+    ask = PlayedCluster.value
+    monkeypatch.setattr(PlayedCluster, "value", value)
+    idle: list[Callable[[PlayedCluster], object]] = [lambda _: None] * 40
+    with pytest.warns(RuntimeWarning, match="node1 did not come back"):
+        cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), lose, *idle, end_all(0))
+    assert [rank_of(each) for each in cluster.actors] == ["--node-rank=0", *["--node-rank=1"] * 3]

@@ -85,6 +85,8 @@ class _Seat:
     address: str = ""
     leaves: bool = False
     begun: bool = False
+    ran: bool = False
+    """A node of the job has run here, or it is one by which the job would only grow."""
 
 
 @dataclass
@@ -164,13 +166,19 @@ class _Attempt:
         except ActorLost:
             self._lost(seat)
             return
+        except Exception as error:
+            if not seat.ran:
+                raise  # the job cannot begin as it was written
+            warnings.warn(f"{seat.name} did not come back: {error!r}", RuntimeWarning, stacklevel=2)
+            self._lost(seat)
+            return
         match seat.stage:
             case "room":
                 self._fill(seat)
             case "placed":
                 self._placed(seat, *found)
             case _ if found is None:
-                seat.stage, seat.ref = "runs", seat.actor.wait.remote(_TURN)
+                seat.stage, seat.ref, seat.ran = "runs", seat.actor.wait.remote(_TURN), True
             case _:
                 self._ended(seat, found)
 
@@ -232,7 +240,7 @@ class _Attempt:
         if there and len(self.seats) < self.job.most:
             group = self.cluster.bundles(1)
             name = f"{self.job.name}-{self.number}-{self._next()}"
-            self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready()))
+            self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready(), ran=True))
 
     def _see_going(self) -> None:
         self._going = self.cluster.going()
@@ -253,7 +261,7 @@ class _Attempt:
                 seat = left[ref]
                 try:
                     code = self.cluster.value(ref)
-                except ActorLost:
+                except Exception:  # noqa: BLE001 - the job is over already, with its own code
                     code = RUN_AGAIN
                 if code is None:
                     seat.ref = seat.actor.wait.remote(_TURN)
