@@ -298,3 +298,18 @@ def test_a_replacement_that_cannot_be_started_is_tried_again_and_does_not_end_th
     with pytest.warns(RuntimeWarning, match="node1 did not come back"):
         cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), lose, *idle, end_all(0))
     assert [rank_of(each) for each in cluster.actors] == ["--node-rank=0", *["--node-rank=1"] * 3]
+
+
+def test_a_node_whose_end_cannot_be_heard_does_not_undo_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[str](), PlayedCluster.value
+
+    def value(cluster: PlayedCluster, ref: Ref) -> Any:
+        if ref.actor is cluster.actors[-1] and cluster.actors[0].code == 0:
+            asked.append("node1")
+            raise OSError("its object is lost")
+        return ask(cluster, ref)
+
+    monkeypatch.setattr(PlayedCluster, "value", value)
+    end: Callable[[PlayedCluster], object] = lambda cluster: setattr(cluster.actors[0], "code", 0)  # noqa: E731
+    play(monkeypatch, RayJob(words=("t.py",), nodes=2), end)
+    assert asked
