@@ -2,11 +2,14 @@
 
 import copy
 import datetime
+import http.client
 import http.server
 import json
 import re
 import ssl
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +22,11 @@ from tests.cluster.fake_jobset import from_train_job
 from regrow.core.errors import CoordinatorGone, UsageError
 from regrow.launch.remote import CoordinatorClient
 from regrow.observe.watch.present import JobFigures
+from regrow_guests import tied
 from regrow_guests.command import guest
 from regrow_guests.pods.manifests import GuestJob, jobset, training_runtime
 from regrow_guests.pods.progress import TrainJobProgress
-from regrow_guests.pods.telling import StatusServer, Teller
+from regrow_guests.pods.telling import StatusServer, Teller, run_and_tell
 from regrow_guests.pods.words import PodPlace, run_words
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-dev.txt")
@@ -227,6 +231,54 @@ def test_a_server_that_does_not_take_it_costs_a_line_and_no_training(
     monkeypatch.setattr(CoordinatorClient, "figures", lambda _: JobFigures(5, 0))
     server = StatusServer("https://127.0.0.1:1/status", tmp_path / "ca.crt", tmp_path / "token")
     assert "was not told" in Teller(server, "127.0.0.1:1", "secret", 0).tell()
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Instead of regrow, a process that ends with 7 as soon as this file is there."""
+    over = tmp_path / "over"
+    waits = "import pathlib, sys, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)\nsys.exit(7)"
+    monkeypatch.setattr(tied, "command", lambda _: [sys.executable, "-c", waits, str(over)])
+    return over
+
+
+def test_telling_that_fails_in_any_way_leaves_the_node_its_own_end(
+    node: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Broken(Teller):
+        times = 0
+
+        def __init__(self) -> None:
+            """Nothing."""
+
+        def tell(self) -> str:
+            self.times += 1
+            if self.times == 3:
+                node.touch()
+            raise http.client.BadStatusLine("220 smtp")
+
+    assert run_and_tell(["run"], Broken(), every=0.01) == 7
+    assert capfd.readouterr().out.count("was not told: BadStatusLine: 220 smtp") == 1
+
+
+def test_telling_that_never_comes_back_does_not_hold_up_the_end(node: Path) -> None:
+    let_go = threading.Event()
+
+    class Stuck(Teller):
+        def __init__(self) -> None:
+            """Nothing."""
+
+        def tell(self) -> str:
+            node.touch()
+            assert let_go.wait(60), "the node's end waits for its answer"
+            return ""
+
+    began = time.monotonic()
+    try:
+        assert run_and_tell(["run"], Stuck(), every=0.01) == 7
+        assert time.monotonic() - began < 50
+    finally:
+        let_go.set()
 
 
 def test_what_trainer_makes_of_a_runtime_has_every_variable_that_the_command_names() -> None:

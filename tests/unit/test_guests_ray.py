@@ -261,3 +261,55 @@ def test_a_node_that_cannot_be_started_ends_the_job_with_its_own_error(monkeypat
     monkeypatch.setattr(PlayedCluster, "value", fail)
     with pytest.raises(FileNotFoundError):
         play(monkeypatch, RayJob(words=("t.py",), nodes=1, folder="/nowhere"))
+
+
+def test_metrics_or_machines_that_cannot_be_had_do_not_end_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def broken(name: str) -> Any:
+        def ask(*_: object) -> Any:
+            asked.append(name)
+            raise AttributeError("this Ray has no such name")
+
+        return ask
+
+    monkeypatch.setattr(PlayedCluster, "going", broken("going"))
+    monkeypatch.setattr(PlayedCluster, "show", broken("show"))
+    idle: list[Callable[[PlayedCluster], object]] = [lambda _: None] * 40
+    with pytest.warns(RuntimeWarning, match="goes on") as said:
+        cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), *idle, end_all(0))
+    assert len(cluster.actors) == 2 and {"going", "show"} <= set(asked) and len(said) == 1
+
+
+def test_a_replacement_that_cannot_be_started_is_tried_again_and_does_not_end_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def value(cluster: PlayedCluster, ref: Ref) -> Any:
+        if ref.actor is not None and ref.actor.machine == "m2" and ref.actor.words:
+            raise FileNotFoundError("no such folder on this machine")
+        return ask(cluster, ref)
+
+    def lose(cluster: PlayedCluster) -> None:
+        cluster.actors[1].gone = True
+
+    ask = PlayedCluster.value
+    monkeypatch.setattr(PlayedCluster, "value", value)
+    idle: list[Callable[[PlayedCluster], object]] = [lambda _: None] * 40
+    with pytest.warns(RuntimeWarning, match="node1 did not come back"):
+        cluster, _ = play(monkeypatch, RayJob(words=("t.py",), nodes=2), lose, *idle, end_all(0))
+    assert [rank_of(each) for each in cluster.actors] == ["--node-rank=0", *["--node-rank=1"] * 3]
+
+
+def test_a_node_whose_end_cannot_be_heard_does_not_undo_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, ask = list[str](), PlayedCluster.value
+
+    def value(cluster: PlayedCluster, ref: Ref) -> Any:
+        if ref.actor is cluster.actors[-1] and cluster.actors[0].code == 0:
+            asked.append("node1")
+            raise OSError("its object is lost")
+        return ask(cluster, ref)
+
+    monkeypatch.setattr(PlayedCluster, "value", value)
+    end: Callable[[PlayedCluster], object] = lambda cluster: setattr(cluster.actors[0], "code", 0)  # noqa: E731
+    play(monkeypatch, RayJob(words=("t.py",), nodes=2), end)
+    assert asked

@@ -121,5 +121,5 @@ def run_pod(
     if nodes == 1 or node_rank != 0 or not all(told.values()):
         os.execv(sys.executable, [sys.executable, "-m", "regrow", *made])
     server = StatusServer(told["URL"], Path(told["CA_CERT"]), Path(told["TOKEN"]))
-    port = rdzv_endpoint.rpartition(":")[2]
-    return run_and_tell(made, Teller(server, f"{address}:{port}", around.token, steps))
+    host = f"[{address}]" if ":" in address else address
+    return run_and_tell(made, Teller(server, f"{host}:{rdzv_endpoint.rpartition(':')[2]}", around.token, steps))

@@ -130,6 +130,7 @@ def _set(job: GuestJob, own: dict[str, str], sizes: dict[str, int], labels: dict
 def _job(job: GuestJob, own: dict[str, str], sizes: dict[str, int]) -> dict[str, Any]:
     """Pods of one Job, of which each is replaced by itself; pod 0's end with 0 is that of the training."""
     ends = {"containerName": STEP, "operator": "In", "values": list(_ENDS)}
+    # Not bounded: a Job does not count what it ignores, and all other pods end so at each loss of pod 0.
     again = {"containerName": STEP, "operator": "In", "values": [RUN_AGAIN]}
     return {
         "completionMode": "Indexed",

@@ -3,9 +3,11 @@
 import contextlib
 import datetime
 import json
+import os
 import signal
 import ssl
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -26,6 +28,8 @@ from regrow_guests.pods.progress import TrainJobProgress
 EVERY: Final[Seconds] = 10.0
 """Trainer asks for 5 s at least."""
 _WITHIN: Final[Seconds] = 5.0
+_LONG: Final[Seconds] = 60.0
+"""Until people are told that the server takes long."""
 _PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -79,8 +83,8 @@ class Teller:
         opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect
         )
-        with opener.open(request, timeout=_WITHIN) as answer:
-            answer.read(1 << 16)
+        with opener.open(request, timeout=_WITHIN):
+            pass  # nobody needs its body
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -88,16 +92,50 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
+class _Telling:
+    """Tells in a thread of its own, which may be stuck in it for ever: a server can drip its answer."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self._thread: threading.Thread | None = None
+        self._began = 0.0
+        self._trouble = ""
+        self._said = False
+
+    def again(self) -> None:
+        """Begin to tell, unless the last time has not come to its end. Says the first trouble there was."""
+        if self._trouble and not self._said:
+            self._said = True
+            _say(f"regrow: {self._trouble}\n")
+        if self._thread is not None and self._thread.is_alive():
+            if time.monotonic() > self._began + _LONG:
+                self._trouble = self._trouble or "the TrainJob's status was not told: its server takes long"
+            return
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._tell, name="telling", daemon=True)
+        self._thread.start()
+
+    def _tell(self) -> None:
+        try:
+            self._trouble = self._teller.tell() or self._trouble
+        except Exception as error:  # noqa: BLE001 - the training does not depend on it
+            self._trouble = f"the TrainJob's status was not told: {type(error).__name__}: {error}"
+
+
+def _say(line: str) -> None:
+    # Not by print: the interpreter ends with a code of its own if it cannot write the rest of its buffer.
+    with contextlib.suppress(OSError):
+        os.write(1, line.encode(errors="replace"))
+
+
 def run_and_tell(words: list[str], teller: Teller, *, every: Seconds = EVERY) -> int:
     """Run `regrow WORDS`, which gets the signals of this process, to its end; its exit code. For a main thread."""
     node = subprocess.Popen(tied.command(words))
-    said = False
+    telling = _Telling(teller)
     with _passed_on(node):
         while (code := _ended(node, every)) is None:
-            trouble = teller.tell()
-            if trouble and not said:
-                print(f"regrow: {trouble}", flush=True)  # noqa: T201
-            said = said or bool(trouble)
+            with contextlib.suppress(RuntimeError):  # there is no room for a thread now
+                telling.again()
     return 128 - code if code < 0 else code
 
 

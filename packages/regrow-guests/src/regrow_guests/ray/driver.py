@@ -1,6 +1,7 @@
 """The driver of a job on Ray: fills places with actors, replaces lost ones, grows, and starts all anew if it must."""
 
 import secrets
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
@@ -84,6 +85,8 @@ class _Seat:
     address: str = ""
     leaves: bool = False
     begun: bool = False
+    ran: bool = False
+    """A node of the job has run here, or it is one by which the job would only grow."""
 
 
 @dataclass
@@ -104,6 +107,8 @@ class _Attempt:
         self._serial = 0
         self._looked = self._shown = 0.0
         self._over: int | None = None
+        self._said = False
+        self._going: set[str] = set()
 
     def run(self) -> int:
         """The job's exit code; `RUN_AGAIN` where all may start anew."""
@@ -136,10 +141,20 @@ class _Attempt:
         if self._endpoint and now >= self._looked + _LOOK_EVERY:
             self._looked = now
             self._grow()
+            self._aside(self._see_going)
             self._let_go()
         if self._endpoint and now >= self._shown + _SHOW_EVERY:
             self._shown = now
-            self.cluster.show(sum(seat.stage == "runs" for seat in self.seats), self._figures())
+            self._aside(lambda: self.cluster.show(sum(seat.stage == "runs" for seat in self.seats), self._figures()))
+
+    def _aside(self, look: Callable[[], object]) -> None:
+        """Do what the training does not depend on: its first error is said, and ends nothing."""
+        try:
+            look()
+        except Exception as error:  # noqa: BLE001 - nothing of the training hangs on it
+            if not self._said:
+                self._said = True
+                warnings.warn(f"job {self.job.name} goes on, but Ray said {error!r}", RuntimeWarning, stacklevel=2)
 
     def _fill(self, seat: _Seat) -> None:
         seat.actor = self.cluster.actor(seat.group, seat.bundle)
@@ -151,13 +166,19 @@ class _Attempt:
         except ActorLost:
             self._lost(seat)
             return
+        except Exception as error:
+            if not seat.ran:
+                raise  # the job cannot begin as it was written
+            warnings.warn(f"{seat.name} did not come back: {error!r}", RuntimeWarning, stacklevel=2)
+            self._lost(seat)
+            return
         match seat.stage:
             case "room":
                 self._fill(seat)
             case "placed":
                 self._placed(seat, *found)
             case _ if found is None:
-                seat.stage, seat.ref = "runs", seat.actor.wait.remote(_TURN)
+                seat.stage, seat.ref, seat.ran = "runs", seat.actor.wait.remote(_TURN), True
             case _:
                 self._ended(seat, found)
 
@@ -219,10 +240,13 @@ class _Attempt:
         if there and len(self.seats) < self.job.most:
             group = self.cluster.bundles(1)
             name = f"{self.job.name}-{self.number}-{self._next()}"
-            self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready()))
+            self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready(), ran=True))
+
+    def _see_going(self) -> None:
+        self._going = self.cluster.going()
 
     def _let_go(self) -> None:
-        going = self.cluster.going()
+        going = self._going
         for seat in self.seats:
             if seat.stage == "runs" and seat.machine in going and not seat.leaves:
                 seat.leaves = True
@@ -237,7 +261,7 @@ class _Attempt:
                 seat = left[ref]
                 try:
                     code = self.cluster.value(ref)
-                except ActorLost:
+                except Exception:  # noqa: BLE001 - the job is over already, with its own code
                     code = RUN_AGAIN
                 if code is None:
                     seat.ref = seat.actor.wait.remote(_TURN)
