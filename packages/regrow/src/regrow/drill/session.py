@@ -44,7 +44,7 @@ class DrillInterrupted(BaseException):
 
 
 def _ignore_signals() -> None:
-    """What follows is bounded, and must come to its end."""
+    """Ignore the signals, as the rest is bounded and must come to its end."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
 
