@@ -95,7 +95,10 @@ def mended(incident: IncidentClosed) -> str:
 def _causes(incident: IncidentClosed) -> str:
     """The cause, and the number of faults where others came before the first was mended."""
     cause = first_line(incident.cause)
-    return cause if incident.faults == 1 else f"{cause} ({incident.faults} faults at once: {ranks(incident.ranks)})"
+    if incident.faults == 1:
+        return cause
+    which = f": {ranks(incident.ranks)}" if incident.ranks else ""
+    return f"{cause} ({incident.faults} faults in one{which})"
 
 
 def _mended(incident: IncidentClosed) -> str:
