@@ -98,7 +98,7 @@ def _causes(incident: IncidentClosed) -> str:
     if incident.faults == 1:
         return cause
     which = f": {ranks(incident.ranks)}" if incident.ranks else ""
-    return f"{cause} ({incident.faults} faults in one{which})"
+    return f"{cause} ({incident.faults} faults mended together{which})"
 
 
 def _mended(incident: IncidentClosed) -> str:
