@@ -280,7 +280,7 @@ def test_a_worker_that_ends_well_is_not_told() -> None:
         ({"rung": "all", "steps_lost": 2}, "goes on after 0.40 s, 2 steps lost"),
         (
             {"faults": 2, "ranks": [Rank(1), Rank(0)]},
-            "rank 1 exited with code 1 (2 faults mended together: ranks 0, 1): a standby took its place; step 7 goes on",
+            "rank 1 exited with code 1 (2 faults mended together: ranks 0, 1): a standby took its place; step 7",
         ),
         (
             {"faults": 2, "ranks": []},
