@@ -190,6 +190,8 @@ class NodeWorkers:
                 self._tell_exit(worker, *end)
 
     def _worker_ended(self, worker: Worker) -> None:
+        if worker.id not in self._workers:
+            return  # nobody waits for it any more
         code, at = worker.reap()
         if not worker.told:
             self._tell_exit(worker, code, at)
@@ -269,13 +271,18 @@ class NodeWorkers:
         await self.data.close()
 
     async def close(self) -> None:
-        """End the zygote and the producers. May be called after `end`."""
+        """End the zygote and the producers, and let go of workers that the kernel has not ended yet: `end_children` does.
+
+        May be called after `end`.
+        """
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()
         await self.data.close()
         deadline = time.monotonic() + _TIDY_S
         while own_trackers() and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
+        for worker in list(self._workers.values()):
+            self._forget(worker)
 
     async def _wait_empty(self, within: Seconds) -> None:
         deadline = time.monotonic() + within

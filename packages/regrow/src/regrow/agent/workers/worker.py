@@ -231,19 +231,20 @@ class Worker:
         if self.pid is None or self._end is None:
             return 0, time.monotonic()
         seen = time.monotonic()
-        if self._end.descriptor is not None:
-            asyncio.get_running_loop().remove_reader(self._end.descriptor)
         signal_group(self.pid, signal.SIGKILL)  # before its number is given back: the group's name is that number
         self._channel.drain()
         _, status = os.waitpid(self.pid, 0)
-        self._end.close()
-        self._end = None
         self.shown_batch = self.board.read_batch()
         self.close()
         return os.waitstatus_to_exitcode(status), seen
 
     def close(self) -> None:
-        """Let go of channel and board. For a worker that has ended, or never began."""
+        """Let go of its end, channel and board. For a worker that has ended, never began, or is somebody else's now."""
+        if self._end is not None:
+            if self._end.descriptor is not None:
+                asyncio.get_running_loop().remove_reader(self._end.descriptor)
+            self._end.close()
+            self._end = None
         self._pulse.close()
         self._channel.close()
         self._theirs.close()
