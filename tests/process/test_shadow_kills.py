@@ -50,7 +50,7 @@ def proofs(here: Site) -> list[ReplacementJudged]:
     return [each for each in found if isinstance(each, ReplacementJudged)]
 
 
-@pytest.mark.parametrize("hold", ["shadow", "offered"])
+@pytest.mark.parametrize("hold", ["shadow", "backward", "offered"])
 @pytest.mark.parametrize("whom", ["the proven rank", "the prover", "a third rank"])
 def test_a_kill_in_the_middle_of_a_proof_costs_nothing_and_the_proof_is_made_again(
     here: Site, calm: dict[tuple[int, int], float], whom: str, hold: str

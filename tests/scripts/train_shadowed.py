@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import regrow
 from regrow.core.ids import StepNo
+from regrow.core.messages.replacements import ProveReplacement
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 
 parser = argparse.ArgumentParser()
@@ -23,7 +24,9 @@ parser.add_argument("--fault", default="")
 parser.add_argument("--out", type=Path, default=None)
 parser.add_argument("--made", choices=["", "waits", "raises"], default="", help="what a newcomer made for a proof does")
 parser.add_argument("--pace", type=float, default=0.005, help="seconds that a step lasts more")
-parser.add_argument("--hold", default="", choices=["", "offered", "shadow"], help="wait there until there is `go`")
+parser.add_argument(
+    "--hold", default="", choices=["", "offered", "shadow", "backward"], help="wait there until there is `go`"
+)
 args = parser.parse_args()
 
 if args.made and '"role":"prover"' in os.environ["REGROW_WORKER_ENV"]:
@@ -34,6 +37,15 @@ if args.made and '"role":"prover"' in os.environ["REGROW_WORKER_ENV"]:
 
 session = regrow.init(seed=3)
 offered: list[int] = []
+proving: list[ShadowProofs] = []
+if args.hold == "backward":
+    await_order = ShadowProofs.await_order
+
+    def awaiting(proofs: ShadowProofs) -> ProveReplacement | None:
+        proving.append(proofs)
+        return await_order(proofs)
+
+    ShadowProofs.await_order = awaiting  # type: ignore[assignment, method-assign]
 if args.hold == "offered":
     offer = ShadowProofs.offer
 
@@ -50,8 +62,21 @@ def held(step: regrow.Step) -> None:
         Path(f"{os.getpid()}.new").write_text(str(os.getpid()))
         os.replace(f"{os.getpid()}.new", f"{session.rank}.pid")  # whole at each moment
     if step.proof if args.hold == "shadow" else step.number in offered:
-        Path("held").touch()
-        while not Path("go").exists():
+        wait_for_go()
+
+
+def wait_for_go() -> None:
+    Path("held").touch()
+    while not Path("go").exists():
+        time.sleep(0.01)
+
+
+def held_in_backward(gradient: torch.Tensor) -> None:
+    """The last layer has its gradients, and they are not reduced yet: go on when this worker is needed."""
+    if step.proof and not Path("go").exists():
+        wait_for_go()
+        until = time.monotonic() + 60
+        while not proving[-1].over and time.monotonic() < until:
             time.sleep(0.01)
 
 
@@ -158,6 +183,8 @@ net = nn.Sequential(nn.Linear(16, 32), Noisy(), nn.ReLU(), nn.Dropout(0.2), nn.L
 model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 session.protect(model, optimizer)
+if args.hold == "backward":
+    next(net.parameters()).register_hook(held_in_backward)  # type: ignore[no-untyped-call]
 data = torch.randn(240, 16, generator=torch.Generator().manual_seed(5))
 dataset = torch.utils.data.TensorDataset(data, data.sum(1, keepdim=True).sin())
 loader = torch.utils.data.DataLoader(dataset, batch_size=6, shuffle=True)

@@ -271,9 +271,9 @@ class NodeWorkers:
         await self.data.close()
 
     async def close(self) -> None:
-        """End the zygote and the producers, and let go of workers that the kernel has not ended yet: `end_children` does.
+        """End the zygote and the producers, and let go of workers that the kernel has not ended yet.
 
-        May be called after `end`.
+        `end_children` reaps those. May be called after `end`.
         """
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()

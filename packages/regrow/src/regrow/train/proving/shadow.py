@@ -11,6 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
+from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages.replacements import (
@@ -231,7 +232,7 @@ class Shadow:
         state, since = self._standing.protected(), time.monotonic()
         variables = state.variables
         variables.asks()
-        before = variables.take()
+        before, gradients = variables.take(), state.gradients()
         try:
             ran = yield from self._run(order, how, state, since)
         except GenerationHalted:
@@ -246,6 +247,9 @@ class Shadow:
             self._recorder, self._proving, self._error = None, False, None
             self._loop.stands_for(None)
             variables.put_back(before)
+            # A body that was cut off has left some, to which the next would add, and the stage of its scaler.
+            state.set_gradients(gradients)
+            grad_scalers.begin_anew(self._standing.objects)
         return ran
 
     def _run(

@@ -199,8 +199,7 @@ class ProtectedState:
         """A full copy of everything, gradients too."""
         inventory, table = self._survey(self.state_at)
         values = {name: local(tensor).detach().to("cpu", copy=True) for name, tensor in table.items()}
-        gradients = [None if p.grad is None else p.grad.detach().clone() for p in self.parameters()]
-        return Captured(inventory, values, gradients)
+        return Captured(inventory, values, self.gradients())
 
     def restore(self, captured: Captured) -> None:
         """Go back to a copy; optimizer state that was created since is dropped. The copy can be used again."""
@@ -208,9 +207,17 @@ class ProtectedState:
         with torch.no_grad():
             for name, tensor in targets.items():
                 tensor.detach().copy_(captured.values[name])
-            for parameter, gradient in zip(self.parameters(), captured.gradients, strict=True):
-                parameter.grad = None if gradient is None else gradient.clone()
+            self.set_gradients(captured.gradients)
         self.finish()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        """A copy of each parameter's gradient, in order of definition; None for one that has none."""
+        return [None if each.grad is None else each.grad.detach().clone() for each in self.parameters()]
+
+    def set_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """Give each parameter the gradient that it had when `gradients` was called."""
+        for parameter, gradient in zip(self.parameters(), gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.clone()
 
     def canonical(self) -> tuple[Inventory, dict[str, torch.Tensor]]:
         """Everything there is, and what is here of each tensor, in an order that is the same on every worker."""
