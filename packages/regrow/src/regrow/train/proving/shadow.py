@@ -32,6 +32,7 @@ from regrow.train.proving.trace import Computation, Difference, Trace, counts, d
 from regrow.train.rehearsal.callers import script_frames
 from regrow.train.state.naming import unwrapped
 from regrow.train.state.protected import ProtectedState
+from regrow.train.state.rollback import copied_gradients, give_gradients
 from regrow.train.step import Step, StepOwner
 from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.replica_digests import digests
@@ -232,7 +233,7 @@ class Shadow:
         state, since = self._standing.protected(), time.monotonic()
         variables = state.variables
         variables.asks()
-        before, gradients = variables.take(), state.gradients()
+        before, gradients = variables.take(), copied_gradients(state.parameters())
         try:
             ran = yield from self._run(order, how, state, since)
         except GenerationHalted:
@@ -248,7 +249,7 @@ class Shadow:
             self._loop.stands_for(None)
             variables.put_back(before)
             # A body that was cut off has left some, to which the next would add, and the stage of its scaler.
-            state.set_gradients(gradients)
+            give_gradients(state.parameters(), gradients)
             grad_scalers.begin_anew(self._standing.objects)
         return ran
 

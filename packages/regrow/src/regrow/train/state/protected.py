@@ -31,7 +31,7 @@ from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes
 from regrow.train.state.moment import Moment, Scope, put_object, settings
 from regrow.train.state.naming import Protected, ProtectedObjects, roster, unwrapped
-from regrow.train.state.rollback import Undo
+from regrow.train.state.rollback import Undo, copied_gradients, give_gradients
 from regrow.train.state.variables import Variables
 
 
@@ -199,7 +199,7 @@ class ProtectedState:
         """A full copy of everything, gradients too."""
         inventory, table = self._survey(self.state_at)
         values = {name: local(tensor).detach().to("cpu", copy=True) for name, tensor in table.items()}
-        return Captured(inventory, values, self.gradients())
+        return Captured(inventory, values, copied_gradients(self.parameters()))
 
     def restore(self, captured: Captured) -> None:
         """Go back to a copy; optimizer state that was created since is dropped. The copy can be used again."""
@@ -207,17 +207,8 @@ class ProtectedState:
         with torch.no_grad():
             for name, tensor in targets.items():
                 tensor.detach().copy_(captured.values[name])
-            self.set_gradients(captured.gradients)
+            give_gradients(self.parameters(), captured.gradients)
         self.finish()
-
-    def gradients(self) -> list[torch.Tensor | None]:
-        """A copy of each parameter's gradient, in order of definition; None for one that has none."""
-        return [None if each.grad is None else each.grad.detach().clone() for each in self.parameters()]
-
-    def set_gradients(self, gradients: Sequence[torch.Tensor | None]) -> None:
-        """Give each parameter the gradient that it had when `gradients` was called."""
-        for parameter, gradient in zip(self.parameters(), gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.clone()
 
     def canonical(self) -> tuple[Inventory, dict[str, torch.Tensor]]:
         """Everything there is, and what is here of each tensor, in an order that is the same on every worker."""

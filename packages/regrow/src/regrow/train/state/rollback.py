@@ -4,6 +4,8 @@ Parameters and optimizer state usually change in the update alone. Those that a 
 copied too (`early`), and everything is if a body cannot be separated from its update.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch.utils.hooks import RemovableHandle
 
@@ -97,3 +99,14 @@ def put_gradient(parameter: torch.Tensor, present: bool) -> None:
         parameter.grad = torch.zeros_like(parameter)
     else:
         parameter.grad.detach().zero_()
+
+
+def copied_gradients(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """A copy of each parameter's gradient; None for one that has none."""
+    return [None if each.grad is None else each.grad.detach().clone() for each in parameters]
+
+
+def give_gradients(parameters: Iterable[torch.Tensor], gradients: Iterable[torch.Tensor | None]) -> None:
+    """Give each parameter the gradient that was copied from it. The copies can be used again."""
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = None if gradient is None else gradient.clone()
