@@ -12,7 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Act(StrEnum):
     """SIGSTOP to a worker, and SIGCONT after a while."""
     STOP_AGENT = "stop-agent"
     STOP_LAUNCHER = "stop-launcher"
+    MOVE = "move"
+    """A rank, or all of a node, is to move to the spare node. Drawn in the place of kills where there is one."""
 
 
 ENDING = {Act.LAUNCHER, Act.POWER, Act.TERM}
@@ -101,6 +103,7 @@ class Plan:
     load: int
     blows: tuple[Blow, ...]
     faults: tuple[Fault, ...]
+    spares: int = 0
 
     @property
     def extra(self) -> tuple[str, ...]:
@@ -132,7 +135,7 @@ def drawn(seed: int, place: int, strokes: int) -> Plan:
         Blow(act, draw.choice((0.0, 0.05, 0.3, 0.6, 1.5)) * draw.uniform(0.5, 1.5), draw.choice((0.2, 1.0, 4.0)))
         for act in acts
     ]
-    return Plan(
+    plan = Plan(
         script,
         world,
         nodes,
@@ -143,6 +146,10 @@ def drawn(seed: int, place: int, strokes: int) -> Plan:
         blows=tuple(blows),
         faults=tuple(faults),
     )
+    if nodes == 1 or draw.random() < 0.5:
+        return plan
+    moved = [replace(each, act=Act.MOVE) if each.act is Act.RANK and draw.random() < 0.4 else each for each in blows]
+    return replace(plan, blows=tuple(moved), spares=1)
 
 
 @dataclass
@@ -215,7 +222,8 @@ class Harassed:
     def _words(self, name: str) -> list[str]:
         plan = self._plan
         words = ["run", "--job", name, "--nproc-per-node", str(plan.world // plan.nodes)]
-        words += ["--local-nodes", str(plan.nodes)] if plan.nodes > 1 else []
+        words += ["--local-nodes", str(plan.nodes + plan.spares)] if plan.nodes > 1 else []
+        words += ["--spares", str(plan.spares)] if plan.spares else []
         words += ["--standby", str(plan.standbys), "--max-faults", "100000"]
         if plan.disk:
             words += ["--checkpoint-dir", str(self._disk), "--checkpoint-every", "300ms", "--resume=auto"]
@@ -296,6 +304,8 @@ class Harassed:
             for folder in (self.here.runtime, self._tmp):
                 shutil.rmtree(folder, ignore_errors=True)
             return [0]
+        if blow.act is Act.MOVE:
+            return [0] if self._move(attempt) else []
         if blow.act in ENDING:
             attempt.asked = self._steps(attempt)
         struck = self._victims(launcher, blow.act, attempt)
@@ -311,6 +321,15 @@ class Harassed:
             ranks = self._plan.world // self._plan.nodes if blow.act is Act.AGENT else len(struck)
             attempt.killed += [time.monotonic()] * ranks
         return struck
+
+    def _move(self, attempt: Attempt) -> bool:
+        """Ask for a move; True if it is accepted."""
+        plan = self._plan
+        ranks, nodes = (
+            [str(rank) for rank in range(plan.world)],
+            [f"node{at}" for at in range(plan.nodes + plan.spares)],
+        )
+        return self.here.regrow("move", attempt.name, self._draw.choice(ranks + nodes)).returncode == 0
 
     def _victims(self, launcher: int, act: Act, attempt: Attempt) -> list[int]:
         if act in (Act.LAUNCHER, Act.STOP_LAUNCHER):
