@@ -125,7 +125,7 @@ class Servers:
         return ProbeAnswer("", frozenset({"tiny"}))
 
 
-def batch(folder: Path, servers: Servers, count: int, **policy: Any) -> dict[str, Any]:
+def batch(folder: Path, servers: Servers, count: int, *, ends_loops: bool = False, **policy: Any) -> dict[str, Any]:
     """Each row's result."""
     source = folder / "in.jsonl"
     line = '{"custom_id":"%d","url":"/v1/chat/completions","body":{"model":"tiny","messages":[]}}\n'
@@ -137,7 +137,7 @@ def batch(folder: Path, servers: Servers, count: int, **policy: Any) -> dict[str
 
     async def run() -> None:
         head = BatchHead(
-            Feed(found, RowReading()),
+            Feed(found, RowReading(ends_loops=ends_loops)),
             found.states,
             pool=pool,
             sender=servers,
@@ -182,9 +182,11 @@ def test_the_last_rows_are_tried_elsewhere_and_the_first_answer_counts(tmp_path:
 class Together(Servers):
     """Two servers that both fail the same row, at the same moment, the first time."""
 
-    def __init__(self) -> None:
+    def __init__(self, failure: Answered) -> None:
         super().__init__({"http://one:1": lambda _: None, "http://other:1": lambda _: None})
+        self._failure = failure
         self._both = asyncio.Event()
+        self.failed: list[str] = []
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
         self.sent.append((url, row.custom_id))
@@ -194,14 +196,27 @@ class Together(Servers):
         if tries == 2:
             self._both.set()
         await self._both.wait()
-        return Answered(503, b"")
+        self.failed.append(url)
+        return self._failure
 
 
 def test_a_row_that_two_workers_fail_at_the_same_moment_is_sent_again(tmp_path: Path) -> None:
-    servers = Together()
+    servers = Together(Answered(503, b""))
     results = batch(tmp_path, servers, 8, lateness=0.2)
     assert [name for _, name in servers.sent].count("3") > 2
     assert results["3"]["error"] is None
+
+
+def test_a_stream_that_two_workers_refuse_at_the_same_moment_says_nothing_of_the_row(tmp_path: Path) -> None:
+    class Whole(Together):
+        async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+            found = await super().send(url, row)
+            return REFUSAL if row.custom_id == "3" and not row.streams and url == self.failed[0] else found
+
+    servers = Whole(REFUSAL)
+    results = batch(tmp_path, servers, 8, ends_loops=True, lateness=0.2)
+    assert results["3"]["error"] is None
+    assert results["3"]["served"]["worker"] == servers.failed[1], "it refuses the stream alone"
 
 
 def test_a_row_that_the_only_sound_worker_refuses_is_at_fault_and_one_row_more_shows_that_it_is_sound(

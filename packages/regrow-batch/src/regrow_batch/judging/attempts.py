@@ -135,7 +135,7 @@ class Attempts:
         if isinstance(verdict, Accept) and isinstance(outcome, Answered):
             self._accept(hand, url, began, outcome, verdict, penalty)
         elif isinstance(verdict, Doubtful) and isinstance(outcome, Answered):
-            self._doubt(hand, url, outcome, verdict)
+            self._doubt(hand, url, outcome, verdict, streamed=row.streams)
         elif isinstance(verdict, Again):
             self._again(hand, url, verdict, died=died)
         self._pool.release(url, row.tokens)
@@ -177,7 +177,7 @@ class Attempts:
 
     def _accept(self, hand: Hand, url: str, began: Instant, outcome: Answered, verdict: Accept, penalty: str) -> None:
         row, answer = hand.row, verdict.answer
-        if answer.model not in ("", row.model) and self._is_another(url, row.model):
+        if self._evidence.is_of_another_model(url, row, answer):
             why = f"answers as the model {answer.model!r} where {row.model!r} was asked for"
             self._evidence.refused(url, row.kind, why, time.monotonic())
             self._again(hand, url, Again(why, Fault.WORKER, at_once=True))
@@ -191,17 +191,13 @@ class Attempts:
         self._finish(hand)
         self.doubts.answered(url, hand, began)
 
-    def _is_another(self, url: str, model: str) -> bool:
-        """True if a worker does not have a model that another one has, or had before it left."""
-        return not self._evidence.lists(model, url) and self._evidence.lists(model)
-
-    def _doubt(self, hand: Hand, url: str, outcome: Answered, verdict: Doubtful) -> None:
+    def _doubt(self, hand: Hand, url: str, outcome: Answered, verdict: Doubtful, *, streamed: bool) -> None:
         now = time.monotonic()
         self._second.spoke(url, now)
         self._pool.refused(url)
         if hand.done:
             return
-        if hand.row.streams and verdict.answer is None:
+        if streamed and verdict.answer is None:
             hand.row = hand.row.whole  # it may be the stream that it refuses
             if not hand.copies:
                 self._queue.at_once(hand)

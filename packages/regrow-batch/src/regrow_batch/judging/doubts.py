@@ -13,11 +13,13 @@ from typing import Any
 from regrow.core.ids import Instant, Seconds
 from regrow_batch.judging.evidence import MOST_OPINIONS, Hand, Kind, Opinion, WorkerEvidence
 from regrow_batch.pool import Pool
-from regrow_batch.retries import Accept, Doubtful, Fault, judge
+from regrow_batch.retries import Accept, Doubtful, Fault, Unanswered, judge
 from regrow_batch.sending import Sender
 
 _TRIES = 10
 """Controls that a worker may fail to answer before its word counts as unknown; it may be one that fails often."""
+_HUNG_TRIES = 4
+"""Tries for which a control counts that is waited for until the timeout."""
 _TRY_WAIT: Seconds = 0.5
 
 
@@ -50,8 +52,8 @@ class RowsInDoubt:
 
     @property
     def none(self) -> bool:
-        """True if no row is in doubt, and no worker is being tried."""
-        return not self._rows and not self._trying
+        """True if no row is in doubt."""
+        return not self._rows
 
     @property
     def trying(self) -> bool:
@@ -108,18 +110,18 @@ class RowsInDoubt:
             if self.unmet(hand):
                 self._back(hand)
                 continue
-            words = sorted(hand.opinions, key=lambda each: each.empty is not None)
-            word = next((each for each in words if self._can_be_tried(each, hand.row.kind)), None)
-            if word is None and not hand.asks_all:
+            words = [each for each in hand.opinions if self._can_be_tried(each, hand.row.kind)]
+            if words:
+                self._rows.append(hand)
+                # All at once: one that hangs holds up nobody. An empty answer says less than a refusal.
+                for word in [each for each in words if each.empty is None] or words:
+                    self._try(word.worker, hand.row.kind)
+            elif not hand.asks_all:
                 hand.asks_all = True
                 self.take(hand)
-                continue
-            if word is None:
+            else:
                 known = all(each.worthless and each.worker in self._pool.workers for each in hand.opinions)
                 self._settle(hand, hand.opinions[-1], Fault.WORKER if known else Fault.UNKNOWN)
-                continue
-            self._rows.append(hand)
-            self._try(word.worker, hand.row.kind)
 
     def _is_refused(self, hand: Hand) -> bool:
         """True if a worker refuses a row whose word may yet count: that others answer nothing to it says less."""
@@ -141,22 +143,25 @@ class RowsInDoubt:
             if row is None:
                 return
             began = time.monotonic()
-            verdict = judge(await self._sender.send(url, row), row, wall=time.time())
-            if isinstance(verdict, Accept):
-                self._evidence.answered(url, row)
-                self._trust(url, kind, began)
-            elif isinstance(verdict, Doubtful) and verdict.answer is None:
+            outcome = await self._sender.send(url, row)
+            verdict = judge(outcome, row, wall=time.time())
+            another = isinstance(verdict, Accept) and self._evidence.is_of_another_model(url, row, verdict.answer)
+            if another or (isinstance(verdict, Doubtful) and verdict.answer is None):
                 self._evidence.unproven(url, kind, time.monotonic())
                 self._mark(url, kind, began, worthless=True)
+            elif isinstance(verdict, Accept):
+                self._evidence.answered(url, row)
+                self._trust(url, kind, began)
             else:
-                self._mark(url, kind, began, worthless=False)
+                hung = isinstance(outcome, Unanswered) and outcome.hung
+                self._mark(url, kind, began, tries=_HUNG_TRIES if hung else 1)
                 await asyncio.sleep(_TRY_WAIT)
         finally:
             self._trying.discard((url, kind))
 
-    def _mark(self, url: str, kind: Kind, began: Instant, *, worthless: bool) -> None:
+    def _mark(self, url: str, kind: Kind, began: Instant, *, tries: int = 0, worthless: bool = False) -> None:
         for hand in self._rows:
             for word in hand.opinions:
                 if word.worker == url and hand.row.kind == kind and word.at <= began:
                     word.worthless = worthless or word.worthless
-                    word.tries += 1
+                    word.tries += tries

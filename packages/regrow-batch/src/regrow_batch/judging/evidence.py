@@ -136,6 +136,10 @@ class WorkerEvidence:
         """True if a worker says that it has this model, or, without one, if any has said so that ever was here."""
         return any(model in models for each, models in self._models.items() if url in ("", each))
 
+    def is_of_another_model(self, url: str, row: BatchRow, answer: Answer) -> bool:
+        """True if a worker that does not have the row's model, while another one has or had it, answers as another."""
+        return answer.model not in ("", row.model) and not self.lists(row.model, url) and self.lists(row.model)
+
     def answered(self, url: str, row: BatchRow) -> None:
         """A worker has answered a row with something; the cheapest of a kind is kept, to try others with."""
         record = self._record(url, row.kind)

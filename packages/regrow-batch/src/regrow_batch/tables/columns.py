@@ -49,7 +49,7 @@ class RowResult:
         found: Any = self.body.get("usage")
         for name in path:
             found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, int) and not isinstance(found, bool) and _kind(found) == "int" else None
+        return found if _kind(found) == "int" else None
 
     def model(self) -> str | None:
         """The model's name."""
