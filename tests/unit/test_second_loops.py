@@ -1,5 +1,7 @@
 """A second training is seen before the first begins, and what is one training is taken for nothing else."""
 
+import contextlib
+import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -109,6 +111,16 @@ def by_a_search() -> None:
     script()
 
 
+def by_a_search_of_a_lambda() -> None:
+    search(
+        "def optimize(objective, n_trials, timeout, callbacks):\n    objective(1)\n    objective(n_trials)",
+        lambda trial: train(trial),
+        2,
+        None,
+        None,
+    )
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [
@@ -120,6 +132,7 @@ def by_a_search() -> None:
         (by_two_functions, "is followed by another training"),
         (by_the_same_function, "is followed by another training"),
         (by_a_search, "is called by optuna"),
+        (by_a_search_of_a_lambda, "is called by optuna"),
     ],
 )
 def test_a_second_training_is_seen_as_the_first_begins(script: Callable[[], None], words: str) -> None:
@@ -324,10 +337,206 @@ def by_a_search_with_one_trial() -> None:
     script()
 
 
+def by_while_for_one_of_several() -> None:
+    def script() -> None:
+        fold, chosen = 0, 1
+        while fold < 3:
+            if fold == chosen:
+                train(fold)
+            fold += 1
+
+    script()
+
+
+def the_chosen(fold: int) -> int:
+    if fold != 1:
+        return 0
+    return train(fold)
+
+
+def by_while_that_leaves_the_others_out() -> None:
+    def script() -> None:
+        fold = 0
+        while fold < 3:
+            the_chosen(fold)
+            fold += 1
+
+    script()
+
+
+def by_map_that_leaves_the_others_out() -> None:
+    def script() -> None:
+        assert list(map(the_chosen, range(3))) == [0, 1, 0]
+
+    script()
+
+
+def stop_if(wanted: bool) -> None:
+    if wanted:
+        sys.exit(0)
+
+
+def look_whether_to_stop() -> None:
+    stop_if(bool(session.found))
+
+
+def raise_exit() -> None:
+    if session.found:
+        raise SystemExit
+
+
+def ended_by_a_function_between() -> None:
+    def script() -> None:
+        train()
+        look_whether_to_stop()
+        train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+def ended_by_a_function_that_raises_it() -> None:
+    def script() -> None:
+        train()
+        raise_exit()
+        train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+def ended_by_a_function_in_the_body() -> None:
+    def script() -> None:
+        for _ in session.steps():
+            look_whether_to_stop()
+        train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+def ended_by_a_function_in_a_while() -> None:
+    def script() -> None:
+        while True:
+            look_whether_to_stop()
+            train()
+
+    with pytest.raises(SystemExit):
+        script()
+
+
+class Converged(Exception):
+    """Thrown by what a script calls."""
+
+
+def raise_converged() -> None:
+    if session.found:
+        raise Converged
+
+
+def left_by_an_error_in_a_while() -> None:
+    def script() -> None:
+        try:
+            while True:
+                train()
+                raise_converged()
+        except Converged:
+            pass
+
+    script()
+
+
+def left_by_an_error_that_a_caller_passes_over() -> None:
+    def twice() -> None:
+        train()
+        raise_converged()
+        train()
+
+    def script() -> None:
+        with contextlib.suppress(Converged):
+            twice()
+
+    script()
+
+
+def left_by_an_error_that_is_caught() -> None:
+    def check() -> None:
+        raise Converged
+
+    def script() -> None:
+        try:
+            for _ in session.steps():
+                check()
+            train()
+        except Converged:
+            session.found.append("")
+
+    script()
+    assert session.found.pop() == ""
+
+
+def search(text: str, *given: object) -> None:
+    optuna: Any = types.ModuleType("optuna.study")
+    exec(text, optuna.__dict__)
+    optuna.optimize.__code__ = optuna.optimize.__code__.replace(co_filename=f"{sys.prefix}/site-packages/optuna.py")
+
+    def script() -> None:
+        optuna.optimize(*given)
+
+    script()
+
+
+def by_a_search_that_time_ends() -> None:
+    search("def optimize(objective, n_trials, timeout):\n    objective(1)", train, 9, 60.0)
+
+
+def by_a_search_that_is_stopped() -> None:
+    study = types.SimpleNamespace(stop=list)
+
+    def objective(_: object) -> None:
+        train()
+        study.stop()
+
+    search("def optimize(objective, n_trials):\n    objective(1)", objective, 9)
+
+
+def by_a_search_that_trains_one() -> None:
+    search("def optimize(objective, n_trials):\n    for at in range(n_trials):\n        objective(at)", the_chosen, 3)
+
+
+def in_blocks_that_are_nested_too_deeply() -> None:
+    choices = "".join(f"    elif at == {each}:\n        pass\n" for each in range(400))
+    text = f"def script(at, train):\n    if at == -1:\n        pass\n{choices}    else:\n        train()\n"
+    name = "/chosen/deep.py"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    there: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), there)
+    deep(lambda: there["script"](401, train))
+
+
+def deep(call: Callable[[], None], by: int = 300) -> None:
+    """Call on a stack that is used already."""
+    call() if by == 0 else deep(call, by - 1)
+
+
 @pytest.mark.parametrize(
     "script",
     [
         once,
+        by_while_for_one_of_several,
+        by_while_that_leaves_the_others_out,
+        by_map_that_leaves_the_others_out,
+        ended_by_a_function_between,
+        ended_by_a_function_in_the_body,
+        ended_by_a_function_in_a_while,
+        ended_by_a_function_that_raises_it,
+        left_by_an_error_in_a_while,
+        left_by_an_error_that_a_caller_passes_over,
+        left_by_an_error_that_is_caught,
+        by_a_search_that_time_ends,
+        by_a_search_that_is_stopped,
+        by_a_search_that_trains_one,
+        in_blocks_that_are_nested_too_deeply,
         one_of_two,
         left_before_the_other,
         again_if_it_fails,

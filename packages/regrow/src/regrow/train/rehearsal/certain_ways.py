@@ -7,12 +7,15 @@ import ast
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from regrow.train.script_source import last_line
+
 LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _MAYBE = (ast.If, *_LOOPS)
 _PERHAPS = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_EXITS = frozenset({"exit", "_exit", "quit", "abort", "execv", "execve", "execvp"})
+EXITS = frozenset({"exit", "_exit", "quit", "abort", "execv", "execve", "execvp", "SystemExit"})
+RAISE = "raise"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Lt: operator.lt,
     ast.LtE: operator.le,
@@ -32,6 +35,11 @@ def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
     return found, False
 
 
+def is_come_to(block: Iterable[ast.stmt], line: int) -> bool:
+    """True if a call in this line is made each time that the block is come to."""
+    return any(each.lineno <= line <= last_line(each) for each in certain_calls(come_to(block)[0]))
+
+
 def may_end(statement: ast.stmt, behind: int = 0) -> bool:
     """True if what follows a statement may not be come to: it returns, raises, leaves a loop, or ends the process.
 
@@ -41,25 +49,33 @@ def may_end(statement: ast.stmt, behind: int = 0) -> bool:
     least = 0 if isinstance(statement, _LOOPS) or not hasattr(statement, "body") else behind
     if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant):
         return True
-    return any(_ends(part) and getattr(part, "lineno", 0) >= least for part in _parts(statement, in_loop=False))
+    return any(_ends(part) and line_of(part) >= least for part in _parts(statement, in_loop=False))
 
 
 def may_leave(body: Iterable[ast.stmt], line: int) -> bool:
     """True if a call whose present line is this may end with an error or with the process, by its own text."""
     for each in body:
         for part in _parts(each, in_loop=True):
-            if getattr(part, "lineno", 0) >= line and (isinstance(part, ast.Raise) or _exits(part)):
+            if line_of(part) >= line and (isinstance(part, ast.Raise) or _exits(part)):
                 return True
     return False
 
 
-def _parts(node: ast.AST, *, in_loop: bool) -> Iterator[ast.AST]:
+def _parts(start: ast.AST, *, in_loop: bool) -> Iterator[ast.AST]:
     """A node and what is in it, without functions and classes that are made there, and without jumps in own loops."""
-    if isinstance(node, LATER) or (in_loop and isinstance(node, ast.Break | ast.Continue)):
-        return
-    yield node
-    for each in ast.iter_child_nodes(node):
-        yield from _parts(each, in_loop=in_loop or isinstance(node, _LOOPS))
+    near = [(start, in_loop)]
+    while near:
+        node, inside = near.pop()
+        if isinstance(node, LATER) or (inside and isinstance(node, ast.Break | ast.Continue)):
+            continue
+        yield node
+        inside = inside or isinstance(node, _LOOPS)
+        near += ((each, inside) for each in ast.iter_child_nodes(node))
+
+
+def line_of(node: ast.AST) -> int:
+    """First line of a node; 0 for one that has none."""
+    return int(getattr(node, "lineno", 0))
 
 
 def _ends(node: ast.AST) -> bool:
@@ -67,7 +83,46 @@ def _ends(node: ast.AST) -> bool:
 
 
 def _exits(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in _EXITS
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in EXITS
+
+
+def called_in(parts: Iterable[ast.AST]) -> set[str]:
+    """Names of functions and methods that these parts call, and of errors that they raise; `RAISE` for any."""
+    found: set[str] = set()
+    for each in (each for part in parts for each in ast.walk(part)):
+        if isinstance(each, ast.Raise):
+            found.add(RAISE)
+        named = each.func if isinstance(each, ast.Call) else each.exc if isinstance(each, ast.Raise) else None
+        found.add(str(getattr(named, "attr", getattr(named, "id", ""))))
+    return found
+
+
+def is_tried(block: ast.AST, line: int) -> bool:
+    """True if an error in this line may be caught within the block."""
+    for each in ast.walk(block):
+        match each:
+            case ast.Try(body=[first, *_] as body, handlers=[_, *_]) | ast.TryStar(body=[first, *_] as body):
+                catches = True
+            case ast.With(body=[first, *_] as body):
+                catches = "suppress" in called_in(each.items)
+            case _:
+                continue
+        if catches and first.lineno <= line <= last_line(body[-1]):
+            return True
+    return False
+
+
+def calling(names: Iterable[str], trees: Iterable[ast.Module]) -> set[str]:
+    """These names, and those of functions in these texts that call one of them, or one that does."""
+    parts = (each for tree in trees for each in ast.walk(tree))
+    calls = [
+        (each.name, called_in([each])) for each in parts if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    found, before = set(names), -1
+    while len(found) > before:
+        before = len(found)
+        found |= {name for name, called in calls if called & found}
+    return found
 
 
 def certain_calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:

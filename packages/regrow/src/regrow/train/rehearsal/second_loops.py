@@ -7,11 +7,26 @@ values at hand counts; the begin of a second training is an error in any case.
 import ast
 import dis
 import inspect
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
 
 from regrow.train.rehearsal.callers import loop_around
-from regrow.train.rehearsal.certain_ways import LATER, certain_calls, come_to, may_end, may_leave, turns_again
+from regrow.train.rehearsal.certain_ways import (
+    EXITS,
+    LATER,
+    RAISE,
+    called_in,
+    calling,
+    certain_calls,
+    come_to,
+    is_come_to,
+    is_tried,
+    line_of,
+    may_end,
+    may_leave,
+    turns_again,
+)
 from regrow.train.script_source import is_script, last_line, parsed, text_of, tree_of
 
 LOOPS = frozenset({"steps", "epochs"})
@@ -19,6 +34,8 @@ _REPEATS = frozenset({"map", "starmap"})
 _TAKES_ALL = frozenset({"list", "tuple", "sum", "set", "sorted", "min", "max"})
 _SEARCHES = {"optuna": "n_trials", "hyperopt": "max_evals", "skopt": "n_calls"}
 """Packages that search, and their variable that says how many trainings there are."""
+_MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold")
+"""Variables of theirs that may end a search before that number."""
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
 
@@ -32,23 +49,56 @@ def second_loop(frames: list[FrameType], session: object) -> str:
     """
     if (around := loop_around(frames)) is not None:
         return f"is called within another loop ({_place(around)})"
+    try:
+        return _certain_second(frames, session)
+    except RecursionError:
+        return ""  # blocks within blocks, deeper than is gone through
+
+
+def _certain_second(frames: list[FrameType], session: object) -> str:
     names = {name for frame in frames for name, value in _variables(frame).items() if value is session}
+    certain = True  # each call of the function called here trains
+    passed: list[ast.AST] = []
     for at, frame in enumerate(frames):
         tree = parsed(frame)
         if tree is None or frame.f_code.co_flags & _LAZY:
             return ""  # its rest may never run, or leave
         scope = _scope(tree, frame.f_code)
-        if (line := _repeating_while(tree, scope, frame)) != 0:
-            return f"is called within another loop ({frame.f_code.co_filename}:{line})"
-        if at and (by := _called_by(frame, frames[at - 1])):
-            return f"is called by {by} ({_place(frame)})"
+        if certain and (loop := _repeating_while(tree, scope, frame)) is not None:
+            place = f"{frame.f_code.co_filename}:{loop.lineno}"
+            return "" if _may_end([*passed, *loop.body], frames, at) else f"is called within another loop ({place})"
+        if certain and at and (by := _called_by(frame, frames[at - 1])):
+            ends = EXITS | {"stop"} if by in _SEARCHES else EXITS
+            return "" if _may_end(passed, frames, at, ends) else f"is called by {by} ({_place(frame)})"
+        rest = [part for part in ast.walk(scope) if line_of(part) >= frame.f_lineno]
         later, _ = _ahead(scope.body, frame.f_lineno) or ([], False)
         for call in certain_calls(later):
             if _begins(call, _variables(frame), names, _DEEP):
-                return f"is followed by another training ({frame.f_code.co_filename}:{call.lineno})"
+                between = [part for part in rest if line_of(part) <= call.lineno]
+                followed = f"is followed by another training ({frame.f_code.co_filename}:{call.lineno})"
+                return "" if _may_end([*passed, *between], frames, at) else followed
         if may_leave(scope.body, frame.f_lineno):
             return ""
+        certain = certain and is_come_to(scope.body, frame.f_lineno)
+        passed += rest
     return ""
+
+
+def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: frozenset[str] = EXITS) -> bool:
+    """True if these parts call one of `ends`, or a function of the script's that does, or calls one; by their names.
+
+    Where an error is caught by the call of this index, or around it, it may end them too. Functions whose calls are
+    under way are not meant: what they still do is among the parts.
+    """
+    around = [(parsed(each), each) for each in frames[at:]]
+    if any(tree is not None and is_tried(_scope(tree, each.f_code), each.f_lineno) for tree, each in around):
+        ends |= {RAISE}
+    homes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
+    files = {str(home.get("__file__")): home for home in homes}
+    files = {file: home for file, home in files.items() if file.endswith(".py") and is_script(file)}
+    files |= {frame.f_code.co_filename: frame.f_globals for frame in frames}
+    trees = [tree_of(text_of(file, home)) for file, home in files.items()]
+    return bool(called_in(parts) & (calling(ends, filter(None, trees)) - {frame.f_code.co_name for frame in frames}))
 
 
 def _place(frame: FrameType) -> str:
@@ -62,8 +112,8 @@ def _variables(frame: FrameType) -> dict[str, object]:
 # --- a call that may be made several times -------------------------------------------------------------------------
 
 
-def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, frame: FrameType) -> int:
-    """Line of a `while` around the present line of this call that turns again for certain; 0: none.
+def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, frame: FrameType) -> ast.While | None:
+    """A `while` around the present line of this call that comes to it again for certain.
 
     Others may be there to try again what has failed.
     """
@@ -72,9 +122,9 @@ def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, fram
         if not isinstance(loop, ast.While) or not loop.body[0].lineno <= frame.f_lineno <= last_line(loop.body[-1]):
             continue
         own = {name: value for name, value in _variables(frame).items() if name not in shared}
-        if turns_again(loop, frame.f_lineno, own):
-            return loop.lineno
-    return 0
+        if is_come_to(loop.body, frame.f_lineno) and turns_again(loop, frame.f_lineno, own):
+            return loop
+    return None
 
 
 def _called_by(caller: FrameType, called: FrameType) -> str:
@@ -84,7 +134,7 @@ def _called_by(caller: FrameType, called: FrameType) -> str:
         package = str(between.f_globals.get("__name__", "")).partition(".")[0]
         times = between.f_locals.get(_SEARCHES.get(package, ""))
         if isinstance(times, int) and times > 1:
-            return package
+            return "" if any(between.f_locals.get(name) is not None for name in _MAY_END) else package
         between = between.f_back
     return _mapped_at(caller) if called.f_back is caller else ""
 
@@ -139,6 +189,10 @@ def _scope(tree: ast.Module, code: CodeType) -> ast.Module | ast.FunctionDef:
             continue
         if min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno:
             return node
+    if code.co_name == "<lambda>":
+        made = [each for each in ast.walk(tree) if isinstance(each, ast.Lambda) and each.lineno == code.co_firstlineno]
+        bodies: list[ast.stmt] = [ast.copy_location(ast.Expr(each.body), each.body) for each in made]
+        return ast.Module(bodies if len(bodies) == 1 else [], [])
     return tree if code.co_name == "<module>" else ast.Module([], [])
 
 
@@ -152,6 +206,12 @@ def _ahead(block: list[ast.stmt], line: int) -> tuple[list[ast.stmt], bool] | No
             continue
         inner = next((found for part in _blocks(statement) if (found := _ahead(part, line)) is not None), None)
         later, ends = inner if inner is not None else ([], False)
+        if (
+            isinstance(statement, ast.Try | ast.TryStar)
+            and statement.handlers
+            and line <= last_line(statement.body[-1])
+        ):
+            later = []  # which an error in the first training would pass by
         if ends or may_end(statement, behind=line):
             return later, True
         more, ends = come_to(block[at + 1 :])
