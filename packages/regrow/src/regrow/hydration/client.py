@@ -238,11 +238,11 @@ class Hydration:
         bad: list[Chunk] = []
         done = 0
         peer.spoiled = False
+        landing = Landing(incoming, CHUNK_BYTES)
         try:
             allow(peer.sock, self._deadline)
             if chunks:
                 peer.sock.sendall(receiver_side.frame(SendSpans(spans, CHUNK_BYTES)))
-            landing = Landing(incoming, CHUNK_BYTES)
             digest = bytearray(DIGEST_BYTES)
             for chunk in chunks:
                 room = landing.room(chunk)
@@ -256,6 +256,8 @@ class Hydration:
                 done += 1
         except (OSError, EOFError, DeadlineExceeded) as error:
             peer.failure = _reason(error)
+        finally:
+            landing.settle()
         if bad:
             peer.spoiled = True
             self._lost.append(f"{peer.endpoint}: {len(bad)} chunks did not match their checksum")
