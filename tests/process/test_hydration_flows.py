@@ -10,15 +10,20 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.ports import held_port
+from tests.process.launching import site
+from tests.process.training import SCRIPTS
 
 from regrow.core.ids import Generation, StepNo
 from regrow.core.net import connect, hang_up
+from regrow.core.records import Noted
 from regrow.core.wire import read_frame
 from regrow.hydration import client, flows, plan
 from regrow.hydration.client import Hydration
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import AskFlow, StateRefused, receiver_side
 from regrow.hydration.server import HydrationServer
+from regrow.observe.ledger import Ledger, read_records
 
 TOKEN, GENERATION, STEP = "secret", Generation(1), StepNo(3)
 LIMIT_S = 60.0
@@ -176,3 +181,28 @@ def test_a_flow_without_a_readers_ticket_is_refused(tmp_path: Path) -> None:
         assert body is not None
         assert isinstance(receiver_side.decode(body), StateRefused)
         assert server.readers == 0
+
+
+def test_a_job_tells_the_addresses_that_state_came_over_and_those_that_a_node_does_not_have(tmp_path: Path) -> None:
+    words = ["--nnodes", "2", "--rdzv-endpoint", f"127.0.0.1:{held_port()}", "--state-addr", "127.0.0.2,192.0.2.1"]
+    script = (str(SCRIPTS / "train_small.py"), "--steps", "6", "--say-steps", "--hold", "3:go")
+    with site(tmp_path) as here:
+        zero, one = (
+            here.start("run", "--job", "ways", "--node-rank", rank, *words, *script, REGROW_TOKEN="both know")
+            for rank in ("0", "1")
+        )
+        with zero, one:
+            zero.wait_for("step 2\n")
+            killed = here.regrow("kill", "--rank", "1")
+            (here.folder / "go").touch()
+            assert (zero.wait(), one.wait()) == (0, 0), killed.stderr + zero.output
+        records = read_records(here.home / "jobs" / "ways")
+        (incident,) = Ledger(records).incidents
+        assert [(way.address, way.flows, way.bytes) for way in incident.ways] == [
+            ("127.0.0.1", 1, incident.hydrated_bytes)
+        ]
+        assert "state over 127.0.0.1 (1 flow, " in here.regrow("story", "ways").stdout
+        told = [record.text for record in records if isinstance(record, Noted)]
+        assert any(text.startswith("state cannot be read at 192.0.2.1") for text in told), told
+        assert not any("127.0.0.2" in text for text in told)
+        here.assert_nothing_left()
