@@ -4,9 +4,10 @@
     python benchmarks/hydration.py --quick    # 0.1 and 1 GB, half a minute
 
 Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
-with the same buffers, between two processes, from and into memory that is there already, without checksums. All sides
-run in turns; figures are medians; GB are 10^9 bytes. *Beyond the state* is the most memory that a process took on top
-of its tensors.
+with the same buffers, between two processes, from and into memory that is there already, without checksums. `4 flows`:
+one holder read over four connections, beside four plain sockets with a thread at each end; elsewhere a holder is read
+over one. All sides run in turns; figures are medians; GB are 10^9 bytes. *Beyond the state* is the most memory that a
+process took on top of its tensors.
 
 Exits with 1 when one holder brings less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
 """
@@ -17,6 +18,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -38,6 +40,7 @@ from targets import tell, warn_if_busy
 
 from regrow.core.ids import Generation, StepNo
 from regrow.core.net import widen
+from regrow.hydration import flows
 from regrow.hydration.client import receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.server import HydrationServer
@@ -46,6 +49,7 @@ TOKEN, STEP, GENERATION = "benchmark", StepNo(7), Generation(3)
 LAYER = 16 << 20
 """Bytes of the larger tensors; as many small ones lie between them."""
 PATIENCE = 120.0
+FLOWS = 4
 
 
 class State:
@@ -140,12 +144,17 @@ def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool) -> None:
 
 
 def want(pipe: Connection, size: int) -> None:
-    """A newcomer: receives from the endpoints that it is told; answers with its memory beyond the state."""
+    """A newcomer: receives from the endpoints that it is told; answers with its memory beyond the state.
+
+    It is told the number of connections for each holder, too.
+    """
     state = State(size, value=-1.0)
+    flows.FLOW_WORTH = 1
     before = reset_peak()
     pipe.send("ready")
     while True:
-        endpoints = pipe.recv()
+        endpoints, each = pipe.recv()
+        flows.FLOWS = each * len(endpoints)
         receive(
             state,
             step=STEP,
@@ -164,43 +173,67 @@ class Row:
     gigabytes: float
     holders: dict[int, float]
     crowd: float | None
+    four_flows: float
     socket: float
+    four_sockets: float
     memcpy: float
     beyond: tuple[int, int]
 
 
 class PlainSocket:
-    """A bare copy of the state over a connection between two processes."""
+    """A bare copy of the state over connections between two processes, each with an equal part."""
 
-    def __init__(self, stack: ExitStack, state: State, folder: Path, room: np.ndarray[Any, Any], *, tcp: bool) -> None:
+    def __init__(
+        self, stack: ExitStack, state: State, folder: Path, room: np.ndarray[Any, Any], *, tcp: bool, flows: int = 1
+    ) -> None:
         if tcp:
             listener = socket.create_server(("127.0.0.1", 0))
         else:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(folder / f"plain-{state.nbytes}"))
+            listener.bind(str(folder / f"plain-{state.nbytes}-{flows}"))
             listener.listen()
         stack.enter_context(listener)
-        parts = state.parts()
+        every = state.parts()
+        parts = [every[at::flows] for at in range(flows)]
 
-        def send(_: Connection) -> None:
-            sock, _ = listener.accept()
+        def serve(sock: socket.socket, mine: list[memoryview]) -> None:
             widen(sock)
             while sock.recv(1):
-                for part in parts:
+                for part in mine:
                     sock.sendall(part)
 
+        def send(_: Connection) -> None:
+            serving = [threading.Thread(target=serve, args=(listener.accept()[0], mine)) for mine in parts]
+            for thread in serving:
+                thread.start()
+            for thread in serving:
+                thread.join()
+
         stack.enter_context(Process(send))
-        self._sock = stack.enter_context(socket.socket(listener.family))
-        self._sock.connect(listener.getsockname())
-        widen(self._sock)
-        self._room = room.data
+        self._flows: list[tuple[socket.socket, memoryview]] = []
+        end = 0
+        for mine in parts:
+            sock = stack.enter_context(socket.socket(listener.family))
+            sock.connect(listener.getsockname())
+            widen(sock)
+            begin, end = end, end + sum(map(len, mine))
+            self._flows.append((sock, room.data[begin:end]))
 
     def copy(self) -> None:
         """Once."""
-        self._sock.sendall(b"1")
-        at, size = 0, len(self._room)
+        others = [threading.Thread(target=self._receive, args=flow) for flow in self._flows[1:]]
+        for thread in others:
+            thread.start()
+        self._receive(*self._flows[0])
+        for thread in others:
+            thread.join()
+
+    @staticmethod
+    def _receive(sock: socket.socket, room: memoryview) -> None:
+        sock.sendall(b"1")
+        at, size = 0, len(room)
         while at < size:
-            at += self._sock.recv_into(self._room[at:])
+            at += sock.recv_into(room[at:])
 
 
 class Newcomers:
@@ -212,10 +245,13 @@ class Newcomers:
         self._processes: list[Process] = []
         self.beyond = 0
 
-    def receive(self, count: int, endpoints: list[str]) -> None:
-        """Receive in `count` processes at once, each all of it from these holders; returns when the last has it."""
+    def receive(self, count: int, endpoints: list[str], flows: int = 1) -> None:
+        """Receive in `count` processes at once, each all of it from these holders; returns when the last has it.
+
+        `flows`: connections to each holder.
+        """
         for process in self._processes[:count]:
-            process.pipe.send(endpoints)
+            process.pipe.send((endpoints, flows))
         for process in self._processes[:count]:
             self.beyond = max(self.beyond, process.hear())
 
@@ -241,6 +277,7 @@ def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
 
     with ExitStack() as stack:
         plain = PlainSocket(stack, state, folder, room, tcp=tcp)
+        plain_flows = PlainSocket(stack, state, folder, room, tcp=tcp, flows=FLOWS)
         holders = [stack.enter_context(Process(lambda pipe: hold(pipe, state, folder, tcp=tcp))) for _ in range(3)]
         endpoints = [holder.hear() for holder in holders]
         newcomers = Newcomers(stack, state)
@@ -248,6 +285,7 @@ def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
         sides: dict[str, Callable[[], None]] = {"memcpy": copy, "socket": plain.copy}
         for count in (1, 2, 3):
             sides[str(count)] = partial(newcomers.receive, 1, endpoints[:count])
+        sides |= {"flows": partial(newcomers.receive, 1, endpoints[:1], FLOWS), "sockets": plain_flows.copy}
         if psutil.virtual_memory().available > 2.5 * state.nbytes:
             newcomers.make(3)
             sides["crowd"] = partial(newcomers.receive, 3, endpoints)
@@ -263,21 +301,24 @@ def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
     speeds = {side: state.nbytes / median(times[1:]) / 1e9 for side, times in seconds.items()}
     crowd = 3 * speeds["crowd"] if "crowd" in speeds else None
     one = {count: speeds[str(count)] for count in (1, 2, 3)}
-    return Row(gigabytes, one, crowd, speeds["socket"], speeds["memcpy"], beyond)
+    return Row(gigabytes, one, crowd, speeds["flows"], speeds["socket"], speeds["sockets"], speeds["memcpy"], beyond)
 
 
 def show(rows: list[Row], kind: str, console: Console) -> None:
     """Print what was measured."""
     table = Table(title=f"Hydration over {kind} sockets, GB/s")
-    columns = ("state", "1 holder", "2 holders", "3 holders", "3 receivers", "socket", "1 holder / socket", "memcpy")
-    for column in (*columns, "beyond the state"):
+    columns = ("state", "1 holder", "2 holders", "3 holders", "3 receivers", "socket", "1 holder / socket")
+    for column in (*columns, "4 flows", "4 sockets", "4 flows / 4 sockets", "memcpy", "beyond the state"):
         table.add_column(column, justify="right")
     for row in rows:
         speeds = [f"{row.holders[count]:.2f}" for count in (1, 2, 3)]
         crowd = f"{row.crowd:.2f}" if row.crowd is not None else "no memory"
         share = f"{100 * row.holders[1] / row.socket:.0f} %"
+        of_flows = f"{100 * row.four_flows / row.four_sockets:.0f} %"
+        four = (f"{row.four_flows:.2f}", f"{row.four_sockets:.2f}", of_flows)
         beyond = " / ".join(f"{each / (1 << 20):.0f} MiB" for each in row.beyond)
-        table.add_row(f"{row.gigabytes:g} GB", *speeds, crowd, f"{row.socket:.2f}", share, f"{row.memcpy:.2f}", beyond)
+        one = (f"{row.gigabytes:g} GB", *speeds, crowd, f"{row.socket:.2f}", share)
+        table.add_row(*one, *four, f"{row.memcpy:.2f}", beyond)
     console.print(table)
     console.print("3 receivers: bytes of all of them, from 3 holders. Beyond the state: holder / receiver.")
 
@@ -287,6 +328,7 @@ def figures(rows: list[Row]) -> Iterator[tuple[str, float]]:
     for row in rows:
         kinds = {f"gbps_{count}_holder{'s' * (count > 1)}": speed for count, speed in row.holders.items()}
         kinds |= {"gbps_socket": row.socket, "gbps_memcpy": row.memcpy}
+        kinds |= {"gbps_4_flows": row.four_flows, "gbps_socket_4_flows": row.four_sockets}
         if row.crowd is not None:
             kinds["gbps_3_receivers"] = row.crowd
         for side, beyond in zip(("holder", "receiver"), row.beyond, strict=True):

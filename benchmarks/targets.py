@@ -96,6 +96,7 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         for size in ("", "_0.1gb", "_1gb", "_4gb")
         for target in (
             Target(f"gbps_1_holder{size}", least=0.7, of=f"gbps_socket{size}"),
+            Target(f"gbps_4_flows{size}", least=0.9, of=f"gbps_socket_4_flows{size}"),
             Target(f"beyond_holder_mib{size}", most=256),
             Target(f"beyond_receiver_mib{size}", most=256),
         )

@@ -436,6 +436,63 @@ def a_reader_of_state_on_a_stream_of_its_own_does_not_wait_for_what_the_script_h
 
 
 @check
+def state_that_arrives_is_copied_on_a_stream_of_its_own_from_buffers_in_turn() -> None:
+    import torch
+
+    from regrow.hydration.memory import BUFFERS, Incoming, Landing
+    from regrow.hydration.plan import ByteSpan
+
+    state = torch.zeros(1000, dtype=torch.int64, device=DEVICE) + 1  # late: what arrives has to come behind it
+    here, elsewhere = torch.zeros(3, dtype=torch.int64), torch.zeros(3, dtype=torch.int64, device="standin:1")
+    chunks: list[tuple[ByteSpan, ...]] = [(ByteSpan("state", at, 800),) for at in range(0, 7200, 800)]
+    chunks.append((ByteSpan("here", 0, 24), ByteSpan("state", 7200, 800), ByteSpan("elsewhere", 0, 24)))
+    assert len(chunks) > BUFFERS + 1, "buffers are used again"
+    values = torch.arange(1006)
+    sent = [values[at : at + 100] for at in range(0, 900, 100)] + [values[900:]]
+    landing = Landing(Incoming({"state": state, "here": here, "elsewhere": elsewhere}), 1600)
+    with STEERING.gate():
+        state * 2  # the script's stream is held from here on
+        for chunk, data in zip(chunks, sent, strict=True):
+            room = landing.room(chunk)
+            room[:] = data.numpy().view("uint8").data
+            landing.land(chunk)
+        landing.settle()
+    assert here.tolist() == [900, 901, 902]
+    assert torch.equal(state.cpu(), torch.cat((values[:900], values[903:1003])))
+    assert elsewhere.tolist() == [1003, 1004, 1005]
+
+
+@check
+def a_chunk_is_received_while_the_device_still_copies_the_one_before() -> None:
+    import torch
+
+    from regrow.hydration.memory import BUFFERS, Incoming, Landing
+    from regrow.hydration.plan import ByteSpan
+
+    state = torch.zeros(BUFFERS + 1, dtype=torch.uint8, device=DEVICE)
+    chunks = [(ByteSpan("state", at, 1),) for at in range(BUFFERS + 1)]
+    with STEERING.gate():
+        state.add_(1)  # what arrives has to wait for this
+        landing, done = Landing(Incoming({"state": state}), 16), threading.Event()
+
+        def rest() -> None:
+            landing.room(chunks[-1])[:] = bytes([7 + BUFFERS])
+            done.set()
+
+        for at, chunk in enumerate(chunks[:-1]):
+            landing.room(chunk)[:] = bytes([7 + at])
+            landing.land(chunk)
+        thread = threading.Thread(target=rest)
+        thread.start()
+        assert not done.wait(0.1), "its buffer is still being copied from"
+    assert done.wait(LIMIT_S)
+    thread.join()
+    landing.land(chunks[-1])
+    landing.settle()
+    assert state.tolist() == [7 + at for at in range(BUFFERS + 1)]
+
+
+@check
 def a_verified_copy_is_of_the_states_size_and_page_locked_nowhere() -> None:
     from regrow.core.ids import StepNo
     from regrow.train.state.fingerprints import digest_tensors

@@ -189,6 +189,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     bind: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
     """The host name under which other nodes reach this one."""
+    ways: list[str] = []  # further addresses of this node, for state alone
     master_port: int = 0
     preload: list[str] = []
     forward_output: bool = True
@@ -248,6 +249,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     bind: str
     advertise: str
     warmth: Warmth
+    ways: list[str] = []
     local: bool = False
     """All nodes of the job are on this machine."""
     patience: Seconds = 3600.0

@@ -23,6 +23,19 @@ def place_to_listen(flag: str, text: str) -> tuple[str, int] | None:
     return host.strip("[]"), int(port)
 
 
+def own_addresses(flag: str, text: str) -> list[str]:
+    """Addresses in a flag's `ADDRESS,ADDRESS`. Raises `UsageError`, which names the flag; a host name is none."""
+    found = [part.strip().strip("[]") for part in text.split(",") if part.strip()]
+    for each in found:
+        try:
+            named = not ipaddress.ip_address(each).is_unspecified
+        except ValueError:
+            named = False
+        if not named:
+            raise UsageError(f"{flag} {each!r} is no address", hint="give addresses of this node, such as 10.0.1.5")
+    return list(dict.fromkeys(found))
+
+
 def address_of(host: str, port: int) -> str:
     """`HOST:PORT` as it stands in a URL."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

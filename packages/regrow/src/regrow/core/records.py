@@ -9,6 +9,7 @@ import msgspec
 
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord, OrderSpec
+from regrow.core.messages.state_ways import StateWay
 
 SCHEMA = 1
 """Version of the records. It rises with a new kind of line, or when a field changes its meaning."""
@@ -124,6 +125,8 @@ class IncidentClosed(Record, frozen=True):
     before: int = 0
     """Replicas before and after; both 0 where their number did not change."""
     after: int = 0
+    ways: list[StateWay] = []
+    """Addresses over which receivers got their state, with the flows and the rate of each; failed ones too."""
 
 
 class FaultInjected(Record, frozen=True):

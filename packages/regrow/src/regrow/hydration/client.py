@@ -1,11 +1,12 @@
 """The receiver's side: state from all healthy holders at once, each sending a different part."""
 
+import errno
 import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -17,27 +18,35 @@ from regrow.core.errors import (
     RegrowError,
 )
 from regrow.core.ids import Generation, Instant, Seconds, StepNo
+from regrow.core.messages.state_ways import StateWay, merged
 from regrow.core.net import connect, hang_up
-from regrow.core.wire import read_frame, receive_into
-from regrow.hydration.inventory import Inventory, StateSink
-from regrow.hydration.memory import Incoming, Landing
-from regrow.hydration.messages import AskState, SendSpans, StateOffered, StateRefused, receiver_side
-from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, chunked, deal, whole
-from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
+from regrow.core.wire import read_frame
+from regrow.hydration.flows import Flow, Round, address_of, fetch, further, reason
+from regrow.hydration.inventory import StateSink
+from regrow.hydration.memory import Incoming
+from regrow.hydration.messages import AskFlow, AskState, FlowOpened, StateOffered, StateRefused, receiver_side
+from regrow.hydration.plan import ByteSpan, whole
+from regrow.hydration.streams import STALL, allow
 
 _GRACE: Seconds = 1.0
 """Wait for further holders once one has answered."""
+_FURTHER: Seconds = 2.0
+"""Longest wait for a further connection, or for an answer there."""
 _READS_OF_A_BAD_CHUNK = 3
 _CANCELLED = -1
 
 
 class HydrationReport(msgspec.Struct, frozen=True):
-    """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason."""
+    """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason.
+
+    `ways`: addresses over which it came, or could not come.
+    """
 
     bytes: int
     seconds: Seconds
     holders: int
     lost: list[str] = []
+    ways: list[StateWay] = []
 
 
 def receive(
@@ -53,17 +62,17 @@ def receive(
     return Hydration(sink, step=step, generation=generation, token=token, endpoints=endpoints, deadline=deadline).run()
 
 
+_Call = tuple[str, str]
+"""Endpoint and ticket of a further connection."""
+
+
 @dataclass(eq=False)
 class _Peer:
-    """One holder and the connection to it."""
+    """One holder, the connection to it, and its offer."""
 
     endpoint: str
     sock: socket.socket
-    inventory: Inventory | None = None
-    missing: list[ByteSpan] = field(default_factory=list)
-    """Spans that it was asked for and did not bring."""
-    failure: str = ""
-    spoiled: bool = False
+    offer: StateOffered
 
 
 class Hydration:
@@ -104,6 +113,8 @@ class Hydration:
         self._open: set[socket.socket] = set()
         self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lost: list[str] = []
+        self._flows: list[Flow] = []
+        self._unused: list[StateWay] = []
 
     @property
     def step(self) -> StepNo:
@@ -129,17 +140,17 @@ class Hydration:
         started = time.monotonic()
         try:
             peers = self._meet()
-            inventory = peers[0].inventory
-            if inventory is None:
-                raise HydrationError(f"{peers[0].endpoint} offered no inventory")
+            inventory, offers = peers[0].offer.inventory, [peer.offer for peer in peers]
             self._step = inventory.step
-            others = [peer.inventory for peer in peers if peer.inventory is not None]
-            incoming = Incoming(self._sink.prepare(inventory.agreed(others)))
-            self._fill(incoming, peers, whole(inventory.entries))
+            incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
+            self._flows = [Flow(peer.endpoint, peer.sock) for peer in peers]
+            calls = further([peer.endpoint for peer in peers], offers)
+            self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
             incoming.settle()
             self._sink.finish()
             seconds = time.monotonic() - started
-            return HydrationReport(inventory.nbytes, seconds, len(peers), self._lost)
+            ways = merged([*(flow.way() for flow in self._flows), *self._unused])
+            return HydrationReport(inventory.nbytes, seconds, len(peers), self._lost, ways)
         except RegrowError as error:
             if self._cancelled:
                 raise GenerationHalted("the reception of state was cancelled") from error
@@ -181,12 +192,13 @@ class Hydration:
             if isinstance(answer, _Peer):
                 peers.append(answer)
             else:
-                self._lost.append(f"{endpoint}: {_reason(answer)}")
+                self._lost.append(f"{endpoint}: {reason(answer)}")
         self._check()
         if not peers:
             why = "; ".join(self._lost) or "there is none"
             raise HydrationError(f"none of {len(self._endpoints)} holders gave state@{self._step}: {why}")
-        agreed = [peer for peer in peers if _entries(peer) == _entries(peers[0])]
+        entries = peers[0].offer.inventory.entries
+        agreed = [peer for peer in peers if peer.offer.inventory.entries == entries]
         self._lost += [f"{peer.endpoint}: holds other tensors" for peer in peers if peer not in agreed]
         self._keep(agreed)
         return agreed
@@ -203,63 +215,57 @@ class Hydration:
         answer = receiver_side.decode(body)
         if not isinstance(answer, StateOffered):
             raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it offered no state")
-        return _Peer(endpoint, sock, answer.inventory)
+        return _Peer(endpoint, sock, answer)
 
     # --- moving the bytes ---
 
-    def _fill(self, incoming: Incoming, peers: list[_Peer], pending: list[ByteSpan]) -> None:
-        """Rounds: deal what is missing to who is left, until nothing is missing."""
+    def _fill(self, incoming: Incoming, flows: list[Flow], pending: list[ByteSpan], calls: list[_Call]) -> None:
+        """Rounds: deal what is missing to what is left, until nothing is missing."""
         spoiled_rounds = 0
         while pending:
             self._check()
-            by_endpoint = {peer.endpoint: peer for peer in peers}
-            for peer in peers:
-                peer.missing = []
-            for part in deal(pending, list(by_endpoint)):
-                by_endpoint[part.holder].missing.append(part.span)
-            tasks = [partial(self._fetch, peer, incoming) for peer in peers]
-            for outcome in self._in_threads(tasks):
-                if isinstance(outcome, BaseException):
+            turn = Round(pending, flows)
+            tasks: list[Callable[[], object]] = [partial(fetch, flow, turn, incoming, self._deadline) for flow in flows]
+            tasks += [partial(self._add_flow, turn, incoming, *call) for call in calls]
+            outcomes, calls = self._in_threads(tasks), []
+            for at, outcome in enumerate(outcomes):
+                # A further flow that could not be had is no error.
+                if isinstance(outcome, BaseException) and not (at >= len(flows) and isinstance(outcome, OSError)):
                     raise outcome
-            pending = [span for peer in peers for span in peer.missing]
-            self._lost += [f"{peer.endpoint}: {peer.failure}" for peer in peers if peer.failure]
-            spoiled_rounds += any(peer.spoiled for peer in peers)
-            alive = [peer for peer in peers if not peer.failure]
+            pending = turn.missing()
+            self._flows += turn.flows[len(flows) :]
+            self._lost += [
+                f"{flow.endpoint}: {flow.bad} chunks did not match their checksum" for flow in turn.flows if flow.bad
+            ]
+            self._lost += [f"{flow.endpoint}: {flow.failure}" for flow in turn.flows if flow.failure]
+            spoiled_rounds += any(flow.bad for flow in turn.flows)
+            alive = [flow for flow in turn.flows if not flow.failure]
             # Who sent a bad chunk is asked again only when nobody else is left.
-            peers = [peer for peer in alive if not peer.spoiled] or alive
-            if pending and (not peers or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
+            flows = [flow for flow in alive if not flow.bad] or alive
+            if pending and (not flows or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
                 self._check()
                 left = sum(span.length for span in pending)
                 raise HydrationError(f"{left} bytes of state@{self._step} could not be had: {'; '.join(self._lost)}")
 
-    def _fetch(self, peer: _Peer, incoming: Incoming) -> None:
-        spans = peer.missing
-        chunks = chunked(spans, CHUNK_BYTES)
-        bad: list[Chunk] = []
-        done = 0
-        peer.spoiled = False
+    def _add_flow(self, turn: Round, incoming: Incoming, endpoint: str, ticket: str) -> None:
+        """Read over one more connection, if it can be had before all is there."""
+
+        def opened(sock: socket.socket) -> None:
+            turn.begins(self._register(sock))
+
         try:
-            allow(peer.sock, self._deadline)
-            if chunks:
-                peer.sock.sendall(receiver_side.frame(SendSpans(spans, CHUNK_BYTES)))
-            landing = Landing(incoming, CHUNK_BYTES)
-            digest = bytearray(DIGEST_BYTES)
-            for chunk in chunks:
-                room = landing.room(chunk)
-                allow(peer.sock, self._deadline)
-                receive_into(peer.sock, room)
-                receive_into(peer.sock, memoryview(digest))
-                if checksum(room) == digest:
-                    landing.land(chunk)
-                else:
-                    bad.append(chunk)
-                done += 1
-        except (OSError, EOFError, DeadlineExceeded) as error:
-            peer.failure = _reason(error)
-        if bad:
-            peer.spoiled = True
-            self._lost.append(f"{peer.endpoint}: {len(bad)} chunks did not match their checksum")
-        peer.missing = [span for chunk in (*bad, *chunks[done:]) for span in chunk]
+            sock = connect(endpoint, max(0.001, min(self._deadline - time.monotonic(), _FURTHER)), opened=opened)
+            sock.sendall(receiver_side.frame(AskFlow(self._token, ticket)))
+            body = read_frame(sock)
+            answer = receiver_side.decode(body) if body is not None else StateRefused("it hung up")
+            if not isinstance(answer, FlowOpened):
+                raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it opened no flow")
+            turn.join(flow := Flow(endpoint, sock))
+        except (OSError, EOFError, RegrowError) as error:
+            if not turn.over:
+                self._unused.append(StateWay(address_of(endpoint), failure=reason(error)))
+            return
+        fetch(flow, turn, incoming, self._deadline)
 
     # --- threads ---
 
@@ -293,7 +299,11 @@ class Hydration:
             finished.put(at)
 
         for at in range(len(tasks)):
-            threading.Thread(target=work, args=(at,), name="regrow-hydrate-from", daemon=True).start()
+            try:
+                threading.Thread(target=work, args=(at,), name="regrow-hydrate-from", daemon=True).start()
+            except RuntimeError as error:
+                results[at] = OSError(errno.EAGAIN, str(error))
+                finished.put(at)
         # The tasks hold the deadline themselves; the second on top is for their last words.
         until = self._deadline + 1.0
         running = set(range(len(tasks)))
@@ -308,13 +318,3 @@ class Hydration:
             if grace is not None and at >= 0 and not isinstance(results[at], BaseException):
                 until = min(until, time.monotonic() + grace)
         return list(results)
-
-
-def _entries(peer: _Peer) -> object:
-    return peer.inventory.entries if peer.inventory is not None else None
-
-
-def _reason(error: object) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it sent nothing for {STALL:.0f} s"
-    return str(error) or type(error).__name__

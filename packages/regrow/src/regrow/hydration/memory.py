@@ -119,7 +119,8 @@ class Incoming:
     """Destination of arriving bytes. One for a whole hydration; `Landing` is one connection's part of it.
 
     Args:
-        targets: the tensors to fill.
+        targets: the tensors to fill. Work on their devices that this thread has enqueued on its current streams comes
+            before any byte that arrives.
     """
 
     def __init__(self, targets: dict[str, torch.Tensor]) -> None:
@@ -129,10 +130,19 @@ class Incoming:
             for name, tensor in self._crooked.items()
         }
         self._flat = {name: _flat(self._straightened.get(name, tensor)) for name, tensor in targets.items()}
+        devices = {flat.device for flat in self._flat.values()}
+        self._behind = StreamPoint(device for device in devices if is_accelerator(device))
 
     def flat(self, name: str) -> torch.Tensor:
         """The bytes to write for a name, on their device."""
         return self._flat[name]
+
+    def stream(self, device: torch.device) -> torch.Stream | None:
+        """A new stream for copies to the device; None: its kind has only one."""
+        stream = stream_of_its_own(device)
+        if stream is not None:
+            self._behind.hold(stream)
+        return stream
 
     def settle(self) -> None:
         """All has arrived: move what could not be received in place."""
@@ -142,30 +152,61 @@ class Incoming:
 
 
 class Landing:
-    """Writes chunks of one connection into the tensors of an `Incoming`."""
+    """Writes chunks of one connection into the tensors of an `Incoming`.
+
+    What goes to a device is copied there on a stream of this connection's own, from several buffers in turn, so that a
+    chunk is received and checked while earlier ones are copied.
+    """
 
     def __init__(self, incoming: Incoming, size: int) -> None:
         self._incoming = incoming
         self._size = size
+        self._stages: dict[tuple[int, bool], torch.Tensor] = {}
+        self._streams: dict[torch.device, torch.Stream | None] = {}
+        self._under_way: deque[StreamPoint] = deque()
+        self._landed = 0
         self._stage: torch.Tensor | None = None
 
     def room(self, chunk: Chunk) -> memoryview:
-        """Buffer for a chunk; call `land` when it has arrived and is right."""
+        """Buffer for a chunk; call `land` when it has arrived and is right. Raises the device's error."""
         first = self._incoming.flat(chunk[0].name)
         if len(chunk) == 1 and first.device.type == "cpu":
             _, offset, length = chunk[0]
             return first[offset : offset + length].numpy().data
-        if self._stage is None:
-            self._stage = _stage(self._size, first.device)
+        if len(self._under_way) == BUFFERS:
+            self._under_way.popleft().wait()
+        devices = self._devices(chunk)
+        key = self._landed % BUFFERS, bool(devices)
+        if key not in self._stages:
+            self._stages[key] = _stage(self._size, devices[0] if devices else None)
+        self._stage = self._stages[key]
         return self._stage[: sum(span.length for span in chunk)].numpy().data
 
     def land(self, chunk: Chunk) -> None:
-        """Move a staged chunk to its tensors; nothing to do for one that was received in place."""
+        """Begin to move a staged chunk to its tensors; nothing to do for one that was received in place."""
         if len(chunk) == 1 and self._incoming.flat(chunk[0].name).device.type == "cpu":
             return
         if self._stage is None:
             raise RuntimeError("land() before room()")
-        at = 0
-        for name, offset, length in chunk:
-            self._incoming.flat(name)[offset : offset + length].copy_(self._stage[at : at + length])
-            at += length
+        devices, at = self._devices(chunk), 0
+        with contextlib.ExitStack() as streams:
+            for device in devices:
+                if device not in self._streams:
+                    self._streams[device] = self._incoming.stream(device)
+                if (stream := self._streams[device]) is not None:
+                    streams.enter_context(stream)
+            for name, offset, length in chunk:
+                staged = self._stage[at : at + length]
+                self._incoming.flat(name)[offset : offset + length].copy_(staged, non_blocking=True)
+                at += length
+            self._under_way.append(StreamPoint(devices))
+        self._landed += 1
+
+    def settle(self) -> None:
+        """Wait until all that has landed is in its tensors. Raises the device's error."""
+        while self._under_way:
+            self._under_way.popleft().wait()
+
+    def _devices(self, chunk: Chunk) -> list[torch.device]:
+        devices = (self._incoming.flat(span.name).device for span in chunk)
+        return list(dict.fromkeys(device for device in devices if is_accelerator(device)))

@@ -5,6 +5,11 @@
     receiver: SendSpans                    give me these bytes            (any number of times)
     holder:   for each chunk of `plan.chunked`: its bytes, then their xxh3_64 (8 bytes, big-endian)
 
+While this connection lasts, others may be added to it, at any address of the holder:
+
+    receiver: AskFlow                      I am the reader with this ticket
+    holder:   FlowOpened | StateRefused    and then as after StateOffered
+
 A newcomer that shows that it computes what the holder does asks so for the state before the holder's next step, and
 then, by another connection, what it has computed in that step:
 
@@ -35,6 +40,13 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
     proof: str = ""
 
 
+class AskFlow(msgspec.Struct, frozen=True, tag=True):
+    """First frame of a further connection of a receiver, which was offered the state over another."""
+
+    token: str
+    ticket: str
+
+
 class AskTrace(msgspec.Struct, frozen=True, tag=True):
     """First frame of who has received the state before a step for a proof, and wants to know what came of it."""
 
@@ -52,9 +64,18 @@ class SendSpans(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateOffered(msgspec.Struct, frozen=True, tag=True):
-    """The holder has the state, and keeps it still while the connection lasts."""
+    """The holder has the state, and keeps it still while the connection lasts.
+
+    `ticket`: for further connections; empty: none is taken. `ways`: endpoints at the holder's other addresses.
+    """
 
     inventory: Inventory
+    ticket: str = ""
+    ways: list[str] = []
+
+
+class FlowOpened(msgspec.Struct, frozen=True, tag=True):
+    """The connection belongs to the receiver with that ticket."""
 
 
 class TraceGiven(msgspec.Struct, frozen=True, tag=True):
@@ -69,7 +90,7 @@ class StateRefused(msgspec.Struct, frozen=True, tag=True):
     reason: str
 
 
-Request = AskState | AskTrace | SendSpans
-Reply = StateOffered | TraceGiven | StateRefused
+Request = AskState | AskFlow | AskTrace | SendSpans
+Reply = StateOffered | FlowOpened | TraceGiven | StateRefused
 holder_side: FrameCodec[Request] = FrameCodec(Request)
 receiver_side: FrameCodec[Reply] = FrameCodec(Reply)

@@ -7,6 +7,9 @@ CHUNK_BYTES = 1 << 20
 """The most that one checksum covers. Small enough to stay in a core's cache between the copy and its checksum."""
 SMALL_BYTES = 64 << 10
 """Ranges below this share a chunk: thousands of tiny tensors then cost no more than a few large ones."""
+LEAST_PART, MOST_PART = 4 << 20, 64 << 20
+"""Bytes that a flow asks for at once: many, so that requests cost nothing; few, so that a slow flow keeps few back."""
+_MUCH_SLOWER = 0.25
 
 
 class Sized(Protocol):
@@ -102,3 +105,59 @@ def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
     if group:
         shared.append(tuple(group))
     return large + shared
+
+
+def cut(spans: Iterable[ByteSpan], size: int) -> tuple[list[ByteSpan], list[ByteSpan]]:
+    """The first `size` bytes of all, and the others."""
+    head: list[ByteSpan] = []
+    tail: list[ByteSpan] = []
+    for name, offset, length in spans:
+        here = min(length, size)
+        size -= here
+        if here:
+            head.append(ByteSpan(name, offset, here))
+        if here < length:
+            tail.append(ByteSpan(name, offset + here, length - here))
+    return head, tail
+
+
+class FlowDealer:
+    """Deals bytes to flows as they ask, in parts that become smaller towards the end.
+
+    A flow gets a part after its rate. One that is much slower than the fastest gets nothing any more once the others
+    can do without it: all would wait for its last part.
+    """
+
+    def __init__(self, spans: Sequence[ByteSpan]) -> None:
+        self._spans = list(reversed(spans))
+        self._left = sum(span.length for span in spans)
+
+    def take(self, rate: float, others: Sequence[float]) -> list[ByteSpan]:
+        """Bytes for a flow of this rate beside others; 0: a rate is not known yet.
+
+        A flow of unknown rate gets little, and one beside it counts as the mean of all.
+        """
+        known = [each for each in (rate, *others) if each > 0]
+        mean = sum(known) / len(known) if known else 1.0
+        mine, theirs = rate or mean, [other or mean for other in others]
+        slow = mine < _MUCH_SLOWER * max(theirs, default=0.0)
+        if slow and min(LEAST_PART, self._left) / mine > self._left / sum(theirs):
+            return []
+        share = self._left * mine / (mine + sum(theirs)) / 2 if rate else 0.0
+        return self._first(int(max(LEAST_PART, min(share, MOST_PART))))
+
+    def rest(self) -> list[ByteSpan]:
+        """All that nobody has taken."""
+        return self._first(self._left)
+
+    def _first(self, size: int) -> list[ByteSpan]:
+        taken: list[ByteSpan] = []
+        while self._spans and size > 0:
+            name, offset, length = self._spans.pop()
+            here = min(length, size)
+            taken.append(ByteSpan(name, offset, here))
+            if here < length:
+                self._spans.append(ByteSpan(name, offset + here, length - here))
+            size -= here
+            self._left -= here
+        return taken

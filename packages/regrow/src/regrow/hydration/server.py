@@ -1,10 +1,11 @@
 """The holder's side: lets newcomers read the state of this worker while it stands still."""
 
 import logging
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from regrow.core.errors import HydrationError, ProtocolError, StateError, UsageError
@@ -15,7 +16,17 @@ from regrow.core.wire import read_frame
 from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
-from regrow.hydration.messages import AskState, AskTrace, SendSpans, StateOffered, StateRefused, TraceGiven, holder_side
+from regrow.hydration.messages import (
+    AskFlow,
+    AskState,
+    AskTrace,
+    FlowOpened,
+    SendSpans,
+    StateOffered,
+    StateRefused,
+    TraceGiven,
+    holder_side,
+)
 from regrow.hydration.plan import chunked
 from regrow.hydration.proofs import ProofDesk
 from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up
@@ -43,6 +54,7 @@ class HydrationServer:
         bind: address to listen on where the job has several nodes.
         advertise: the name under which other nodes reach this one.
         nodes: nodes in the job; with one, no port is opened at all.
+        ways: further addresses of this node at which its state may be read, where the job has several nodes.
     """
 
     def __init__(
@@ -54,21 +66,28 @@ class HydrationServer:
         bind: str = "127.0.0.1",
         advertise: str = "127.0.0.1",
         nodes: int = 1,
+        ways: Sequence[str] = (),
     ) -> None:
         self._source = source
         self._token = token
         self._socket_dir = Path(socket_dir)
         self._bind = bind
         self._advertise = advertise
+        self._addresses = list(ways) if nodes > 1 else []
         self._nodes = nodes
-        self._server = ThreadServer("regrow-hydrate", self._attend)
+        self._servers = [ThreadServer("regrow-hydrate", self._attend)]
         self._changed = threading.Condition()
         self._closed = False
         self._offered: tuple[Generation, StepNo] | None = None
         self._behind: StreamPoint | None = None
         self._reading: set[socket.socket] = set()
+        self._tickets: dict[str, Inventory] = {}
         self._proofs = ProofDesk()
         self.endpoint = ""
+        self.ways: list[str] = []
+        """Endpoints at the further addresses."""
+        self.unheard: list[str] = []
+        """Further addresses at which nothing could listen, with the reason."""
 
     def __enter__(self) -> "HydrationServer":
         self.open()
@@ -87,7 +106,15 @@ class HydrationServer:
             raise HydrationError(cause, hint="does it exist, and is it writable?") from error
         except UsageError as error:
             raise HydrationError(error.cause, hint=error.hint) from error
-        self.endpoint = self._server.open(listener)
+        self.endpoint = self._servers[0].open(listener)
+        for address in self._addresses:
+            try:
+                further = listen("hydrate", None, bind=address, advertise=address)
+            except OSError as error:
+                self.unheard.append(f"state cannot be read at {address}: {error.strerror or error}")
+                continue
+            self._servers.append(ThreadServer("regrow-hydrate", self._attend))
+            self.ways.append(self._servers[-1].open(further))
         return self.endpoint
 
     # --- what the session says ---
@@ -103,7 +130,7 @@ class HydrationServer:
             self._proofs.publish(None)
             self._offered, stale = (generation, step), self._proofs.readers()
             self._changed.notify_all()
-        self._server.dismiss(stale)  # they would read what is offered now
+        self._dismiss(stale)  # they would read what is offered now
 
     @property
     def proof_wanted(self) -> str:
@@ -135,7 +162,8 @@ class HydrationServer:
             return 0
         with self._changed:
             late = list(self._reading)
-        self._server.dismiss(late)
+            self._tickets.clear()  # or another flow of theirs would begin to read
+        self._dismiss(late)
         return len(late)
 
     @property
@@ -151,7 +179,7 @@ class HydrationServer:
 
     @property
     def readers(self) -> int:
-        """Number of newcomers that are reading now."""
+        """Number of connections over which newcomers are reading now."""
         with self._changed:
             return len(self._reading)
 
@@ -166,21 +194,28 @@ class HydrationServer:
             self._closed = True
             self._proofs.publish(None)
             self._changed.notify_all()
-        self._server.close()
+        for server in self._servers:
+            server.close()
 
     # --- threads ---
 
+    def _dismiss(self, connections: Iterable[socket.socket]) -> None:
+        for server in self._servers:
+            server.dismiss(connections)
+
     def _attend(self, sock: socket.socket) -> None:
+        ticket = secrets.token_hex(16)
         try:
-            if (inventory := self._greet(sock)) is not None:
+            if (inventory := self._greet(sock, ticket)) is not None:
                 self._send_all(sock, inventory)
         finally:
             with self._changed:
+                self._tickets.pop(ticket, None)
                 self._reading.discard(sock)
                 self._proofs.leave(sock)
                 self._changed.notify_all()
 
-    def _greet(self, sock: socket.socket) -> Inventory | None:
+    def _greet(self, sock: socket.socket, ticket: str) -> Inventory | None:
         sock.settimeout(_HANDSHAKE)
         body = read_frame(sock, STRANGERS_BYTES)
         if body is None:
@@ -188,10 +223,13 @@ class HydrationServer:
         ask = holder_side.decode(body)
         if isinstance(ask, SendSpans) or not same_secret(ask.token, self._token):
             raise ProtocolError("a reader of state did not know the job's token")
-        self._server.known(sock)
+        for server in self._servers:
+            server.known(sock)
         if isinstance(ask, AskTrace):
             self._give_trace(sock, ask)
             return None
+        if isinstance(ask, AskFlow):
+            return self._add_flow(sock, ask.ticket)
         refusal = self._admit_prover(sock, ask) if ask.proof else self._admit(sock, ask)
         if not refusal:
             try:
@@ -199,10 +237,24 @@ class HydrationServer:
             except StateError as error:
                 refusal = str(error)
             else:
-                sock.sendall(holder_side.frame(StateOffered(inventory)))
+                offer = StateOffered(inventory)
+                if not ask.proof:  # those are dismissed by themselves, one connection each
+                    offer = StateOffered(inventory, ticket, self.ways)
+                    with self._changed:
+                        self._tickets[ticket] = inventory
+                sock.sendall(holder_side.frame(offer))
                 return inventory
         sock.sendall(holder_side.frame(StateRefused(refusal)))
         return None
+
+    def _add_flow(self, sock: socket.socket, ticket: str) -> Inventory | None:
+        with self._changed:
+            inventory = self._tickets.get(ticket)
+            if inventory is not None:
+                self._reading.add(sock)
+        opened = StateRefused(_GONE) if inventory is None else FlowOpened()
+        sock.sendall(holder_side.frame(opened))
+        return inventory
 
     def _admit(self, sock: socket.socket, ask: AskState) -> str:
         """Wait until this state is offered, count the reader; else why not."""

@@ -8,7 +8,7 @@ import msgspec
 
 from regrow.core.config import AgentConfig, Script
 from regrow.core.errors import UsageError
-from regrow.core.hosts import LOOPBACK, is_loopback, nth_place, place_to_listen
+from regrow.core.hosts import LOOPBACK, is_loopback, nth_place, own_addresses, place_to_listen
 from regrow.core.ids import JobId, NodeId, Seconds
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.log_rules import LogRule
@@ -66,6 +66,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     master_addr: str = ""
     master_port: int = 0
     local_addr: str = ""
+    state_addr: str = ""
     max_restarts: int | None = None
     log_dir: str = ""
     redirects: str = ""
@@ -123,14 +124,10 @@ class JobPlan(msgspec.Struct, frozen=True):
     script: Script
     jobs_home: Path
     node_rank: int = 0
-    local: bool = False
-    """All nodes are run here (`--local-nodes`)."""
-    domains: list[str] = []
-    """Failure domain of each node of this machine; empty: each alone."""
-    name: NodeId = NodeId("")
-    """Name of this node; empty: after its rank."""
-    slots: int = 0
-    """For how many ranks each node of this machine has room; 0: for those that it starts with."""
+    local: bool = False  # all nodes are run here (`--local-nodes`)
+    domains: list[str] = []  # failure domain of each node of this machine; empty: each alone
+    name: NodeId = NodeId("")  # of this node; empty: after its rank
+    slots: int = 0  # ranks for which each node of this machine has room; 0: those that it starts with
     stay: Seconds | None = None
     """Expected stay of this node; None: no end is known."""
     drain_grace: Seconds = 30.0
@@ -145,6 +142,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     term: int = 1  # of the coordinator that is found there
     watch: tuple[str, int] | None = None  # where metrics and the live page are served
     node_metrics: tuple[str, int] | None = None  # where agents serve their own; each further one a port further
+    ways: list[str] = []  # further addresses of this node, for state alone
     advertise: str = ""  # how the others reach this node; empty: worked out from the route to the coordinator
     master_port: int = 0
     log_dir: str = ""
@@ -198,6 +196,7 @@ class JobPlan(msgspec.Struct, frozen=True):
             socket_dir="",
             bind=self.bind,
             advertise=advertise,
+            ways=self.ways,
             master_port=self.master_port,
             preload=self.preload,
             forward_output=self.forward_output,
@@ -258,6 +257,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         watch=place_to_listen("--watch", flags.watch),
         node_metrics=place_to_listen("--node-metrics", flags.node_metrics),
         advertise=where.advertise,
+        ways=own_addresses("--state-addr", flags.state_addr),
         slots=slots_of(spec, flags.slots, alone=local or spec.node_limit == 1),
         drain_grace=some_time("--drain-grace", flags.drain_grace),
         master_port=0 if machines > 1 else in_range("--master-port", flags.master_port, 0, 65535),

@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from regrow.core.errors import CoordinatorGone, NoPlaceYet, UsageError
-from regrow.core.hosts import LOOPBACK, address_of, place_to_listen
+from regrow.core.hosts import LOOPBACK, address_of, own_addresses, place_to_listen
 from regrow.core.ids import NodeId, Seconds
 from regrow.launch.addresses import check_reachable, endpoint_of
 from regrow.launch.cache import cache_plan
@@ -37,6 +37,7 @@ class AgentFlags(msgspec.Struct, frozen=True):
     domain: str = ""
     bind: str = ""
     local_addr: str = ""
+    state_addr: str = ""
     data_cache: str = ""
     data_cache_bytes: str = ""
     grace: str = "30s"
@@ -62,6 +63,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
     grace = some_time("--grace", flags.grace)
     domains = [check_label(flags.domain)] if flags.domain else []
     node_metrics = place_to_listen("--node-metrics", flags.node_metrics)
+    ways = own_addresses("--state-addr", flags.state_addr)
     cache = cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home)
     wait = some_time("--wait", flags.wait) if flags.wait else 0.0
     client = CoordinatorClient(address_of(*endpoint), token)
@@ -86,6 +88,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
         term=offer.term,
         node_metrics=node_metrics,
         advertise=flags.local_addr,
+        ways=ways,
         master_port=offer.master_port,
         preload=offer.preload,
         checkpoint_dir=offer.checkpoint_dir,

@@ -136,6 +136,9 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option("--preload", multiple=True, metavar="MODULE", help="Import it before workers are forked; repeatable."),
     click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
     click.option(
+        "--state-addr", default="", metavar="ADDRESS,...", help="Give state to newcomers at these addresses too."
+    ),
+    click.option(
         "--watch", default="", metavar="[HOST:]PORT", help="Show metrics and a live page there, to whoever asks."
     ),
     click.option(
@@ -168,6 +171,9 @@ _AGENT: Final[tuple[Decorator, ...]] = (
     click.option("--domain", default="", metavar="LABEL", help="What fails with this node, a rack."),
     click.option("--bind", default="", metavar="HOST", help="Listen here, not on loopback only."),
     click.option("--local-addr", default="", metavar="HOST", help="How other nodes reach this one."),
+    click.option(
+        "--state-addr", default="", metavar="ADDRESS,...", help="Give state to newcomers at these addresses too."
+    ),
     click.option("--data-cache", default="", metavar="DIR", help="Where batches are kept, or off.  [/dev/shm]"),
     click.option("--data-cache-bytes", default="", metavar="SIZE", help="How much.  [4GiB, a quarter of what is free]"),
     click.option(

@@ -1,9 +1,11 @@
 """Incidents with their causes and costs, and the budget of faults."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.messages.state_ways import StateWay, merged
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 
 CLOCK_SLACK = 60.0
@@ -56,6 +58,7 @@ class Incident:
     resumed_at: Instant | None = None
     form_s: Seconds = 0.0
     hydrated_bytes: int = 0
+    ways: list[StateWay] = field(default_factory=list)
     steps_lost: int = 0
     waiting_for: set[Rank] = field(default_factory=set)
     planned: bool = False
@@ -95,6 +98,7 @@ class Incident:
             fault_at=self.fault_at,
             before=self.before,
             after=self.after,
+            ways=self.ways,
         )
 
 
@@ -202,11 +206,12 @@ class Incidents:
             self.open.waiting_for = ranks
             self.open.unexplained = False
 
-    def resumed(self, form_s: Seconds, hydrated_bytes: int) -> None:
+    def resumed(self, form_s: Seconds, hydrated_bytes: int, ways: Sequence[StateWay] = ()) -> None:
         """A worker stands in the new membership."""
         if self.open is not None:
             self.open.form_s = max(self.open.form_s, form_s)
             self.open.hydrated_bytes += hydrated_bytes
+            self.open.ways = merged([*self.open.ways, *ways])
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
         """Every worker stands in the new membership."""

@@ -173,7 +173,7 @@ class Workers:
             case facts.HaltMissed():
                 self._switch.missed(event, now)
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
-                self._job.incidents.resumed(event.form_s, event.hydrated_bytes)
+                self._job.incidents.resumed(event.form_s, event.hydrated_bytes, event.ways)
                 self._joined(worker, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.messages.state_ways import StateWay
 from regrow.core.records import (
     FaultInjected,
     IncidentClosed,
@@ -84,11 +85,13 @@ def _lines(record: Record) -> list[str]:
                 _fault(record),
                 f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
+                *_ways(record.ways),
             ]
         case IncidentClosed():
             return [
                 f"step {record.step}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
+                *_ways(record.ways),
             ]
         case IncidentOpened():
             return [_fault(record), "not mended"]
@@ -120,6 +123,20 @@ def _received(nbytes: int) -> str:
         return ""
     size = f"{nbytes / 1e6:,.1f} MB" if nbytes >= 1e5 else f"{nbytes / 1e3:,.1f} kB"
     return f", {size} of state received"
+
+
+def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
+    """Addresses over which state came, and those that failed."""
+    used = [
+        f"{way.address or 'within the node'} ({_count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)"
+        for way in ways
+        if way.flows
+    ]
+    if used:
+        yield f"state over {', '.join(used)}"
+    for way in ways:
+        if way.failure:
+            yield f"not all over {way.address or 'a socket within the node'}: {way.failure}"
 
 
 def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:

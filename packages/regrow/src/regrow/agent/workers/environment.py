@@ -157,6 +157,7 @@ def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) ->
         socket_dir=config.socket_dir,
         bind=config.bind,
         advertise=config.advertise,
+        ways=config.ways,
         warmth=order.warmth or config.spec.warmth,
         local=config.local,
         patience=_PATIENCE_S + config.spec.node_deadline,

@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.state_ways import StateWay
 from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
 
 # --- facts about nodes -------------------------------------------------------------------------------------------
@@ -183,13 +184,17 @@ class HaltMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
-    """The worker's groups stand in the new generation and its state is that generation's."""
+    """The worker's groups stand in the new generation and its state is that generation's.
+
+    `ways`: addresses over which the state came.
+    """
 
     worker: WorkerId
     generation: Generation
     form_s: Seconds = 0.0
     hydrate_s: Seconds = 0.0
     hydrated_bytes: int = 0
+    ways: list[StateWay] = []
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):

@@ -13,6 +13,7 @@ from regrow.comm.set_up.desk import AgentDesk
 from regrow.comm.set_up.recording import Recording
 from regrow.comm.set_up.replay import Replay
 from regrow.core.ids import NO_STATE, Seconds
+from regrow.core.messages import facts
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.vocabulary import Role
 from regrow.core.process.forks import at_exit
@@ -59,8 +60,11 @@ class Assembly:
             bind=env.bind,
             advertise=env.advertise,
             nodes=1 if env.one_machine else max(2, env.spec.node_limit),
+            ways=env.ways,
         )
         server.open()
+        for why in server.unheard:
+            self.link.send(facts.WorkerNoted(env.worker, why))
         at_exit(server.close)
         comparison = sampler = None
         if env.spec.audit and not env.spec.digest_every:

@@ -112,7 +112,7 @@ class Recovery:
         self.faults.strike(FaultStage.FORM, form.step)
         form_s = self._form_groups(form)
         self.faults.strike(FaultStage.HYDRATE, form.step)
-        hydrate_s, received = (0.0, 0) if holder else self._receive(form)
+        report = HydrationReport(0, 0.0, 0) if holder else self._receive(form)
         if self.comparison is not None and not holder:
             self.comparison.received()
         self.copies.rewind(form.step)
@@ -124,8 +124,9 @@ class Recovery:
                 self.link.env.worker,
                 form.generation,
                 form_s=form_s,
-                hydrate_s=hydrate_s,
-                hydrated_bytes=received,
+                hydrate_s=report.seconds,
+                hydrated_bytes=report.bytes,
+                ways=report.ways,
             )
         )
         return outcome
@@ -162,10 +163,10 @@ class Recovery:
         formation = Formation(form.generation, form.rank, len(form.members), env.store, site_of(env))
         return self.groups.form(formation, lambda: self.control.is_over(form.generation))
 
-    def _receive(self, form: orders.FormGeneration) -> tuple[Seconds, int]:
+    def _receive(self, form: orders.FormGeneration) -> HydrationReport:
         return self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
 
-    def _restore(self, form: orders.FormGeneration, source: CopySource) -> tuple[Seconds, int]:
+    def _restore(self, form: orders.FormGeneration, source: CopySource) -> HydrationReport:
         """Go back to a copy in an agent's memory."""
         has_state = self.control.holds_state
         if has_state:
@@ -179,9 +180,9 @@ class Recovery:
             raise
         if has_state:
             self.control.replaced(form.step)
-        return report.seconds, report.bytes
+        return report
 
-    def _hydrate(self, form: orders.FormGeneration) -> tuple[Seconds, int]:
+    def _hydrate(self, form: orders.FormGeneration) -> HydrationReport:
         holders = {Rank(rank) for rank in form.holders}
         mine = next(member.holding for member in form.members if member.rank == form.rank)
         endpoints = [m.endpoint for m in form.members if m.rank in holders and m.holding == mine]
@@ -200,8 +201,7 @@ class Recovery:
             endpoints=endpoints,
             deadline=time.monotonic() + HYDRATE_S,
         )
-        report = self._run(form, reception)
-        return report.seconds, report.bytes
+        return self._run(form, reception)
 
     def _run(self, form: orders.FormGeneration, reception: Hydration | Restoration) -> HydrationReport:
         with self._lock:

@@ -1,0 +1,180 @@
+"""Connections over which a newcomer reads: several to one holder, spread over its addresses, each as fast as it is."""
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from regrow.core.errors import DeadlineExceeded
+from regrow.core.ids import Instant, Seconds
+from regrow.core.messages.state_ways import StateWay
+from regrow.core.net import hang_up
+from regrow.core.wire import receive_into
+from regrow.hydration.memory import Incoming, Landing
+from regrow.hydration.messages import SendSpans, StateOffered, receiver_side
+from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked, cut, deal
+from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
+
+FLOWS = 4
+"""Connections that a newcomer reads over, however few holders there are."""
+MOST_FLOWS = 16
+"""The most connections to holders with several addresses, as long as there are no more holders."""
+FLOW_WORTH = 32 << 20
+"""Bytes for which a further connection is made."""
+FIRST_PART = 16 << 20
+"""Bytes that each flow is given before any rate is known."""
+_AHEAD = 2
+"""Chunks that are still to come when the next are asked for."""
+_FEW_SPANS = 64
+"""Spans in a request that is made while bytes still come: its frame fits into the buffers of the connection."""
+
+
+@dataclass(eq=False)
+class Flow:
+    """One connection to a holder."""
+
+    endpoint: str
+    sock: socket.socket
+    missing: list[ByteSpan] = field(default_factory=list)
+    """Spans that it is to bring, then those that it did not bring."""
+    failure: str = ""
+    bad: int = 0
+    """Chunks of the last round that did not match their checksum."""
+    received: int = 0
+    seconds: Seconds = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second so far; 0: not known."""
+        return self.received / self.seconds if self.seconds > 0 else 0.0
+
+    def way(self) -> StateWay:
+        """Its part of what is told."""
+        return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure)
+
+
+def address_of(endpoint: str) -> str:
+    """Host of an endpoint; empty for a socket within the node."""
+    kind, _, place = endpoint.partition(":")
+    return place.rpartition(":")[0] if kind == "tcp" else ""
+
+
+def reason(error: object) -> str:
+    """Words for an error of a connection."""
+    if isinstance(error, TimeoutError):
+        return f"it sent nothing for {STALL:.0f} s"
+    return str(error) or type(error).__name__
+
+
+def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tuple[str, str]]:
+    """Endpoint and ticket of each connection beside the first to every holder; none where the state is small."""
+    nbytes, holders = offers[0].inventory.nbytes, len(offers)
+    calls: list[tuple[str, str]] = []
+    for at, (endpoint, offer) in enumerate(zip(endpoints, offers, strict=True)):
+        wanted = max(FLOWS // holders, min(1 + len(offer.ways), MOST_FLOWS // holders))
+        shift = at % len(offer.ways) if offer.ways else 0
+        order = [*offer.ways[shift:], *offer.ways[:shift], endpoint]
+        for number in range(min(wanted, nbytes // (FLOW_WORTH * holders)) - 1 if offer.ticket else 0):
+            calls.append((order[number % len(order)], offer.ticket))
+    return calls
+
+
+class Round:
+    """One pass over what is missing: a first part for each flow, the rest for whoever asks.
+
+    Args:
+        pending: the bytes.
+        flows: those that stand; others may join until the last has nothing more to do.
+    """
+
+    def __init__(self, pending: Sequence[ByteSpan], flows: Sequence[Flow]) -> None:
+        self._lock = threading.Lock()
+        first, rest = cut(pending, FIRST_PART * len(flows))
+        by_number = {str(number): flow for number, flow in enumerate(flows)}
+        for flow in flows:
+            flow.missing, flow.bad = [], 0
+        for part in deal(first, list(by_number)):
+            by_number[part.holder].missing.append(part.span)
+        self._dealer = FlowDealer(rest)
+        self._at_work = list(flows)
+        self._joining: set[socket.socket] = set()
+        self.flows = list(flows)
+
+    @property
+    def over(self) -> bool:
+        """True if nobody can join any more."""
+        return not self._at_work
+
+    def take(self, flow: Flow) -> list[ByteSpan]:
+        """More bytes for a flow to ask for."""
+        with self._lock:
+            return self._dealer.take(flow.rate, [other.rate for other in self._at_work if other is not flow])
+
+    def begins(self, sock: socket.socket) -> None:
+        """A further flow connects. Raises `EOFError` where it is not needed any more."""
+        with self._lock:
+            self._refuse_late()
+            self._joining.add(sock)
+
+    def join(self, flow: Flow) -> None:
+        """It stands. Raises what `begins` does."""
+        with self._lock:
+            self._refuse_late()
+            self._joining.discard(flow.sock)
+            self._at_work.append(flow)
+            self.flows.append(flow)
+
+    def leave(self, flow: Flow) -> None:
+        """A flow has no more to do; nobody waits for those that still connect when it is the last."""
+        with self._lock:
+            self._at_work.remove(flow)
+            late = list(self._joining) if not self._at_work else []
+        for sock in late:
+            hang_up(sock)
+
+    def missing(self) -> list[ByteSpan]:
+        """Bytes that have not come, when all have left."""
+        return [span for flow in self.flows for span in flow.missing] + self._dealer.rest()
+
+    def _refuse_late(self) -> None:
+        if not self._at_work:
+            raise EOFError("all was there already")
+
+
+def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> None:
+    """Bring a flow's part and more, until there is no more; `flow` says how it went. Raises a device's error."""
+    landing, digest = Landing(incoming, CHUNK_BYTES), bytearray(DIGEST_BYTES)
+    chunks: deque[Chunk] = deque()
+    bad: list[Chunk] = []
+    wanted, flow.missing = flow.missing, []
+    since, before = time.monotonic(), flow.seconds
+    try:
+        while True:
+            if not wanted and len(chunks) <= _AHEAD:
+                wanted = turn.take(flow)
+            allow(flow.sock, deadline)
+            if wanted and (not chunks or len(wanted) <= _FEW_SPANS):
+                flow.sock.sendall(receiver_side.frame(SendSpans(wanted, CHUNK_BYTES)))
+                chunks += chunked(wanted, CHUNK_BYTES)
+                wanted = []
+            if not chunks:
+                break
+            room = landing.room(chunks[0])
+            receive_into(flow.sock, room)
+            receive_into(flow.sock, memoryview(digest))
+            if checksum(room) == digest:
+                landing.land(chunks[0])
+            else:
+                bad.append(chunks[0])
+            chunks.popleft()
+            flow.received += len(room)
+            flow.seconds = before + time.monotonic() - since
+    except (OSError, EOFError, DeadlineExceeded) as error:
+        flow.failure = reason(error)
+    finally:
+        flow.missing = [*(span for chunk in (*bad, *chunks) for span in chunk), *wanted]
+        flow.bad = len(bad)
+        turn.leave(flow)
+        landing.settle()
