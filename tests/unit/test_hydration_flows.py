@@ -11,6 +11,7 @@ from regrow.core.errors import UsageError
 from regrow.core.hosts import own_addresses
 from regrow.core.ids import StepNo
 from regrow.core.messages.state_ways import StateWay, merged
+from regrow.hydration import flows
 from regrow.hydration.flows import FLOW_WORTH, FLOWS, further
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import StateOffered
@@ -82,12 +83,20 @@ def offer(nbytes: int, ways: Any = (), ticket: str = "t") -> StateOffered:
     return StateOffered(Inventory(StepNo(1), entries, b""), ticket, list(ways))
 
 
-def test_further_flows_take_the_holders_addresses_in_turn() -> None:
+def test_further_flows_take_the_holders_addresses_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "cores", lambda: 2 * FLOWS)
     large = FLOW_WORTH * 100
     assert further(["a"], [offer(large)]) == [("a", "t")] * (FLOWS - 1)
     assert further(["a"], [offer(large, ["b"])]) == [("b", "t"), ("a", "t"), ("b", "t")]
     assert [to for to, _ in further(["a"], [offer(large, "bcdefgh")])] == list("bcdefgh")
     assert [to for to, _ in further(["a", "x"], [offer(large, "bc"), offer(large, "yz")])] == ["b", "c", "z", "y"]
+
+
+def test_on_few_cores_there_are_as_many_flows_as_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "cores", lambda: 2)
+    large = FLOW_WORTH * 100
+    assert further(["a"], [offer(large)]) == []
+    assert further(["a"], [offer(large, "bc")]) == [("b", "t"), ("c", "t")]
 
 
 def test_a_small_state_many_holders_and_a_proof_need_no_further_flow() -> None:
