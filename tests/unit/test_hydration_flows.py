@@ -15,22 +15,13 @@ from regrow.hydration import flows
 from regrow.hydration.flows import FLOW_WORTH, FLOWS, further
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import StateOffered
-from regrow.hydration.plan import LEAST_PART, ByteSpan, FlowDealer, cut
+from regrow.hydration.plan import LEAST_PART, ByteSpan, FlowDealer
 
 GB = 1_000_000_000
 
 
 def spans_of(lengths: Any) -> list[ByteSpan]:
     return [ByteSpan(f"t{at}", 0, length) for at, length in enumerate(lengths) if length]
-
-
-@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
-def test_a_cut_keeps_every_byte_in_its_order(lengths: Any, size: int) -> None:
-    spans = spans_of(lengths)
-    head, tail = cut(spans, size)
-    every = [(span.name, at) for span in (*head, *tail) for at in range(span.offset, span.offset + span.length)]
-    assert every == [(span.name, at) for span in spans for at in range(span.length)]
-    assert sum(span.length for span in head) == min(size, sum(lengths))
 
 
 @given(

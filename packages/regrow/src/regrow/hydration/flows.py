@@ -15,7 +15,7 @@ from regrow.core.net import hang_up
 from regrow.core.wire import receive_into
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import SendSpans, StateOffered, receiver_side
-from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked, cut, deal
+from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
 
 FLOWS = 4
@@ -97,13 +97,9 @@ class Round:
 
     def __init__(self, pending: Sequence[ByteSpan], flows: Sequence[Flow]) -> None:
         self._lock = threading.Lock()
-        first, rest = cut(pending, FIRST_PART * len(flows))
-        by_number = {str(number): flow for number, flow in enumerate(flows)}
-        for flow in flows:
-            flow.missing, flow.bad = [], 0
-        for part in deal(first, list(by_number)):
-            by_number[part.holder].missing.append(part.span)
-        self._dealer = FlowDealer(rest)
+        self._dealer = FlowDealer(pending)
+        for flow, part in zip(flows, self._dealer.first(len(flows), FIRST_PART), strict=True):
+            flow.missing, flow.bad = part, 0
         self._at_work = list(flows)
         self._joining: set[socket.socket] = set()
         self.flows = list(flows)
