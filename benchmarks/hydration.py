@@ -149,7 +149,7 @@ def want(pipe: Connection, size: int) -> None:
     It is told the number of connections for each holder, too.
     """
     state = State(size, value=-1.0)
-    flows.FLOW_WORTH = 1
+    flows.FLOW_WORTH, flows.cores = 1, lambda: 1000
     before = reset_peak()
     pipe.send("ready")
     while True:

@@ -32,6 +32,7 @@ LIMIT_S = 60.0
 @pytest.fixture(autouse=True)
 def many_small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few megabytes are as much as gigabytes are otherwise, and no flow is left out for being slow."""
+    monkeypatch.setattr(flows, "cores", lambda: 2 * flows.FLOWS)
     monkeypatch.setattr(flows, "FLOW_WORTH", 1 << 20)
     monkeypatch.setattr(flows, "FIRST_PART", 64 << 10)
     monkeypatch.setattr(plan, "LEAST_PART", 64 << 10)

@@ -11,25 +11,17 @@ from regrow.core.errors import UsageError
 from regrow.core.hosts import own_addresses
 from regrow.core.ids import StepNo
 from regrow.core.messages.state_ways import StateWay, merged
+from regrow.hydration import flows
 from regrow.hydration.flows import FLOW_WORTH, FLOWS, further
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import StateOffered
-from regrow.hydration.plan import LEAST_PART, ByteSpan, FlowDealer, cut
+from regrow.hydration.plan import LEAST_PART, ByteSpan, FlowDealer
 
 GB = 1_000_000_000
 
 
 def spans_of(lengths: Any) -> list[ByteSpan]:
     return [ByteSpan(f"t{at}", 0, length) for at, length in enumerate(lengths) if length]
-
-
-@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 300))
-def test_a_cut_keeps_every_byte_in_its_order(lengths: Any, size: int) -> None:
-    spans = spans_of(lengths)
-    head, tail = cut(spans, size)
-    every = [(span.name, at) for span in (*head, *tail) for at in range(span.offset, span.offset + span.length)]
-    assert every == [(span.name, at) for span in spans for at in range(span.length)]
-    assert sum(span.length for span in head) == min(size, sum(lengths))
 
 
 @given(
@@ -82,12 +74,20 @@ def offer(nbytes: int, ways: Any = (), ticket: str = "t") -> StateOffered:
     return StateOffered(Inventory(StepNo(1), entries, b""), ticket, list(ways))
 
 
-def test_further_flows_take_the_holders_addresses_in_turn() -> None:
+def test_further_flows_take_the_holders_addresses_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "cores", lambda: 2 * FLOWS)
     large = FLOW_WORTH * 100
     assert further(["a"], [offer(large)]) == [("a", "t")] * (FLOWS - 1)
     assert further(["a"], [offer(large, ["b"])]) == [("b", "t"), ("a", "t"), ("b", "t")]
     assert [to for to, _ in further(["a"], [offer(large, "bcdefgh")])] == list("bcdefgh")
     assert [to for to, _ in further(["a", "x"], [offer(large, "bc"), offer(large, "yz")])] == ["b", "c", "z", "y"]
+
+
+def test_on_few_cores_there_are_as_many_flows_as_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "cores", lambda: 2)
+    large = FLOW_WORTH * 100
+    assert further(["a"], [offer(large)]) == []
+    assert further(["a"], [offer(large, "bc")]) == [("b", "t"), ("c", "t")]
 
 
 def test_a_small_state_many_holders_and_a_proof_need_no_further_flow() -> None:

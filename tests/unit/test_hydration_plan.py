@@ -1,12 +1,11 @@
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.hydration.inventory import TensorEntry
-from regrow.hydration.plan import ByteSpan, chunked, deal, whole
+from regrow.hydration.plan import ByteSpan, FlowDealer, chunked, whole
 
 sizes = st.lists(st.integers(0, 5000), max_size=30)
 
@@ -15,26 +14,20 @@ def entries(lengths: Any) -> Any:
     return [TensorEntry(f"t{at}", "uint8", (length,), length, "cpu") for at, length in enumerate(lengths)]
 
 
-@given(sizes, st.integers(1, 5))
-def test_every_byte_goes_to_exactly_one_holder_in_equal_contiguous_parts(lengths: Any, count: Any) -> None:
-    holders = [f"h{at}" for at in range(count)]
-    ranges = deal(whole(entries(lengths)), holders)
-    covered: defaultdict[str, list[int]] = defaultdict(list)
-    for part in ranges:
-        covered[part.name] += range(part.offset, part.offset + part.length)
-    assert {name: len(at) for name, at in covered.items()} == {f"t{i}": n for i, n in enumerate(lengths) if n}
-    assert all(at == list(range(len(at))) for at in covered.values())
-    load = Counter({holder: 0 for holder in holders})
-    for part in ranges:
-        load[part.holder] += part.length
-    assert max(load.values()) - min(load.values()) <= 1
-    order = [part.holder for part in ranges]
-    assert order == sorted(order)
-
-
-def test_without_holders_there_is_no_plan() -> None:
-    with pytest.raises(ValueError, match="nobody"):
-        deal([ByteSpan("a", 0, 1)], [])
+@given(sizes, st.integers(1, 5), st.integers(1, 200_000))
+def test_the_first_parts_are_equal_and_contiguous_and_every_byte_is_dealt_once(
+    lengths: Any, count: Any, most: Any
+) -> None:
+    dealer = FlowDealer(whole(entries(lengths)))
+    parts = dealer.first(count, most)
+    loads = [sum(span.length for span in part) for part in parts]
+    assert len(parts) == count
+    assert max(loads) - min(loads) <= 1
+    assert sum(loads) == min(sum(lengths), most * count)
+    every = [
+        (s.name, at) for part in (*parts, dealer.rest()) for s in part for at in range(s.offset, s.offset + s.length)
+    ]
+    assert every == [(f"t{at}", byte) for at, length in enumerate(lengths) for byte in range(length)]
 
 
 @given(sizes, st.sampled_from([64, 1000, 1 << 20]))

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -66,13 +65,8 @@ _Call = tuple[str, str]
 """Endpoint and ticket of a further connection."""
 
 
-@dataclass(eq=False)
-class _Peer:
-    """One holder, the connection to it, and its offer."""
-
-    endpoint: str
-    sock: socket.socket
-    offer: StateOffered
+_Peer = tuple[Flow, StateOffered]
+"""The first connection to a holder, and its offer."""
 
 
 class Hydration:
@@ -140,11 +134,11 @@ class Hydration:
         started = time.monotonic()
         try:
             peers = self._meet()
-            inventory, offers = peers[0].offer.inventory, [peer.offer for peer in peers]
+            self._flows, offers = [flow for flow, _ in peers], [offer for _, offer in peers]
+            inventory = offers[0].inventory
             self._step = inventory.step
             incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
-            self._flows = [Flow(peer.endpoint, peer.sock) for peer in peers]
-            calls = further([peer.endpoint for peer in peers], offers)
+            calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
             incoming.settle()
             self._sink.finish()
@@ -163,9 +157,9 @@ class Hydration:
             self._over = True
         self._keep(())
 
-    def _keep(self, peers: Sequence["_Peer"]) -> None:
+    def _keep(self, peers: Sequence[_Peer]) -> None:
         """Hang up on everybody else."""
-        kept = {peer.sock for peer in peers}
+        kept = {flow.sock for flow, _ in peers}
         with self._lock:
             others = self._open - kept
             self._open &= kept
@@ -189,7 +183,7 @@ class Hydration:
         answers = self._in_threads([partial(self._call, endpoint) for endpoint in self._endpoints], grace=_GRACE)
         peers: list[_Peer] = []
         for endpoint, answer in zip(self._endpoints, answers, strict=True):
-            if isinstance(answer, _Peer):
+            if isinstance(answer, tuple):
                 peers.append(answer)
             else:
                 self._lost.append(f"{endpoint}: {reason(answer)}")
@@ -197,9 +191,9 @@ class Hydration:
         if not peers:
             why = "; ".join(self._lost) or "there is none"
             raise HydrationError(f"none of {len(self._endpoints)} holders gave state@{self._step}: {why}")
-        entries = peers[0].offer.inventory.entries
-        agreed = [peer for peer in peers if peer.offer.inventory.entries == entries]
-        self._lost += [f"{peer.endpoint}: holds other tensors" for peer in peers if peer not in agreed]
+        entries = peers[0][1].inventory.entries
+        agreed = [(flow, offer) for flow, offer in peers if offer.inventory.entries == entries]
+        self._lost += [f"{flow.endpoint}: holds other tensors" for flow, offer in peers if (flow, offer) not in agreed]
         self._keep(agreed)
         return agreed
 
@@ -215,7 +209,7 @@ class Hydration:
         answer = receiver_side.decode(body)
         if not isinstance(answer, StateOffered):
             raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it offered no state")
-        return _Peer(endpoint, sock, answer)
+        return Flow(endpoint, sock), answer
 
     # --- moving the bytes ---
 

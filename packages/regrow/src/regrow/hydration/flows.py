@@ -1,5 +1,6 @@
 """Connections over which a newcomer reads: several to one holder, spread over its addresses, each as fast as it is."""
 
+import os
 import socket
 import threading
 import time
@@ -14,11 +15,11 @@ from regrow.core.net import hang_up
 from regrow.core.wire import receive_into
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import SendSpans, StateOffered, receiver_side
-from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked, cut, deal
+from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
 
 FLOWS = 4
-"""Connections that a newcomer reads over, however few holders there are."""
+"""Connections that a newcomer reads over, however few holders there are, if it has two cores for each."""
 MOST_FLOWS = 16
 """The most connections to holders with several addresses, as long as there are no more holders."""
 FLOW_WORTH = 32 << 20
@@ -55,6 +56,11 @@ class Flow:
         return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure)
 
 
+def cores() -> int:
+    """Number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def address_of(endpoint: str) -> str:
     """Host of an endpoint; empty for a socket within the node."""
     kind, _, place = endpoint.partition(":")
@@ -73,7 +79,7 @@ def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tu
     nbytes, holders = offers[0].inventory.nbytes, len(offers)
     calls: list[tuple[str, str]] = []
     for at, (endpoint, offer) in enumerate(zip(endpoints, offers, strict=True)):
-        wanted = max(FLOWS // holders, min(1 + len(offer.ways), MOST_FLOWS // holders))
+        wanted = max(min(FLOWS, cores() // 2) // holders, min(1 + len(offer.ways), MOST_FLOWS // holders))
         shift = at % len(offer.ways) if offer.ways else 0
         order = [*offer.ways[shift:], *offer.ways[:shift], endpoint]
         for number in range(min(wanted, nbytes // (FLOW_WORTH * holders)) - 1 if offer.ticket else 0):
@@ -91,13 +97,9 @@ class Round:
 
     def __init__(self, pending: Sequence[ByteSpan], flows: Sequence[Flow]) -> None:
         self._lock = threading.Lock()
-        first, rest = cut(pending, FIRST_PART * len(flows))
-        by_number = {str(number): flow for number, flow in enumerate(flows)}
-        for flow in flows:
-            flow.missing, flow.bad = [], 0
-        for part in deal(first, list(by_number)):
-            by_number[part.holder].missing.append(part.span)
-        self._dealer = FlowDealer(rest)
+        self._dealer = FlowDealer(pending)
+        for flow, part in zip(flows, self._dealer.first(len(flows), FIRST_PART), strict=True):
+            flow.missing, flow.bad = part, 0
         self._at_work = list(flows)
         self._joining: set[socket.socket] = set()
         self.flows = list(flows)

@@ -34,20 +34,6 @@ class ByteSpan(NamedTuple):
     length: int
 
 
-class ReadRange(NamedTuple):
-    """Bytes of one tensor that one holder sends."""
-
-    holder: str
-    name: str
-    offset: int
-    length: int
-
-    @property
-    def span(self) -> ByteSpan:
-        """The bytes, whoever sends them."""
-        return ByteSpan(self.name, self.offset, self.length)
-
-
 Chunk = tuple[ByteSpan, ...]
 """Spans under one checksum."""
 
@@ -55,29 +41,6 @@ Chunk = tuple[ByteSpan, ...]
 def whole(entries: Iterable[Sized]) -> list[ByteSpan]:
     """All bytes of all tensors, in order; tensors without elements have none."""
     return [ByteSpan(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes]
-
-
-def deal(spans: Sequence[ByteSpan], holders: Sequence[str]) -> list[ReadRange]:
-    """Every byte of `spans` to exactly one holder, each a contiguous part, equal to within one byte.
-
-    Raises `ValueError` without holders.
-    """
-    if not holders:
-        raise ValueError("nobody to deal the ranges to")
-    total = sum(span.length for span in spans)
-    shares = [total * (at + 1) // len(holders) - total * at // len(holders) for at in range(len(holders))]
-    ranges: list[ReadRange] = []
-    turn = 0
-    for span in spans:
-        offset, left = span.offset, span.length
-        while left:
-            while not shares[turn]:
-                turn += 1
-            length = min(left, shares[turn])
-            ranges.append(ReadRange(holders[turn], span.name, offset, length))
-            offset, left = offset + length, left - length
-            shares[turn] -= length
-    return ranges
 
 
 def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
@@ -107,20 +70,6 @@ def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
     return large + shared
 
 
-def cut(spans: Iterable[ByteSpan], size: int) -> tuple[list[ByteSpan], list[ByteSpan]]:
-    """The first `size` bytes of all, and the others."""
-    head: list[ByteSpan] = []
-    tail: list[ByteSpan] = []
-    for name, offset, length in spans:
-        here = min(length, size)
-        size -= here
-        if here:
-            head.append(ByteSpan(name, offset, here))
-        if here < length:
-            tail.append(ByteSpan(name, offset + here, length - here))
-    return head, tail
-
-
 class FlowDealer:
     """Deals bytes to flows as they ask, in parts that become smaller towards the end.
 
@@ -131,6 +80,11 @@ class FlowDealer:
     def __init__(self, spans: Sequence[ByteSpan]) -> None:
         self._spans = list(reversed(spans))
         self._left = sum(span.length for span in spans)
+
+    def first(self, flows: int, most: int) -> list[list[ByteSpan]]:
+        """A contiguous part for each flow before any rate is known: `most` bytes, or all, equal to within one byte."""
+        size = min(self._left, most * flows)
+        return [self._next(size * (at + 1) // flows - size * at // flows) for at in range(flows)]
 
     def take(self, rate: float, others: Sequence[float]) -> list[ByteSpan]:
         """Bytes for a flow of this rate beside others; 0: a rate is not known yet.
@@ -144,13 +98,13 @@ class FlowDealer:
         if slow and min(LEAST_PART, self._left) / mine > self._left / sum(theirs):
             return []
         share = self._left * mine / (mine + sum(theirs)) / 2 if rate else 0.0
-        return self._first(int(max(LEAST_PART, min(share, MOST_PART))))
+        return self._next(int(max(LEAST_PART, min(share, MOST_PART))))
 
     def rest(self) -> list[ByteSpan]:
         """All that nobody has taken."""
-        return self._first(self._left)
+        return self._next(self._left)
 
-    def _first(self, size: int) -> list[ByteSpan]:
+    def _next(self, size: int) -> list[ByteSpan]:
         taken: list[ByteSpan] = []
         while self._spans and size > 0:
             name, offset, length = self._spans.pop()

@@ -127,16 +127,10 @@ def _received(nbytes: int) -> str:
 
 def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
     """Addresses over which state came, and those that failed."""
-    used = [
-        f"{way.address or 'within the node'} ({_count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)"
-        for way in ways
-        if way.flows
-    ]
-    if used:
-        yield f"state over {', '.join(used)}"
     for way in ways:
-        if way.failure:
-            yield f"not all over {way.address or 'a socket within the node'}: {way.failure}"
+        rate = f" ({_count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)" if way.flows else ""
+        failed = f", not all: {way.failure}" if way.failure else ""
+        yield f"state over {way.address or 'sockets of the node'}{rate}{failed}"
 
 
 def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:

@@ -23,11 +23,6 @@ def merged(ways: Iterable[StateWay]) -> list[StateWay]:
     found: dict[str, StateWay] = {}
     for way in ways:
         one = found.get(way.address, StateWay(way.address))
-        found[way.address] = StateWay(
-            way.address,
-            one.flows + way.flows,
-            one.bytes + way.bytes,
-            one.gbps + way.gbps,
-            one.failure or way.failure,
-        )
+        counts = one.flows + way.flows, one.bytes + way.bytes, one.gbps + way.gbps
+        found[way.address] = StateWay(way.address, *counts, one.failure or way.failure)
     return list(found.values())
