@@ -230,3 +230,17 @@ def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(mon
     waited.clear()
     member.body.before_update(lambda: None)
     assert waited == ["for the device"]
+
+
+def test_an_error_of_a_connection_of_the_scripts_own_is_not_told_where_a_death_explains_it() -> None:
+    member = supervised()
+    member.body.awaits_causes = True
+    protected = state()
+    protected.begin()
+    member.body.begin_step(StepNo(0), protected)
+    halt = orders.HaltGeneration(WorkerId("w"), Generation(0), "rank 1 was killed")
+    member.body.interrupt.await_set = lambda most: member.control._halt(halt)  # type: ignore[method-assign]
+    member.body.abort(ConnectionError("the neighbour is gone"), protected)
+    sent = [call.args[0] for call in cast(MagicMock, member._link).send.call_args_list]
+    assert [each for each in sent if isinstance(each, facts.WorkerFaulted)] == []
+    assert [each.state_at for each in sent if isinstance(each, facts.WorkerHalted)] == [0]

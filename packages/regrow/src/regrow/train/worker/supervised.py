@@ -40,7 +40,7 @@ from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin, tell_fault
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
-from regrow.train.worker.stray_calls import StrayCalls
+from regrow.train.worker.stray_calls import Beside, StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
 _TWICE_ON_A_DEVICE = (
@@ -83,6 +83,7 @@ class SupervisedWorker:
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
+        self._beside = Beside(link.board, groups, self.note_of_script)
         self.reading = Reading(link, self.control, self.body)
         self.proofs: ProofParty | None = ShadowProofs(link, self.control, groups, self.body)
 
@@ -147,6 +148,11 @@ class SupervisedWorker:
         return self.control.generation
 
     @property
+    def formed(self) -> int:
+        """The generation of the groups that stand."""
+        return self._groups.generation
+
+    @property
     def step(self) -> StepNo:
         """The step that this worker stands before."""
         return self.control.step
@@ -196,6 +202,10 @@ class SupervisedWorker:
     def local(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally."""
         return self._groups.echo()
+
+    def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
+        """Within this, a hook of the script runs on all ranks, beside its steps."""
+        return self._beside.run(hook, within, calls=calls)
 
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""
