@@ -43,10 +43,6 @@ from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import Beside, StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
-_TWICE_ON_A_DEVICE = (
-    "a worker without a rank has built on a device that a rank uses: its model takes memory there a second time, and "
-    "the rank may run out of it (standbys with --warmth imports take none until they are needed)"
-)
 FORM_S: Seconds = 60.0
 
 
@@ -244,8 +240,6 @@ class SupervisedWorker:
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
         env, read = self._link.env, Read(NO_STATE, {})
-        if not env.role.placed and accelerators.all_taken(env.spec.nproc):
-            self.note_of_script(_TWICE_ON_A_DEVICE)
         if env.begins:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
@@ -271,6 +265,7 @@ class SupervisedWorker:
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
+                devices_taken=accelerators.all_taken(env.spec.nproc),
             )
         )
 
