@@ -17,7 +17,7 @@ def test_any_rank_of_ddp_killed_at_every_stage_on_a_device_that_runs_late(
 ) -> None:
     kills = [(stage, rank) for stage in STAGES for rank in range(WORLD)]
     faults = [Fault(rank, 1 + at + at // 2, stage) for at, (stage, rank) in enumerate(kills)]
-    flags = ("--standby", str(standbys))
+    flags = ("--standby", str(standbys), "--warmth", "built")
     outcome = train(standin_site, f"late-{standbys}", *flags, world=WORLD, steps=STEPS, faults=faults, env=LATE)
     # An accelerator's numbers are read behind the gate: to read them in mid-step would stall it. A reduction that was
     # issued may be done without who dies then, so the other commits the step.

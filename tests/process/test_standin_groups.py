@@ -28,6 +28,8 @@ def test_any_rank_of_ddp_killed_at_every_stage(standin_site: Site, on_the_proces
     # As in test_standin.py: a device's numbers are read behind the gate, to which who dies in a reduction never comes.
     unsaid = {(fault.step, fault.rank) for fault in faults if fault.at == "reduce"}
     assert_equal(outcome, on_the_processor, faults=len(faults), unsaid=unsaid)
+    if standbys:
+        assert "standbys wait before the script (--warmth imports): ranks use all devices" in outcome.output
 
 
 PARALLEL = {**LATE, "STANDIN_DEVICES": "4"}

@@ -16,6 +16,7 @@ from regrow.train.session import Session
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker import assembly as assembling
+from regrow.train.worker import rejoin as rejoining
 from regrow.train.worker import supervised as supervising
 from regrow.train.worker.participation import AttemptBody, Participation, WaitingRoom
 from regrow.train.worker.rejoin import Rejoin
@@ -230,3 +231,48 @@ def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(mon
     waited.clear()
     member.body.before_update(lambda: None)
     assert waited == ["for the device"]
+
+
+def test_an_error_of_a_connection_of_the_scripts_own_is_not_told_where_a_death_explains_it() -> None:
+    member = supervised()
+    member.body.awaits_causes = True
+    protected = state()
+    protected.begin()
+    member.body.begin_step(StepNo(0), protected)
+    halt = orders.HaltGeneration(WorkerId("w"), Generation(0), "rank 1 was killed")
+    member.body.interrupt.await_set = lambda most: member.control._halt(halt)  # type: ignore[method-assign]
+    member.body.abort(ConnectionError("the neighbour is gone"), protected)
+    sent = [call.args[0] for call in cast(MagicMock, member._link).send.call_args_list]
+    assert [each for each in sent if isinstance(each, facts.WorkerFaulted)] == []
+    assert [each.state_at for each in sent if isinstance(each, facts.WorkerHalted)] == [0]
+
+
+@pytest.mark.parametrize("planned", [True, False])
+def test_old_groups_are_given_up_only_when_nobody_uses_them_any_more(planned: bool) -> None:
+    """Before a planned change others may still be in the step before."""
+    happened: list[str] = []
+    recovery, control = MagicMock(), MagicMock(released=None)
+    recovery.groups.halted, recovery.groups.serves.return_value = not planned, False
+    form = MagicMock(change=None)
+
+    def await_form() -> MagicMock:
+        happened.append("all have stopped")
+        return form
+
+    control.await_form.side_effect = await_form
+    recovery.join.side_effect = lambda _: happened.append("groups are formed")
+    room = Rejoin(MagicMock(), control, recovery, state(), MagicMock(), None)
+    room.rejoin(lambda: happened.append("given up"))
+    first = ["all have stopped", "given up"] if planned else ["given up", "all have stopped", "given up"]
+    assert happened == [*first, "groups are formed"]
+
+
+def test_who_leaves_gives_up_its_groups_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rejoining, "give_way", lambda: None)  # this process is not the worker
+    given_up: list[bool] = []
+    recovery, control = MagicMock(), MagicMock()
+    recovery.groups.halted, control.await_form.return_value = False, None
+    room = Rejoin(MagicMock(), control, recovery, state(), MagicMock(), None)
+    with pytest.raises(SystemExit):
+        room.rejoin(lambda: given_up.append(True))
+    assert given_up == [True]

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from regrow.core.errors import RegrowError
     from regrow.data.dataloader import DataLoader, cached
     from regrow.step.policy import Policy
+    from regrow.train.hooks.scale_events import ScaleEvent
     from regrow.train.init import init
     from regrow.train.restartable import restartable
-    from regrow.train.scale_events import ScaleEvent
     from regrow.train.session import Session
     from regrow.train.step import Step
 
@@ -37,7 +37,7 @@ _HOMES = {
     "init": "regrow.train.init",
     "Session": "regrow.train.session",
     "Step": "regrow.train.step",
-    "ScaleEvent": "regrow.train.scale_events",
+    "ScaleEvent": "regrow.train.hooks.scale_events",
     "Policy": "regrow.step.policy",
     "RegrowError": "regrow.core.errors",
     "restartable": "regrow.train.restartable",

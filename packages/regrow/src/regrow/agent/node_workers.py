@@ -6,6 +6,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from regrow.agent.committed_steps import LastSeen
 from regrow.agent.data_desk import DataDesk
@@ -55,7 +56,8 @@ class NodeWorkers:
         others: Callable[[], Iterable[int | None]],
     ) -> None:
         inherited = inherited_environment()
-        self._seats = SpawnRequests(config, inherited)
+        self._seats = SpawnRequests(config, inherited, Path("/proc/mounts").read_text(errors="surrogateescape"))
+        self._says = self._seats.said
         self._store, self._output, self._tell = store, output, tell
         self._on_fact, self._ended, self._others = on_fact, ended, others
         self._workers: dict[WorkerId, Worker] = {}
@@ -162,6 +164,9 @@ class NodeWorkers:
         found = self._workers[worker]
         self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
         self._tell(facts.WorkerStarted(worker, pid))
+        if self._says:
+            self._tell(facts.WorkerNoted(worker, self._says))
+            self._says = ""
         found.started(pid, self._worker_ended)
         self.sweep()
 

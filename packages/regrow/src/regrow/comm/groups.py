@@ -27,7 +27,7 @@ from regrow.comm.torch_private import expected_names, group_backends, internals
 from regrow.comm.torch_private.nccl_group import BACKEND, Wanted
 from regrow.comm.transport import MeshTransport, Transport
 from regrow.core.early_reads import PlaceInWorld
-from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError
+from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError, UsageError
 from regrow.core.ids import Generation, Seconds
 from regrow.devices import accelerators
 
@@ -77,6 +77,8 @@ class Groups:
         """Asked what becomes of the script's collectives, until its loop."""
         self.past: PastCalls | None = None
         """Notes what is answered between two steps, and answers who comes to it later."""
+        self.in_hook = ""
+        """Names the hook of the script that runs beside its steps, and not on each rank as often; else empty."""
         self.unit = 1
         """Ranks of one replica."""
         self._groups: list[RegrowGroup] = []
@@ -127,6 +129,7 @@ class Groups:
             run_s: how long one of its collectives may take, in seconds.
             devices: it shall serve devices by what they have for that, and not all by the processor.
         """
+        self._refuse_in_hook("makes")
         group = RegrowGroup(self, wanted, rank, run_s=run_s, devices=devices)
         group.number, self._count = self._count, self._count + 1
         self._name_in_store(group)
@@ -162,9 +165,18 @@ class Groups:
 
     def destroy(self, group: RegrowGroup) -> None:
         """The script destroys a group: who waits for that is told, then it is forgotten."""
+        self._refuse_in_hook("destroys")
         if self.on_leaving is not None and self._groups and group is self._groups[0]:
             self.on_leaving()
         self.drop(group)
+
+    def _refuse_in_hook(self, does: str) -> None:
+        if self.in_hook:
+            raise UsageError(
+                f"{self.in_hook} {does} a group of torch.distributed, which a rank that is replaced would not have "
+                "done as often",
+                hint="make groups before it, in the script itself: they are formed anew by themselves",
+            )
 
     def drop(self, group: RegrowGroup) -> None:
         """Forget a group, and free what it has."""

@@ -22,6 +22,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     window: Seconds
     max_restarts: int | None
     durable: bool
+    warmth_asked: bool = False
+    """True if the user has chosen it: else standbys take no memory of devices that ranks use."""
     halt_deadline: Seconds = 20.0
     """After which who has not answered a halt is looked at; `membership.recovery.hangs` says whether it is fenced."""
     hang_timeout: Seconds | None = None

@@ -1,6 +1,8 @@
 """Randomness as a function of integers: what makes a retried step draw the same numbers."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 import numpy as np
@@ -40,3 +42,18 @@ def seed_everything(*parts: int) -> None:
     accelerators.seed(seed)
     random.seed(seed)
     np.random.seed(bits >> 96)
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Within this, numbers may be drawn from the global generators, which are put back at the end."""
+    pythons, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = accelerators.random_state()
+    try:
+        yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torchs)
+        if devices is not None:
+            accelerators.put_random_state(devices)

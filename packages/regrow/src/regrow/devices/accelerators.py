@@ -74,6 +74,11 @@ def random_state() -> torch.Tensor | None:
     return None if said is None else said()
 
 
+def put_random_state(state: torch.Tensor) -> None:
+    """Put back what `random_state` has told."""
+    torch.get_device_module(kind()).set_rng_state(state)
+
+
 def choose(local_rank: int) -> torch.device:
     """The device of a rank of this node, which is this thread's from now on; the processor where there is none.
 

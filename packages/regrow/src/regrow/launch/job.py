@@ -72,7 +72,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     redirects: str = ""
     tee: str = ""
     standby: int = 0
-    warmth: str = "built"
+    warmth: str = ""
     max_faults: int = 100
     window: str = "1h"
     checkpoint_dir: str = ""
@@ -301,7 +301,8 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         nproc=nproc,
         nodes=nodes.least,
         standbys=in_range("--standby", flags.standby, 0, 1024),
-        warmth=_warmth(flags.warmth),
+        warmth=Warmth(one_of("--warmth", flags.warmth or str(Warmth.BUILT), list(Warmth))),
+        warmth_asked=bool(flags.warmth),
         max_faults=in_range("--max-faults", flags.max_faults, 0),
         window=some_time("--window", flags.window),
         max_restarts=None if flags.max_restarts is None else in_range("--max-restarts", flags.max_restarts, 0),
@@ -377,10 +378,6 @@ def _node_rank(flags: RunFlags, nodes: int) -> int:
             hint="bring others in with regrow agent --join HOST:PORT",
         )
     return in_range("--node-rank", flags.node_rank, 0, nodes - 1)
-
-
-def _warmth(text: str) -> Warmth:
-    return Warmth(one_of("--warmth", text, list(Warmth)))
 
 
 def _resume(word: str) -> Resume:

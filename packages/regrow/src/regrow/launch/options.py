@@ -28,7 +28,12 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
         "--standby", type=int, default=0, metavar="N", help="Warm workers a node that wait to take a lost place."
     ),
-    click.option("--warmth", default=str(Warmth.BUILT), metavar="|".join(Warmth), help="How far standbys go ahead."),
+    click.option(
+        "--warmth",
+        default="",
+        metavar="|".join(Warmth),
+        help="How far standbys go ahead.  [built; imports where ranks use all devices of a node]",
+    ),
     click.option("--max-faults", type=int, default=100, metavar="N", help="Most faults within --window.  [100]"),
     click.option("--window", default="1h", metavar="TIME", help="See --max-faults.  [1h]"),
     click.option(

@@ -237,7 +237,7 @@ class Workers:
             self._standbys.start_if_seated(worker, now)
             standbys.prepare(self._roster, self._orders, worker)
             return
-        standbys.learn(self._roster, event)
+        self._standbys.learn(worker, event, now)
         enter_ready(worker, event)
         for step, why in event.refused.items():
             self._job.refused.setdefault(step, f"rank {worker.rank}: {why}")

@@ -6,7 +6,6 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
-from regrow.comm.torch_private import grad_scalers
 from regrow.core.errors import GenerationHalted, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.messages.facts import WorkerCommitted
@@ -315,7 +314,7 @@ class StepLoop(ScriptPlace):
         self._owing = False
         self._announcing.flush()
         try:
-            adopted = self.member.waiting.rejoin()
+            adopted = self.member.waiting.rejoin(self.standing.regroups.give_up)
         except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
             self.left, self._looping = True, False
@@ -327,8 +326,8 @@ class StepLoop(ScriptPlace):
             # The others had all of this worker's gradients: the step has happened, though not here.
             self.committed(step, adopted=True)
         self.modules.overwritten()
-        grad_scalers.begin_anew(self.standing.objects)
-        self.standing.follow_world()
+        if not self.standing.follow_world():
+            return self.recover(step)
         self.standing.hooks.tell(self.member.waiting.take_change(), self.member.step)
         self._place_after()
         self.after.recovered()

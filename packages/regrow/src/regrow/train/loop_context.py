@@ -4,12 +4,13 @@ from collections.abc import Iterable
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from regrow.comm.torch_private import device_mesh
+from regrow.comm.torch_private import device_mesh, grad_scalers
 from regrow.core.errors import UsageError
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
+from regrow.train.hooks.regroups import RegroupHooks
+from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
-from regrow.train.scale_events import ScaleHooks
 from regrow.train.sharing import Share, share_of
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.participation import Participation
@@ -29,7 +30,7 @@ class LoopContext:
         self.first_reads: FirstReads | None = None
         self.objects: list[object] = []
         """Objects that the script protects."""
-        self.hooks = ScaleHooks()
+        self.hooks, self.regroups = ScaleHooks(), RegroupHooks(member)
         self.kept = ""
         """Why the world keeps its size, where the script says that it does."""
         self._share: Share | None = None
@@ -84,11 +85,16 @@ class LoopContext:
         across = [*spanning, *device_mesh.follows(unit=unit, world=world)]
         self.member.let_follow(across, device_mesh.inside(unit=unit, world=world))
 
-    def follow_world(self) -> None:
-        """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on."""
+    def follow_world(self) -> bool:
+        """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on.
+
+        False: what the script builds on its groups could not be built anew, and the next generation is to come.
+        """
+        grad_scalers.begin_anew(self.objects)
         self.follow_place()
         if self.batches is not None:
             self.batches.seek(self.member.step)
+        return self.regroups.stand(self.protected())
 
     def follow_place(self) -> None:
         """This worker may have another rank now, or another world: bring along what knows of them."""

@@ -15,6 +15,7 @@ from regrow.data.cache.producer import Producer
 from regrow.data.dataloader import on_made
 from regrow.data.seeding import seed_everything
 from regrow.step.policy import Policy
+from regrow.train.hooks.regroups import RegroupHook
 from regrow.train.loop import StepLoop
 from regrow.train.policy import Scaled
 from regrow.train.session import Session
@@ -63,6 +64,11 @@ class ProducerSession(Session):
     def policy(self, policy: Policy) -> None:
         """Nothing is updated here, but a script may ask for its settings."""
         self._scaled = Scaled(policy, (), lambda: self.replicas)
+
+    def on_regroup(
+        self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
+    ) -> None:
+        """No groups are formed here."""
 
     def digest(self) -> str:
         """There is no state."""

@@ -21,12 +21,13 @@ from regrow.train.dealers import dealer
 from regrow.train.epochs import Epoch, Epochs
 from regrow.train.first_reads import FirstReads
 from regrow.train.gradients.wrappers import Modules
+from regrow.train.hooks.regroups import RegroupHook
+from regrow.train.hooks.scale_events import ScaleEvent
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
 from regrow.train.rehearsal.callers import script_frames
 from regrow.train.rehearsal.second_loops import second_loop
-from regrow.train.scale_events import ScaleEvent
 from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.unprotected import UnprotectedOptimizers
@@ -114,6 +115,44 @@ class Session:
         too (`event.leaving`). A hook calls no collectives. Ordinary steps cost nothing for it.
         """
         self._standing.hooks.add(hook)
+
+    def on_regroup(
+        self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
+    ) -> None:
+        """Have what a library builds on the groups by itself built anew whenever groups are formed again.
+
+        Groups of `torch.distributed` and what is built of them (DDP, FSDP, device meshes) follow by themselves. For
+        connections, handles or memory that a library exchanges once (NVSHMEM, DeepEP, symmetric memory):
+
+            def build(generation):
+                global buffer
+                buffer = library.Buffer(group)
+            session.on_regroup(before=lambda generation: buffer.destroy(), after=build)
+
+        `after` is called in this call, where the groups stand already: the script does not build by itself as well. In
+        a newcomer they do not yet, so nothing is built before its first step: a rehearsed body does without
+        (`step.rehearsal`). An undisturbed job calls neither again. After a fault, a move, or a change of the world's
+        size, every rank that was there calls `before` once the old groups are given up, and each rank, newcomers too,
+        calls `after` when the new ones stand and it has its state, before any step. Hooks are called in order, `before`
+        in reverse. `after` may call collectives, as all ranks do alike; those of `before` are refused. Neither makes or
+        destroys groups, or changes protected state. Random numbers that they draw count for nothing.
+
+        What `before` raises is told, and the job goes on. What `after` raises makes all ranks form their groups again;
+        the same error once more at the same step ends the job, as an error of a body does.
+
+        Args:
+            before: gives up what was built; called with the number of the groups' generation.
+            after: builds it, for the number of the groups' generation, which no other groups of the job have.
+            within: seconds that a hook may take; one that takes longer is told, and may be taken for hanging.
+
+        Raises:
+            UsageError: neither is given, or called after `steps`.
+        """
+        if before is None and after is None:
+            raise UsageError("on_regroup() was given nothing to call", hint="give before=, after= or both")
+        if self._loop.started:
+            raise UsageError("on_regroup() was called after steps()", hint="call it before: newcomers are told too")
+        self._standing.regroups.add(before, after, within=within)
 
     def keep_world(self, reason: str) -> None:
         """The world keeps its size: who asks for another is refused with `reason`. To be called before `steps`."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from regrow.agent.workers.compile_caches import local_caches
 from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
 from regrow.core.ids import Generation, Seconds
@@ -120,17 +121,19 @@ class SpawnRequests:
     Args:
         config: of the agent.
         inherited: the user's environment.
+        mounts: the text of `/proc/mounts`.
     """
 
-    def __init__(self, config: AgentConfig, inherited: Mapping[str, str]) -> None:
+    def __init__(self, config: AgentConfig, inherited: Mapping[str, str], mounts: str) -> None:
         self._config = config
+        self._caches, self.said = local_caches(inherited, mounts)
         self._inherited = inherited
         self._ports = MasterPorts(config)
 
     def request(self, order: orders.SpawnWorker, *, store: str) -> SpawnRequest:
         """For one worker. `store`: where the agent of this node serves the keys."""
         config, port = self._config, self._ports.of(order.generation)
-        variables = script_variables(order, config, port=port, inherited=self._inherited)
+        variables = script_variables(order, config, port=port, inherited=self._inherited) | self._caches
         return SpawnRequest(
             worker_env(order, config, store=store), worker_script(config.script, order.local_rank), variables
         )

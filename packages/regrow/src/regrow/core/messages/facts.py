@@ -98,6 +98,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     `whole_body`: its bodies compute after their first update, and are given up as a whole.
     `refused`: steps of durable checkpoints that it could not read, and why; with `NO_STATE` it could read none at all.
     `unprovable`: why nothing of this script can be compared in a shadow; empty: it can.
+    `devices_taken`: it uses a device, and its node has no more of them than ranks.
     """
 
     worker: WorkerId
@@ -117,6 +118,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     environment: list[str] = []
     refused: dict[StepNo, str] = {}
     unprovable: str = ""
+    devices_taken: bool = False
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):

@@ -6,7 +6,7 @@ from regrow.core.ids import Instant, Rank
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.orders import ImportModules
-from regrow.core.messages.vocabulary import ErrorReport, Role
+from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
 from regrow.membership.layouts import Layouts
@@ -18,6 +18,14 @@ from regrow.membership.recovery.proofs.rounds import Proofs
 from regrow.membership.roster import NodeRecord, Roster, Stage, WorkerRecord
 from regrow.membership.states import Building
 
+NO_FREE_DEVICE = (
+    "standbys wait before the script (--warmth imports): ranks use all devices of their node, where a built one would "
+    "take memory a second time (--warmth built has them all the same, --spares a node of their own)"
+)
+TWICE_ON_A_DEVICE = (
+    "a standby has built on a device that a rank uses: its model takes memory there a second time, and the rank may "
+    "run out of it (standbys with --warmth imports take none until they are needed)"
+)
 _MOST_UNFIT = 4
 """Packages that should not have been imported ahead after which none are."""
 
@@ -35,6 +43,7 @@ class Standbys:
         self.layouts, self.loaders = Layouts(job.spec.unit), Loaders()
         self.newcomers = Newcomers()
         self.proofs = Proofs(job, self.can_take)
+        self._devices_said = False
 
     def top_up(self, now: Instant, *, quiet: bool) -> None:
         """Every node has as many standbys as it should, unless they die unbuilt; these prove what is due.
@@ -120,6 +129,20 @@ class Standbys:
         fits = anywhere or self.layouts.place(worker.built_for) == self.layouts.place(rank)
         return fits and not stale(worker, rank, local_rank, world or self._job.world)
 
+    def learn(self, worker: WorkerRecord, event: facts.WorkerReady, now: Instant) -> None:
+        """A worker tells what its script imports, and whether a standby beside it would share a device with a rank."""
+        roster, node = self._roster, self._roster.nodes[worker.node]
+        if event.imported and not roster.learnt:
+            roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
+        beside = worker.role.placed or any(seat.rank is not None for seat in node.seats.values())
+        if not (event.devices_taken and beside) or self._spec.warmth is not Warmth.BUILT:
+            return
+        asked = self._spec.warmth_asked
+        node.early = node.early or not asked
+        if self._spec.standbys and not self._devices_said and (not asked or worker.role is Role.STANDBY):
+            self._devices_said = True
+            self._orders.note(TWICE_ON_A_DEVICE if asked else NO_FREE_DEVICE, now, worker)
+
     def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
         """An `imports` standby that has got a rank runs the script."""
         if worker.stage is Stage.IDLE and worker.seated and worker.rank is not None:
@@ -177,12 +200,6 @@ def renew(roster: Roster, orders: Orders, now: Instant) -> None:
     for standby in roster.standbys():
         if standby.early and standby.stage is Stage.READY and narrow(roster, standby) is not None:
             orders.fence(standby, "its script was told another world", now)
-
-
-def learn(roster: Roster, event: facts.WorkerReady) -> None:
-    """A rank has told what its script imports."""
-    if event.imported and not roster.learnt:
-        roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
 
 
 def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:

@@ -220,7 +220,7 @@ class Succession:
         worker.pid, worker.script_ordered, worker.entered = past.pid, past.script_ordered, past.entered
         if past.ready is not None and past.ready.endpoint:
             enter_ready(worker, past.ready)
-            standbys.learn(self._roster, past.ready)
+            self._standbys.learn(worker, past.ready, now)
             self._roster.grouped = self._roster.grouped or past.ready.sharded
             self._standbys.fits(worker)
             worker.parts = {}

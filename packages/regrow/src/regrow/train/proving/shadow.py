@@ -199,6 +199,8 @@ class Shadow:
 
     def cannot(self) -> str:
         """Why nothing can be compared here, for people; empty: it can."""
+        if self._standing.regroups:
+            return "what it builds with session.on_regroup stands among ranks, and not in a shadow"
         if self._standing.member.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
         if any(is_accelerator(each.device) for each in self._standing.protected().parameters()):

@@ -27,6 +27,9 @@ from regrow.train.worker.rejoin import tell_fault
 from regrow.train.worker.update_gate import UpdateGate
 from regrow.train.worker.updates import Updates
 
+CAUSE_S: Seconds = 2.0
+"""Longest wait for a death that explains an error of a body."""
+
 
 class Body:
     """Progress of the present body, and its end: commit or abort.
@@ -63,6 +66,8 @@ class Body:
         """Describes for people the reads of the step."""
         self.waits: Callable[[], None] = lambda: None
         self.ready: Callable[[], None] = lambda: None
+        self.awaits_causes = False
+        """True if the script uses connections of its own: an error may come of a death that nobody has told yet."""
         gate.waits, gate.ready = lambda: self.waits(), lambda: self.ready()
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
@@ -231,6 +236,8 @@ class Body:
         self._faults.leave()
         leave_if_device_failed(self._link, error)
         self._link.board.enter(Phase.RECOVERING)
+        if self.awaits_causes and not isinstance(error, GenerationHalted | UsageError) and not self._control.halted:
+            self.interrupt.await_set(CAUSE_S)
         news, step = not self._control.halted, self._control.step
         if self.begun and not self._control.updating:
             self._put_back(state, step)

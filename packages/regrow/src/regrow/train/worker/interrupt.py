@@ -7,6 +7,7 @@ from typing import Any
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from regrow.core.errors import GenerationHalted
+from regrow.core.ids import Seconds
 
 
 class ForwardInterrupt:
@@ -17,12 +18,14 @@ class ForwardInterrupt:
         self._thread = threading.get_ident()
         self._lock = threading.Lock()
         self._handle: Any = None
+        self._set = threading.Event()
         self.struck = False
         """True if it has raised since it was cleared."""
 
     def set(self) -> None:
         """Interrupt from now on; from any thread."""
         with self._lock:
+            self._set.set()
             if self._handle is None:
                 self._handle = register_module_forward_pre_hook(self._check)
 
@@ -30,9 +33,14 @@ class ForwardInterrupt:
         """Let modules run again."""
         self.struck = False
         with self._lock:
+            self._set.clear()
             if self._handle is not None:
                 self._handle.remove()
                 self._handle = None
+
+    def await_set(self, most: Seconds) -> None:
+        """Wait until somebody interrupts, `most` seconds at most."""
+        self._set.wait(most)
 
     def _check(self, *_: object) -> None:
         if threading.get_ident() == self._thread and self._wanted():

@@ -27,6 +27,8 @@ class AttemptBody(Protocol):
     """Describes its reads for people."""
     waits: Callable[[], None]
     """Called before its gate waits for the device."""
+    awaits_causes: bool
+    """True if the script uses connections of its own, whose errors may come of a death that nobody has told yet."""
     ready: Callable[[], None]
     """Called when all is there that its update needs: from then on others may commit it without this worker."""
 
@@ -128,8 +130,12 @@ class WaitingRoom(Protocol):
     def checkpoint(self) -> None:
         """At a step's boundary: take the copies of the state that are due."""
 
-    def rejoin(self) -> StepNo | None:
-        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any."""
+    def rejoin(self, give_up: Callable[[], None]) -> StepNo | None:
+        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
+
+        Args:
+            give_up: called when nobody uses the old groups any more.
+        """
 
     def take_change(self) -> WorldChange | None:
         """Change of the world's size since the last call, if there was one."""
@@ -178,6 +184,10 @@ class Participation(Protocol):
         """The membership that this worker runs in."""
 
     @property
+    def formed(self) -> int:
+        """The generation of the groups that stand."""
+
+    @property
     def step(self) -> StepNo:
         """The step that this worker stands before."""
 
@@ -218,6 +228,15 @@ class Participation(Protocol):
 
     def local(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally."""
+
+    def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
+        """Within this, a hook of the script runs on all ranks, beside its steps.
+
+        Args:
+            hook: its name, for people.
+            within: seconds for which it counts as progress.
+            calls: it may call collectives.
+        """
 
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""

@@ -1,6 +1,7 @@
 """A worker's wait for the others: for the next membership, or for the end of the job."""
 
 import contextlib
+from collections.abc import Callable
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
@@ -63,21 +64,29 @@ class Rejoin:
         self._changed_in = Generation(0)
         self._change: WorldChange | None = None
 
-    def rejoin(self) -> StepNo | None:
+    def rejoin(self, give_up: Callable[[], None]) -> StepNo | None:
         """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
+
+        Args:
+            give_up: called when nobody uses the old groups any more.
 
         Raises `WorkerReleased` where the next membership is one without this worker.
         """
+        if self._recovery.groups.halted:  # not where others are still in the step before a planned change
+            give_up()
         while True:
             form = self._control.await_form()
             if form is None:
                 if self._control.released is not None:
+                    give_up()
                     self._link.board.enter(Phase.OUTSIDE)
                     give_way()  # those who stay train on while this process ends, maybe on the same cores
                     raise WorkerReleased(self._control.released.change)
                 self.snapshot()
                 self._keep()
                 continue
+            if not self._recovery.groups.serves(form.generation):
+                give_up()
             try:
                 outcome = self._recovery.join(form)
             except GenerationHalted:

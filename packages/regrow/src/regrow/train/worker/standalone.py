@@ -39,7 +39,7 @@ def _as_it_is(*_: Any, **__: Any) -> AbstractContextManager[None]:
 class StandaloneBody:
     """A body that is never given up: an error in it is the script's."""
 
-    complete = entered = in_flight = False
+    complete = entered = in_flight = awaits_causes = False
     watch = logged = enter = before_update = stepped = left = abandon = leave_region = _nothing
     begin_step = enter_region = _yes
     conclude = abort = _no
@@ -75,12 +75,12 @@ class StandaloneWorker:
     records = False
     proofs: ProofParty | None = None
     halted = over = leaves_others = False
-    generation = 0
+    generation = formed = 0
     inside = 0
     trial_steps = 0
     unit = 1
 
-    echo = local = fetching = _as_it_is
+    echo = local = fetching = beside = _as_it_is
     rehearsed = compare = pass_boundary = _yes
     note_of_script = send = let_follow = arrive = cache = fetches = show_read = _nothing
     take_over = before_leaving = expect_after_steps = place_after_step = _nothing

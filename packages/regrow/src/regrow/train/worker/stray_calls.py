@@ -1,10 +1,22 @@
-"""Collectives that a script calls outside its steps: refused where newcomers do not call them."""
+"""Calls outside a script's steps: collectives are refused where newcomers do not call them, and plain ones in hooks."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from regrow.comm.groups import Groups
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+from regrow.core.phase import Phase
+from regrow.data.seeding import generators_kept
 from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
+
+_LISTENERS = ("between", "past", "set_up", "on_call", "on_given", "tape")
+"""They would take a hook's collectives for calls of a body, or of what stands between two."""
+_BEAT_S: Seconds = 1.0
 
 
 class StrayCalls:
@@ -24,7 +36,7 @@ class StrayCalls:
     def called(self, name: str) -> None:
         """The script calls a collective. Raises `UsageError` where others would take it for another one."""
         self._last = name
-        if self._control.reformed and not self._body.begun:
+        if self._control.reformed and not self._body.begun and not self._groups.in_hook:
             # They are at the next step already; whatever they call there would be taken for the answer to this.
             raise UsageError(
                 f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
@@ -38,3 +50,59 @@ class StrayCalls:
         if self._body.begun or not name:
             return ""
         return f"{name} was called outside a step: mark the function that does @regrow.restartable"
+
+
+class Beside:
+    """Surroundings of the hooks of one worker.
+
+    Args:
+        board: where its agent sees that it goes on.
+        groups: of the worker.
+        note: tells people something about the script.
+    """
+
+    def __init__(self, board: Board, groups: Groups, note: Callable[[str], None]) -> None:
+        self._board, self._groups, self._note = board, groups, note
+
+    @contextmanager
+    def run(self, hook: str, within: Seconds, *, calls: bool) -> Iterator[None]:
+        """Within this, the script's hook runs.
+
+        Args:
+            hook: its name, for people.
+            within: seconds for which it counts as progress; from then on it may be taken for hanging.
+            calls: it may call collectives.
+        """
+        groups, ended = self._groups, threading.Event()
+        kept = {name: getattr(groups, name) for name in _LISTENERS}
+        beating = threading.Thread(target=self._beat, args=(ended, hook, within), name="regrow-hook", daemon=True)
+        groups.in_hook = hook
+        for name in _LISTENERS:
+            setattr(groups, name, None)
+        if not calls:
+            groups.on_call = self._refuse
+        try:
+            beating.start()
+            with generators_kept():
+                yield
+        finally:
+            ended.set()
+            beating.join()
+            for name, listener in kept.items():
+                setattr(groups, name, listener)
+            groups.in_hook = ""
+
+    def _refuse(self, name: str, _: int) -> None:
+        raise UsageError(
+            f"{name} was called in {self._groups.in_hook}, when the groups were given up",
+            hint="call collectives in `after`",
+        )
+
+    def _beat(self, ended: threading.Event, hook: str, within: Seconds) -> None:
+        until = time.monotonic() + within
+        phase = Phase.BUILDING if self._board.read().phase is Phase.BUILDING else Phase.RECOVERING
+        while (left := until - time.monotonic()) > 0:
+            self._board.enter(phase)
+            if ended.wait(min(_BEAT_S, left)):
+                return
+        self._note(f"{hook} has run for {within:.0f} s, and may be taken for hanging from now on")

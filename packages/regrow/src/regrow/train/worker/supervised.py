@@ -40,13 +40,9 @@ from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
 from regrow.train.worker.rejoin import Rejoin, tell_fault
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
-from regrow.train.worker.stray_calls import StrayCalls
+from regrow.train.worker.stray_calls import Beside, StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
 
-_TWICE_ON_A_DEVICE = (
-    "a worker without a rank has built on a device that a rank uses: its model takes memory there a second time, and "
-    "the rank may run out of it (standbys with --warmth imports take none until they are needed)"
-)
 FORM_S: Seconds = 60.0
 
 
@@ -83,6 +79,7 @@ class SupervisedWorker:
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
+        self._beside = Beside(link.board, groups, self.note_of_script)
         self.reading = Reading(link, self.control, self.body)
         self.proofs: ProofParty | None = ShadowProofs(link, self.control, groups, self.body)
 
@@ -147,6 +144,11 @@ class SupervisedWorker:
         return self.control.generation
 
     @property
+    def formed(self) -> int:
+        """The generation of the groups that stand."""
+        return self._groups.generation
+
+    @property
     def step(self) -> StepNo:
         """The step that this worker stands before."""
         return self.control.step
@@ -197,6 +199,10 @@ class SupervisedWorker:
         """Within this, collectives are answered locally."""
         return self._groups.echo()
 
+    def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
+        """Within this, a hook of the script runs on all ranks, beside its steps."""
+        return self._beside.run(hook, within, calls=calls)
+
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""
         return self.body.updated
@@ -234,8 +240,6 @@ class SupervisedWorker:
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
         env, read = self._link.env, Read(NO_STATE, {})
-        if not env.role.placed and accelerators.all_taken(env.spec.nproc):
-            self.note_of_script(_TWICE_ON_A_DEVICE)
         if env.begins:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
@@ -261,6 +265,7 @@ class SupervisedWorker:
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
+                devices_taken=accelerators.all_taken(env.spec.nproc),
             )
         )
 

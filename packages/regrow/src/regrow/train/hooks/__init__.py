@@ -1,0 +1,1 @@
+"""Functions of a script that are called when the world or its groups change."""

@@ -1,0 +1,94 @@
+"""Resources that a script or a library builds on the groups by itself, and must build anew when these are formed anew.
+
+See decision 0101.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regrow.agent.workers.tracebacks import report
+from regrow.core.ids import Seconds
+from regrow.train.state.protected import ProtectedState
+from regrow.train.worker.participation import Participation
+
+RegroupHook = Callable[[int], None]
+"""Called with the number of the generation whose groups are given up, or stand."""
+
+
+@dataclass
+class _Pair:
+    before: RegroupHook | None
+    after: RegroupHook | None
+    within: Seconds
+    held: int | None = None
+    """Generation whose groups `after` was last told of; None: given up since."""
+
+
+class RegroupHooks:
+    """The functions of one worker's script.
+
+    Args:
+        member: how this process takes part in a job.
+    """
+
+    def __init__(self, member: Participation) -> None:
+        self._member = member
+        self._pairs: list[_Pair] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pairs)
+
+    def add(self, before: RegroupHook | None, after: RegroupHook | None, *, within: Seconds) -> None:
+        """Call these at every change. Groups that stand already are told to `after` at once; its errors are raised."""
+        pair = _Pair(before, after, within)
+        if not self._member.newcomer:
+            self._open(pair, self._member.formed)
+        self._pairs.append(pair)
+        self._member.body.awaits_causes = True
+
+    def give_up(self) -> None:
+        """The groups are given up. What `before` raises is told, and the job goes on: `after` decides."""
+        for pair in reversed(self._pairs):
+            held, pair.held = pair.held, None
+            if held is None or pair.before is None:
+                continue
+            try:
+                with self._member.beside(_named("before", pair.before), pair.within, calls=False):
+                    pair.before(held)
+            except Exception as error:  # noqa: BLE001  whatever it is, the state here is still good
+                told = report(error)
+                self._member.note_of_script(
+                    f"{_named('before', pair.before)} raised {told.type}: {told.message} ({told.where}); the job goes "
+                    "on, and what was not given up there is left to the `after` of the same call"
+                )
+
+    def stand(self, state: ProtectedState) -> bool:
+        """The groups stand: tell those who have not heard of them. False: an error was told, and they are given up.
+
+        Args:
+            state: the protected state, which is that of no body.
+        """
+        try:
+            for pair in self._pairs:
+                if pair.held != self._member.formed:
+                    self._open(pair, self._member.formed)
+        except Exception as error:
+            if not self._member.body.abort(error, state):
+                raise
+            return False
+        return True
+
+    def _open(self, pair: _Pair, generation: int) -> None:
+        pair.held = generation  # also where it fails: what it has made until then is to be given up
+        if pair.after is None:
+            return
+        try:
+            with self._member.beside(_named("after", pair.after), pair.within, calls=True):
+                pair.after(generation)
+        except Exception as error:
+            error.add_note(f"in {_named('after', pair.after)}, for the groups of generation {generation}")
+            raise
+
+
+def _named(part: str, hook: RegroupHook) -> str:
+    return f"the `{part}` hook {getattr(hook, '__qualname__', repr(hook))} of session.on_regroup"
