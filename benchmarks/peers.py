@@ -280,13 +280,14 @@ def main() -> int:
         survived = len(lost) if struck.code == 0 else max(0, len(lost) - 1)
         ratio = struck.duration() / calm.duration() if struck.code == 0 else math.inf
         far = difference(folder / name / "struck", folder / "torchrun" / "calm")
-        row = [f"{survived} of {len(faults)}", seconds(median(first for first, _ in lost))] if lost else ["0", "never"]
+        without = median(first for first, _ in lost) if lost else math.inf
+        row = [f"{survived} of {len(faults)}", seconds(without)]
         row += [seconds(max((first for first, _ in lost), default=math.inf))]
         row += [seconds(max((whole for _, whole in lost), default=math.inf))]
         row += [str(struck.again()), str(struck.dropped(steps)), f"{far:.1e}" if far else "0"]
         table.add_row(name, *row, seconds(ratio), f"{step:.3f}", str(struck.processes), f"{struck.mebibytes:,.0f}")
         key = name.replace("-", "_")
-        for figure, value in (("time", ratio), ("without_step_s", median(each for each, _ in lost)), ("step_s", step)):
+        for figure, value in (("time", ratio), ("without_step_s", without), ("step_s", step)):
             if math.isfinite(value):
                 figures[f"{figure}_{key}"] = value
         for (_, fault), (first, whole) in zip(struck.struck, lost, strict=True):

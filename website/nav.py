@@ -10,7 +10,7 @@ GUIDES: Mapping[str, Sequence[str]] = {
     "Data": ("data.md",),
     "Faults": ("detection.md", "health.md", "proof.md", "limits.md"),
     "Watching a job": ("monitoring.md",),
-    "Clusters": ("slurm.md", "kubernetes.md", "kubernetes-runbook.md", "security.md"),
+    "Clusters": ("slurm.md", "kubernetes.md", "kubernetes-runbook.md", "guests.md", "security.md"),
     "Accelerators": ("cuda.md", "accelerators.md", "torch-versions.md"),
     "Planning": ("planning.md", "simulator.md"),
     "After training": ("inference.md",),

@@ -2,7 +2,6 @@
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 import regrow
 from gpu_parts.jobs import DEVICE
+from regrow.drill.scripts.steady import Blocks
 
 CUDA = DEVICE == "cuda"
 # 168 million parameters, 45 ms a step on an H200; on a processor something that trains at all.
@@ -59,27 +59,9 @@ def drain() -> None:
         torch.cuda.synchronize()
 
 
-class Turns:
-    """Blocks of steps, each when it is asked for."""
-
-    def __init__(self) -> None:
-        self._go, self._done = open(os.environ["TURN_GO"]), open(os.environ["TURN_DONE"], "w")  # noqa: SIM115
-        self._count, self._began = 0, 0.0
-
-    def before(self) -> None:
-        """A step begins: where a block does, wait to be asked for it."""
-        if self._count % BLOCK == 0:
-            self._go.readline()
-            drain()
-            self._began = time.perf_counter()
-
-    def after(self) -> None:
-        """A step has ended: where a block has, tell its milliseconds a step."""
-        self._count += 1
-        if self._count % BLOCK == 0:
-            drain()
-            self._done.write(f"{1e3 * (time.perf_counter() - self._began) / BLOCK}\n")
-            self._done.flush()
+def turns_here() -> Blocks:
+    """Blocks that are asked for in this process."""
+    return Blocks(os.environ["TURN_GO"], os.environ["TURN_DONE"], block=BLOCK, drain=drain)
 
 
 class Training:
@@ -121,7 +103,7 @@ def plain(drains: int) -> None:
     """The training alone, with a group of one rank, as torchrun would make it."""
     backend = "nccl" if CUDA else "gloo"
     dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    training, turns = Training(drains), Turns()
+    training, turns = Training(drains), turns_here()
     for number, tokens in enumerate(endless(training.loader)):
         turns.before()
         loss = training.step(tokens)
@@ -135,7 +117,7 @@ def under_regrow() -> None:
     session = regrow.init(seed=3)
     training = Training(0)
     session.protect(training.model, training.optimizer)
-    turns = Turns()
+    turns = turns_here()
     for step in session.steps(training.loader, until=ENDLESS):
         counts = not step.rehearsal
         if counts:

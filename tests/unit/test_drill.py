@@ -1,27 +1,13 @@
-"""`regrow doctor --train`: what results of checks come to, and what is carried out."""
+"""`regrow doctor --train`: what results of checks come to."""
 
-import itertools
-import json
-import os
-import shutil
-import signal
 import socket
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from regrow import cli
-from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
 from regrow.core.records import FaultInjected, IncidentClosed, Record, StepCommitted
-from regrow.drill import session
-from regrow.drill.__main__ import DOING
-from regrow.drill.checks import CHECKS, DrillCheck, chosen, first_port
-from regrow.drill.ground import DrillSettings
 from regrow.drill.judging import (
     Blow,
     FlowRate,
@@ -37,9 +23,7 @@ from regrow.drill.judging import (
     unstruck,
 )
 from regrow.drill.scripts import network
-from regrow.drill.session import hold
 from regrow.drill.verdict import CheckResult, CheckStatus, Judgement, code_of, conclude
-from regrow.launch.checks import writable
 from regrow.observe.ledger import Ledger
 
 OK, FAILED, ABSENT = CheckStatus.OK, CheckStatus.FAILED, CheckStatus.NOT_APPLICABLE
@@ -246,7 +230,7 @@ def test_a_struck_training_is_ok_only_if_all_was_struck_mended_and_equal(run: Jo
     assert (judged.status, judged.cause) == (FAILED, cause)
     assert unstruck(ledger(struck()[0]), [BLOW]) == ""
     assert judge_struck(JobRun(0, ledger(*struck("hang")), "", 9.0), ALONE, [BLOW], kind="hang") == Judgement(
-        OK, "1 faults (forward) mended, bitwise equal; 0.50 s each, at most 0.50"
+        OK, "1 fault (forward) mended, bitwise equal; 0.50 s each, at most 0.50"
     )
 
 
@@ -276,152 +260,3 @@ def test_a_step_may_take_half_as_long_again_or_ten_milliseconds_more(
     blocks: dict[str, list[float]], status: CheckStatus
 ) -> None:
     assert judge_steady(blocks).status is status
-
-
-def test_every_check_of_the_table_is_carried_out_by_something() -> None:
-    assert [each.name for each in CHECKS] == list(DOING)
-
-
-def test_checks_come_in_the_order_of_the_table_and_an_unknown_one_is_refused() -> None:
-    assert [each.name for each in chosen(["hang", "facts"], quick=True)] == ["facts", "hang"]
-    assert {each.name for each in chosen([], quick=True)} < {each.name for each in chosen([], quick=False)}
-    with pytest.raises(UsageError, match="no check 'gpu'"):
-        chosen(["gpu"], quick=False)
-
-
-def test_jobs_of_checks_share_no_port() -> None:
-    for check, later in itertools.pairwise(CHECKS):
-        assert first_port(later) == first_port(check) + check.jobs
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--nodes", "2", "--node-rank", "0"], "needs --rdzv-endpoint HOST:PORT"),
-        (["--nodes", "2", "--rdzv-endpoint", "a:29400"], "needs --node-rank"),
-        (["--nodes", "2", "--rdzv-endpoint", "a:29400", "--node-rank", "2"], "needs --node-rank"),
-        (["--nodes", "2", "--rdzv-endpoint", "a:29400", "--node-rank", "1"], "several nodes need a secret"),
-        (["--check", "nothing"], "there is no check 'nothing'"),
-    ],
-)
-def test_a_session_that_cannot_be_held_is_refused_with_what_it_needs(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("REGROW_TOKEN", raising=False)
-    assert cli.main(["doctor", "--train", *words]) == 2
-    assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--nodes", "2"], "give --train"),
-        (["--nproc-per-node", "2"], "give --train"),
-        (["--node-rank", "0"], "give --train"),
-        (["--state-gb", "10"], "give --train"),
-        (["--rdzv-endpoint", "a:29400"], "give --train"),
-        (["--bind", "10.0.0.1"], "give --train"),
-        (["--train", "--peer", "a:1"], "without --train"),
-        (["--train", "--node", "a"], "without --train"),
-        (["--train", "--check-timeout", "30s"], "without --train"),
-    ],
-)
-def test_a_flag_that_would_be_dropped_is_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done: list[object] = []
-    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
-    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
-    assert cli.main(["doctor", "--quick", *words]) == 2
-    told = " ".join(capsys.readouterr().err.split())
-    assert next(word for word in reversed(words) if word.startswith("--")) in told
-    assert said in told
-    assert done == []
-
-
-def test_a_schedulers_number_of_the_node_is_no_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_NODEID", "1")
-    assert cli.main(["doctor", "--quick", "--json", "-"]) in (0, 1)
-
-
-def test_the_json_of_plain_doctor_goes_to_a_file_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.main(["doctor", "--quick", "--json", str(tmp_path / "found.json")])
-    assert json.loads((tmp_path / "found.json").read_text())["verdicts"]
-    assert "VERDICT" in capsys.readouterr().out
-
-
-@pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Sessions of one check that does nothing; the environment that it was given."""
-    given: dict[str, str] = {}
-
-    def carry_out(check: DrillCheck, folder: Path, environment: dict[str, str], *_: object) -> CheckResult:
-        given.update(environment)
-        return CheckResult(check.name, OK, "", 0.0, "")
-
-    monkeypatch.setattr(session, "adopt_orphans", lambda: None)
-    monkeypatch.setattr(session, "_carry_out", carry_out)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return given
-
-
-def test_checks_do_not_get_what_the_environment_says_of_another_job(seen: dict[str, str]) -> None:
-    others = ["PET_NNODES", "PET_NODE_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "GROUP_RANK"]
-    others += ["REGROW_RECORD_PART", "REGROW_NODE_METRICS"]
-    kept = {"NCCL_DEBUG": "INFO", "REGROW_TOKEN": "a secret", "CUDA_VISIBLE_DEVICES": "0"}
-    report = hold(CHECKS[:1], DrillSettings(""), dict.fromkeys(others, "2") | kept, lambda _: None)
-    assert report.code == 0
-    assert not seen.keys() & set(others)
-    assert kept.items() <= seen.items()
-
-
-@pytest.mark.parametrize("train", [[], ["--train"]])
-@pytest.mark.parametrize("place", ["", "absent/found.json"])
-def test_a_report_that_cannot_be_written_is_refused_before_anything_is_done(
-    train: list[str],
-    place: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done: list[object] = []
-    monkeypatch.setattr("regrow.drill.command.hold", lambda *given, **_: done.append(given))
-    monkeypatch.setattr("regrow.health.doctor.examine", lambda *given, **_: done.append(given))
-    assert cli.main(["doctor", *train, "--quick", "--json", str(tmp_path / place)]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert "cannot be written" in said
-    assert "name a file in a folder" in said
-    assert done == []
-
-
-def test_a_file_for_the_report_is_left_as_it_is_until_there_is_one(tmp_path: Path) -> None:
-    there, absent = tmp_path / "there", tmp_path / "absent"
-    there.write_text("an older report")
-    for path in (there, absent):
-        writable("--json", str(path))
-    assert there.read_text() == "an older report"
-    assert not absent.exists()
-
-
-def test_a_signal_while_the_folder_is_made_or_removed_leaves_nothing_and_loses_no_result(
-    seen: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make, remove = os.mkdir, shutil.rmtree
-
-    def made(path: str | Path, *more: Any, **named: Any) -> None:
-        make(path, *more, **named)
-        if Path(path).name.startswith("regrow-doctor-"):
-            signal.raise_signal(signal.SIGINT)
-
-    def removed(path: Path, **named: Any) -> None:
-        signal.raise_signal(signal.SIGTERM)
-        remove(path, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "mkdir", made)
-        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
-    assert (report.code, list(report.checks), list(tmp_path.iterdir())) == (75, [], [])
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", removed)
-        report = hold(CHECKS[:1], DrillSettings(""), {}, lambda _: None)
-    assert (report.code, [each.check for each in report.checks], list(tmp_path.iterdir())) == (0, ["facts"], [])

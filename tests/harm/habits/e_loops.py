@@ -489,17 +489,22 @@ def local_count(t: Trial) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
+def protected(session: Any, net: torch.nn.Module) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """Its replica by DDP and its optimizer."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    model = ddp(net)
+    session.protect(model, optimizer)
+    return model, optimizer
+
+
 @habit(
     "folds by `map`",
     refused="session.steps is called by map",
     instead="a job for each fold",
 )
 def folds_by_map(t: Trial) -> dict[str, Any]:
-    session = t.session
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    model = ddp(net)
-    session.protect(model, optimizer)
+    session, net = t.session, mlp()
+    model, optimizer = protected(session, net)
 
     def fold(number: int) -> int:
         for step in session.steps(t.batch, until=3):
@@ -517,11 +522,8 @@ def folds_by_map(t: Trial) -> dict[str, Any]:
     instead="one loop whose body looks at `step.number`, or two jobs",
 )
 def one_loop_behind_another(t: Trial) -> dict[str, Any]:
-    session = t.session
-    net = mlp()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-    model = ddp(net)
-    session.protect(model, optimizer)
+    session, net = t.session, mlp()
+    model, optimizer = protected(session, net)
     for step in session.steps(t.batch, until=3):
         with step as (inputs, targets):
             backward(mse(model(inputs), targets))

@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import resource
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -49,7 +50,7 @@ def versions() -> dict[str, str]:
         found[nvidia.KIND] = nvidia.toolkit()
     driver = Path("/proc/driver/nvidia/version")
     if driver.is_file():
-        found["driver"] = driver.read_text(errors="replace").splitlines()[0].split("  ")[-2].strip()
+        found["driver"] = driver_version(driver.read_text(errors="replace"))
     found["processors"] = str(len(os.sched_getaffinity(0)))
     for name, number in (("descriptors", resource.RLIMIT_NOFILE), ("memlock", resource.RLIMIT_MEMLOCK)):
         limit = _limit(number)
@@ -57,6 +58,13 @@ def versions() -> dict[str, str]:
     found["infiniband"] = ", ".join(_names(Path("/sys/class/infiniband"))) or "none"
     found["memory_free"] = str(psutil.virtual_memory().available)
     return found
+
+
+def driver_version(told: str) -> str:
+    """Version of NVIDIA's driver by the text of its own file; the whole first line where it has none."""
+    first = told.partition("\n")[0]
+    found = re.search(r"\b\d+\.\d+(\.\d+)*\b", first)
+    return found.group() if found else first
 
 
 def _device() -> str:

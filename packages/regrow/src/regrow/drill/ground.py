@@ -76,7 +76,7 @@ class Ground:
         self.folder = Path(settings.folder) / check
         self.folder.mkdir(parents=True, exist_ok=True)
         self.words = ""
-        """Last output of the newest job."""
+        """Last output of the newest job, or of a training beside it."""
 
     def script(self, name: str) -> str:
         """Path of a training."""
@@ -101,7 +101,11 @@ class Ground:
             yield process
         finally:
             end(process)
-            self.words = self._log(name).read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
+            self.keep_words(self._log(name))
+
+    def keep_words(self, log: Path) -> None:
+        """Keep the end of an output as `words`."""
+        self.words = log.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
 
     def run(
         self,

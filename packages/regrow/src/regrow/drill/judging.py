@@ -201,9 +201,10 @@ def judge_struck(
     if not incidents:
         return failed(f"no incident{f' of kind {kind}' * bool(kind)} is in the records")
     totals = [each.total for each in incidents]
+    faults = sum(each.faults for each in incidents)
     stages = ", ".join(dict.fromkeys(blow.stage for blow in blows))
     return ok(
-        f"{sum(each.faults for each in incidents)} faults{f' ({stages})' * bool(stages)} mended, bitwise equal; "
+        f"{faults} fault{'s' * (faults != 1)}{f' ({stages})' * bool(stages)} mended, bitwise equal; "
         f"{median(totals):.2f} s each, at most {max(totals):.2f}"
     )
 

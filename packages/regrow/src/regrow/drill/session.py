@@ -51,14 +51,18 @@ def _ignore_signals() -> None:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Signals that ask for an end are `DrillInterrupted` within this; processes without a parent become this one's."""
+    """Signals that ask for an end are `DrillInterrupted` within this; one that is ignored (`nohup`) stays ignored.
+
+    Processes without a parent become this one's.
+    """
 
     def interrupt(number: int, _: FrameType | None) -> None:
         _ignore_signals()
         raise DrillInterrupted(signal.Signals(number).name)
 
     adopt_orphans()
-    former = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, interrupt) for number in heard}
     try:
         yield
     finally:

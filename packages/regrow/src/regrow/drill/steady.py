@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 
 from regrow.core.ids import Seconds
 from regrow.drill.ground import Ground
 from regrow.drill.judging import judge_steady
-from regrow.drill.verdict import Judgement
+from regrow.drill.verdict import Judgement, failed
 from regrow.launch.processes import end
 
 ROUNDS = 12
@@ -47,31 +48,46 @@ class SteadySide:
 
 
 def check(ground: Ground) -> Judgement:
-    """Rounds in turns until there are enough, or the time is over."""
+    """Rounds in turns until there are enough, or the time is over. A side that ends by itself has failed."""
+    plain_log = ground.folder / "plain.log"
     found: dict[str, list[float]] = {"plain": [], "regrow": []}
     with ExitStack() as stack:
         sides = {name: SteadySide(ground, name) for name in found}
         for side in sides.values():
             stack.callback(side.close)
-        log = stack.enter_context((ground.folder / "plain.log").open("wb"))
+        log = stack.enter_context(plain_log.open("wb"))
         plain = subprocess.Popen(
             [sys.executable, *sides["plain"].words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         stack.callback(end, plain)
         flags = ["--nproc-per-node=1", "--hang-timeout=1h"]
         job = stack.enter_context(ground.job("steady", flags, sides["regrow"].words, here=True))
-        processes = {"plain": plain, "regrow": job}
-        until = ground.until - 10.0
-        rounds_end = until
-        for number in range(ROUNDS + WARM):
-            for name, side in sides.items():
-                took = side.block(processes[name], until)
-                if took is None:
-                    return judge_steady(found)
-                if number >= WARM:
-                    found[name].append(took)
-            if number == 0:
-                rounds_end = min(until, time.monotonic() + _TRAINS)
-            if number > WARM and time.monotonic() > rounds_end:
-                break
+        _go_rounds(sides, {"plain": plain, "regrow": job}, found, ground.until - 10.0)
+        codes = plain.poll(), job.poll()
+    if codes[0] is not None:
+        ground.keep_words(plain_log)
+        return failed(f"the training with torch alone ended with code {codes[0]}")
+    if codes[1] is not None:
+        return failed(f"the training under regrow ended with code {codes[1]}")
     return judge_steady(found)
+
+
+def _go_rounds(
+    sides: Mapping[str, SteadySide],
+    processes: "Mapping[str, subprocess.Popen[bytes]]",
+    found: Mapping[str, list[float]],
+    until: Seconds,
+) -> None:
+    """Add blocks of each side in turns, until there are enough, a side has ended, or the time is over."""
+    rounds_end = until
+    for number in range(ROUNDS + WARM):
+        for name, side in sides.items():
+            took = side.block(processes[name], until)
+            if took is None:
+                return
+            if number >= WARM:
+                found[name].append(took)
+        if number == 0:
+            rounds_end = min(until, time.monotonic() + _TRAINS)
+        if number > WARM and time.monotonic() > rounds_end:
+            return

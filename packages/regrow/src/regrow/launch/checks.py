@@ -1,5 +1,6 @@
 """Checks of flags that several commands have."""
 
+import os
 import re
 import stat
 from collections.abc import Sequence
@@ -85,9 +86,9 @@ def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
 def writable(flag: str, path: str) -> str:
     """The path of a file that is written later. Raises `UsageError` where it cannot be; a file there keeps its bytes.
 
-    Devices and pipes are not opened: that may block, or wake a reader.
+    Devices and pipes are not opened: that may block, or wake a reader. A link to a file that is not there yet stays.
     """
-    file = Path(path)
+    file = Path(os.path.realpath(path))
     try:
         mode = file.stat().st_mode
     except OSError:

@@ -1,14 +1,15 @@
 """Callbacks of a Lightning trainer hear of each step once in a process, though what follows it may run again."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
+
+from regrow_recipes.adapters.once import OnceAStep
 
 _ALWAYS = frozenset({"on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"})
 """These work on gradients, in a body that may run again."""
 
 
-class Hearing:
+class Hearing(OnceAStep[None]):
     """Stands before the hooks of callbacks that keep no state.
 
     Those that have a `state_dict` are called each time: their state is protected and was put back. All others may
@@ -20,9 +21,7 @@ class Hearing:
     """
 
     def __init__(self, callbacks: list[Any], base: type) -> None:
-        self._heard: set[tuple[int, str, int, str, int]] = set()
-        self._counts: dict[tuple[int, str], int] = {}
-        self._scope, self._step, self._silent = "", -1, False
+        super().__init__()
         for number, callback in enumerate(callbacks):
             kind = type(callback)
             once = not stateful(callback, base)
@@ -31,35 +30,15 @@ class Hearing:
                 if name.startswith("on_") and getattr(kind, name) is not getattr(base, name):
                     setattr(callback, name, self._listening(number, name, hook, once=once and name not in _ALWAYS))
 
-    @contextmanager
-    def silent(self, really: bool = True) -> Iterator[None]:
-        """Within this nobody is called: a rehearsal."""
-        before, self._silent = self._silent, self._silent or really
-        try:
-            yield
-        finally:
-            self._silent = before
-
-    @contextmanager
-    def once(self, scope: str, step: int) -> Iterator[None]:
-        """Within this, each call of this part of this step reaches who hears once only, however often it is made."""
-        self._heard = {key for key in self._heard if key[0] >= step - 1}
-        self._step, self._scope, self._counts = step, scope, {}
-        try:
-            yield
-        finally:
-            self._scope = ""
-
     def _listening(self, number: int, name: str, hook: Callable[..., Any], *, once: bool) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._silent:
                 return None
             if once and self._scope:
-                count = self._counts[number, name] = self._counts.get((number, name), 0) + 1
-                key = (self._step, self._scope, number, name, count)
+                key = self._key(number, name, self._count((number, name)))
                 if key in self._heard:
                     return None
-                self._heard.add(key)
+                self._heard[key] = None
             return hook(*args, **kwargs)
 
         return call

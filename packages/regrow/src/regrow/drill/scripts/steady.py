@@ -5,7 +5,7 @@ A line in the pipe ASKS asks; the milliseconds a step come in the pipe ANSWERS. 
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -30,25 +30,26 @@ def drain() -> None:
 
 
 class Blocks:
-    """Blocks of steps, each when it is asked for."""
+    """Blocks of steps, each when it is asked for. `block`: steps in each; `drain`: waits for the device."""
 
-    def __init__(self, asks: str, answers: str) -> None:
+    def __init__(self, asks: str, answers: str, *, block: int = BLOCK, drain: Callable[[], object] = drain) -> None:
         self._asks, self._answers = open(asks), open(answers, "w")  # noqa: SIM115 - open as long as the process
+        self._block, self._drain = block, drain
         self._count, self._began = 0, 0.0
 
     def before(self) -> None:
-        """A step begins."""
-        if self._count % BLOCK == 0:
+        """A step begins: where a block does, wait to be asked for it."""
+        if self._count % self._block == 0:
             self._asks.readline()
-            drain()
+            self._drain()
             self._began = time.perf_counter()
 
     def after(self) -> None:
-        """A step has ended."""
+        """A step has ended: where a block has, tell its milliseconds a step."""
         self._count += 1
-        if self._count % BLOCK == 0:
-            drain()
-            self._answers.write(f"{1e3 * (time.perf_counter() - self._began) / BLOCK}\n")
+        if self._count % self._block == 0:
+            self._drain()
+            self._answers.write(f"{1e3 * (time.perf_counter() - self._began) / self._block}\n")
             self._answers.flush()
 
 
@@ -73,11 +74,6 @@ class SteadyTraining:
         return loss
 
 
-def batches() -> Iterator[int]:
-    """Numbers of steps."""
-    yield from range(ENDLESS)
-
-
 def main(side: str, asks: str, answers: str) -> None:
     """Train for as long as somebody asks."""
     torch.set_num_threads(1)
@@ -85,7 +81,7 @@ def main(side: str, asks: str, answers: str) -> None:
         backend = dist.get_default_backend_for_device(device())
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         training, blocks = SteadyTraining(), Blocks(asks, answers)
-        for _ in batches():
+        for _ in range(ENDLESS):
             blocks.before()
             training.step()
             blocks.after()
