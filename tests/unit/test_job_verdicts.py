@@ -1,5 +1,7 @@
 """Signs in a job's own records that its numbers are not to be believed."""
 
+from typing import Any
+
 from tests.process import verdicts
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
@@ -34,7 +36,7 @@ def commit(step: int, rank: int, loss: float, *, at: float | None = None, genera
 
 
 def closed(rung: str, *, kind: str = "exit", at: float = 22.0) -> IncidentClosed:
-    fields = dict.fromkeys(("detect", "abort", "regroup", "hydrate", "redo"), 0.1)
+    fields: dict[str, Any] = dict.fromkeys(("detect", "abort", "regroup", "hydrate", "redo"), 0.1)
     return IncidentClosed(
         at=at,
         incident=1,
