@@ -245,10 +245,15 @@ class ScheduledCluster:
         if (pod := self._some("Running")) is None:
             return
         for each in self.store.all_of("trainingjobs"):
-            bad = {"name": pod["spec"]["nodeName"], "until": self.now + 300.0, "reason": "xid 79", "quarantined": True}
-            kept = [*(each.get("status") or {}).get("avoidedNodes", []), bad]
+            bad = {
+                "name": pod["spec"]["nodeName"],
+                "untilTime": self.store.stamp(self.now + 300.0),
+                "reason": "xid 79",
+                "quarantined": True,
+            }
+            kept = [*(each.get("status") or {}).get("badNodes", []), bad]
             where = ("trainingjobs", "team", each["metadata"]["name"])
-            self.store.patch(*where, {"status": {"avoidedNodes": kept}}, part="status")
+            self.store.patch(*where, {"status": {"badNodes": kept}}, part="status")
 
     def _compact(self) -> None:
         self.store.compact()

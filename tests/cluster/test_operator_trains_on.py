@@ -110,7 +110,7 @@ async def test_a_pod_is_deleted_and_the_job_is_scaled_up_where_there_is_room_onl
             await cluster.until(lambda: 2 in [place for place, _ in job.made], "another place is filled at once")
             await job.until_world(3)
             assert sorted(str(each["spec"]["nodeName"]) for each in cluster.pods("Running")) == ["n1", "n2", "n2"]
-            assert cluster.status()["avoidedNodes"] == []
+            assert cluster.status()["badNodes"] == []
             assert sorted(place for place, _ in job.made) == [0, 1, 1, 2], "nobody was asked for twice"
             job.let_go()
             await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
