@@ -1,6 +1,8 @@
 """An operator at a real control plane: objects that stay, several containers, edits, what others delete, refusals."""
 
+import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -224,6 +226,24 @@ def test_times_that_an_older_operator_has_written_still_count() -> None:
     status = job.status()
     assert [each["name"] for each in status["badNodes"]] == ["n5"]
     assert not {"changedAt", "failedAt", "avoidedNodes"} & status.keys()
+
+
+def test_a_job_with_all_its_objects_as_an_older_operator_has_left_them_goes_on() -> None:
+    """`older_job.json`: all objects, as the operator before times were text had them after two losses."""
+    left = json.loads((Path(__file__).parent / "older_job.json").read_text())
+    job = TurnedJob(maxReplicaCount=3)
+    job.now = left["now"]
+    job.store.take_over({tuple(key): body for key, body in left["objects"]}, left["version"])
+    job.kubelets.processes = {pod["metadata"]["uid"]: pod for pod in job.store.all_of("pods")}
+    job.operator.relist()
+    began = job.pods()
+    job.turns(60)
+    assert (job.pods(), job.status()["attempt"], job.status()["failures"]) == (began, 1, 1)
+    job.kubelets.end(job.at(1), 137)
+    job.until(lambda: job.status()["failures"] == 2)
+    job.until(lambda: job.trains(1, 3))
+    assert set(began) - set(job.pods()) == {"job-1-1-5"}, "the others stay"
+    assert [each["name"] for each in job.status()["badNodes"]] == ["n2"], "what is known of nodes stays"
 
 
 def test_what_somebody_deletes_of_a_jobs_objects_is_made_again() -> None:
