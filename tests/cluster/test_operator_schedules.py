@@ -129,7 +129,7 @@ class Schedule(ScheduledCluster):
         running = [each for each in there if runs(each)]
         jobs = self.store.all_of("trainingjobs")
         if any(each["status"].get("over") for each in jobs):
-            return not running and all(each["status"]["phase"] != "Pending" for each in there)
+            return not running and all(each["status"]["phase"] != "Pending" or self._is_gone(each) for each in there)
         wanted = sum(self._wanted(each) for each in jobs)
         held = sum(map(self.kueue.used, self.kueue.quota))
         assert held in (0, wanted) or len(there) != wanted, f"quota is held for {held} pods of {wanted}"
