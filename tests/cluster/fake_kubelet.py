@@ -55,6 +55,10 @@ class FakeKubelet:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def fall_silent(self, node: str) -> None:
+        """The kubelet there is dead, and what it has started goes on."""
+        self._lost[node] = self._store.wall()
+
     def cut(self, node: str) -> None:
         """Nothing there says or hears anything until `join`; as its processes are stopped, their time stands still."""
         self._stopped[node] = self._stop(node)

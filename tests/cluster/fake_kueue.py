@@ -9,7 +9,7 @@ After kubernetes-sigs/kueue, pkg/controller/jobs/pod (pod_controller.go, pod_web
 * one that has succeeded has its place for good: a pod that comes for it is one too many, and is deleted, newest first;
 * pods of another role than the workload has are never let in;
 * a group is finished when all have succeeded, or when one says `retriable-in-group: "false"` and none can run;
-* a single pod is a workload of its own, which ends with it.
+* a single pod is a workload of its own, named after its uid too, which ends with it.
 """
 
 import json
@@ -116,7 +116,7 @@ class GroupedKueue(ABC):
         for pod in self.store.all_of("pods"):
             labels = pod["metadata"].get("labels") or {}
             if QUEUE in labels:
-                name = labels.get(_GROUP) or f"pod/{pod['metadata']['name']}"
+                name = labels.get(_GROUP) or f"pod/{pod['metadata']['uid']}"
                 found.setdefault((pod["metadata"]["namespace"], name), []).append(pod)
         return found
 

@@ -79,6 +79,11 @@ class FakeStore:
         """Take on a resource of its own."""
         self.crds[crd["spec"]["names"]["plural"]] = crd
 
+    def take_over(self, objects: dict[Key, Manifest], version: int) -> None:
+        """Have these objects and no others, as a server that is restored from a record of another one."""
+        self.objects, self._version, self._chance = objects, version, random.Random(version)
+        self.compact()
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def get(self, plural: str, namespace: str, name: str) -> Manifest:

@@ -19,11 +19,22 @@ KEY = b"0123456789abcdef0123456789abcdef"
 
 
 class StoreApi:
-    """`ClusterApi` on the store. `lost`: whether an answer gets lost although what was asked is done."""
+    """`ClusterApi` on the store.
 
-    def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
+    Args:
+        lost: whether an answer gets lost although what was asked is done.
+        before: called with what is about to be asked; raises `ApiFailure` where it is not done.
+    """
+
+    def __init__(
+        self,
+        store: FakeStore,
+        lost: Callable[[], bool] = lambda: False,
+        before: Callable[[str, ApiKind, str, str], None] = lambda verb, kind, namespace, name: None,
+    ) -> None:
         self._store = store
         self._lost = lost
+        self._before = before
         self.asked_to_end: set[str] = set()
         """Pods that were deleted with their grace."""
         self.deleted: set[str] = set()
@@ -41,21 +52,27 @@ class StoreApi:
             yield change.what, change.new
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
+        self._before("get", kind, namespace, name)
         return self._ask(lambda: self._store.get(kind, namespace, name))
 
     async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
-        return self._ask(lambda: self._store.create(kind, body["metadata"]["namespace"], body))
+        meta = body["metadata"]
+        self._before("create", kind, meta["namespace"], meta.get("name", ""))
+        return self._ask(lambda: self._store.create(kind, meta["namespace"], body))
 
     async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
         meta = body["metadata"]
+        self._before("update", kind, meta["namespace"], meta["name"])
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body))
 
     async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
         meta = body["metadata"]
+        self._before("update", kind, meta["namespace"], meta["name"])
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body, part="status"))
 
     async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
         change = {"metadata": {"annotations": notes}}
+        self._before("patch", kind, namespace, name)
         return self._ask(lambda: self._store.patch(kind, namespace, name, change))
 
     async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
@@ -66,9 +83,11 @@ class StoreApi:
             ]
             return self._store.replace(kind, namespace, name, found)
 
+        self._before("patch", kind, namespace, name)
         self._ask(drop)
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
+        self._before("delete", kind, namespace, name)
         self.deleted.add(name)
         (self.forced if force else self.asked_to_end).add(name)
         self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
@@ -87,9 +106,14 @@ class StoreApi:
 class ScheduledOperator:
     """A controller that hears of changes when it is told to, and looks at jobs when it is told to."""
 
-    def __init__(self, store: FakeStore, lost: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        store: FakeStore,
+        lost: Callable[[], bool] = lambda: False,
+        before: Callable[[str, ApiKind, str, str], None] = lambda verb, kind, namespace, name: None,
+    ) -> None:
         self._store = store
-        self.api = StoreApi(store, lost)
+        self.api = StoreApi(store, lost, before)
         self.controller = Controller(self.api, KEY, wall=store.wall)
         self._heard = 0
 
@@ -119,8 +143,10 @@ class ScheduledOperator:
 
     async def look_at(self, key: JobKey) -> None:
         """At one job; nobody is asked to leave while fewer than the gang would train without it, and pod 0 never."""
-        with contextlib.suppress(ApiFailure):
+        try:
             await self.controller.hands.find_unsure(key)  # as it does before it decides: what it knows then counts
+        except ApiFailure:
+            return  # nor does it decide
         before = self._training(key)
         self.api.asked_to_end.clear()
         self.api.deleted.clear()

@@ -121,9 +121,14 @@ async def test_who_may_not_list_nodes_or_make_events_runs_jobs_all_the_same(clus
 def quarantine(cluster: Bed, name: str, seconds: float) -> None:
     """As the operator writes it when pod 0 says so."""
     job = cluster.job()
-    found = {"name": name, "until": time.time() + seconds, "reason": "gpu0: xid 79", "quarantined": True}
-    kept = [*job["status"].get("avoidedNodes", []), found]
-    cluster.store.patch("trainingjobs", "team", "job", {"status": {"avoidedNodes": kept}}, part="status")
+    found = {
+        "name": name,
+        "untilTime": cluster.store.stamp(time.time() + seconds),
+        "reason": "gpu0: xid 79",
+        "quarantined": True,
+    }
+    kept = [*job["status"].get("badNodes", []), found]
+    cluster.store.patch("trainingjobs", "team", "job", {"status": {"badNodes": kept}}, part="status")
 
 
 async def test_a_quarantined_node_is_marked_where_that_is_allowed_one_of_three_and_freed_in_its_time(
@@ -146,7 +151,7 @@ async def test_a_quarantined_node_is_marked_where_that_is_allowed_one_of_three_a
         )
         assert not (taints(cluster, "n2") and taints(cluster, "n3"))  # a tenth of three is one
         cluster.store.patch("nodes", "", first, {"metadata": {"annotations": {"regrow.dev/unhealthy-until": "1"}}})
-        cluster.store.patch("trainingjobs", "team", "job", {"status": {"avoidedNodes": []}}, part="status")
+        cluster.store.patch("trainingjobs", "team", "job", {"status": {"badNodes": []}}, part="status")
         await cluster.until(lambda: not taints(cluster, "n2") and not taints(cluster, "n3"), "it is freed")
 
 

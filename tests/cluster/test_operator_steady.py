@@ -1,5 +1,8 @@
 """An operator at a real control plane: objects that stay, several containers, edits, what others delete, refusals."""
 
+import json
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +11,8 @@ from tests.cluster.turned import TurnedJob
 
 from regrow_clusters.operator.api import ApiFailure
 from regrow_clusters.operator.making.refusals import cure_of
+from regrow_clusters.operator.objects import PLACE_LABEL
+from regrow_clusters.operator.resource import read_status
 
 AT_REST = 6
 """Calls of the API server a minute for a job at which nothing happens."""
@@ -43,7 +48,7 @@ def test_a_pod_that_has_ended_and_that_a_finalizer_keeps_is_made_good_at_once_an
     job.until(lambda: len(job.pods("Running")) == 2, within=8)
     assert lost["metadata"]["name"] in job.pods(), "the object is still there"
     assert_at_rest(job)
-    assert job.status()["avoidedNodes"] == [] and job.status()["failures"] == 0
+    assert job.status()["badNodes"] == [] and job.status()["failures"] == 0
 
 
 def test_a_pod_whose_node_is_silent_and_that_a_finalizer_keeps_is_released_once() -> None:
@@ -56,10 +61,10 @@ def test_a_pod_whose_node_is_silent_and_that_a_finalizer_keeps_is_released_once(
     job.nodes.unfit.add(node)
     job.until(lambda: lost["metadata"]["name"] in job.operator.api.forced, within=200)
     job.until(lambda: len(job.pods("Running")) == 2 and lost["metadata"]["name"] in job.pods())
-    assert [each["name"] for each in job.status()["avoidedNodes"]] == [node]
-    until = job.status()["avoidedNodes"][0]["until"]
+    assert [each["name"] for each in job.status()["badNodes"]] == [node]
+    until = job.status()["badNodes"][0]["untilTime"]
     assert_at_rest(job)
-    assert job.status()["avoidedNodes"][0]["until"] == until
+    assert job.status()["badNodes"][0]["untilTime"] == until
 
 
 def two_containers(other: str) -> Manifest:
@@ -104,6 +109,17 @@ def test_a_replica_whose_training_has_ended_leaves_its_other_containers_their_gr
     job.kubelets.end_container(lost, "train", 137)
     job.until(lambda: len(job.pods("Running")) == 2 and lost["metadata"]["name"] not in job.pods(), within=30)
     assert lost["metadata"]["name"] not in job.operator.api.forced, "its proxy was not asked to end"
+
+
+def test_a_job_that_is_over_lets_no_pod_train_on_beside_one_of_its_replica_that_has_ended() -> None:
+    job = TurnedJob(replicaCount=1, maxReplicaCount=2, podsPerReplica=2, template=two_containers("a-proxy"))
+    job.until(lambda: len(job.pods("Running")) == 4)
+    first, other = [pod for pod in job.store.all_of("pods") if pod["metadata"]["labels"][PLACE_LABEL] == "1"]
+    job.kubelets.end_container(first, "train", 0)
+    job.kubelets.end_container(job.at(0), "train", 0)
+    job.until(lambda: job.status()["phase"] == "Succeeded", within=4)
+    job.until(lambda: other["metadata"]["name"] not in job.pods("Running"), within=20)
+    assert_at_rest(job)
 
 
 def command(job: TurnedJob, place: int) -> list[str]:
@@ -176,6 +192,58 @@ def test_a_job_that_trains_under_an_operator_before_this_one_goes_on() -> None:
     before = job.pods()
     job.turns(5)
     assert job.pods() == before and job.status()["terms"]["maxReplicaCount"] == 3
+
+
+def test_times_in_a_status_are_as_kubernetes_writes_them() -> None:
+    job = TurnedJob(scalingTimeoutInSeconds=30)
+    job.until(lambda: job.trains(1))
+    job.kubelets.cut[job.at(1)["spec"]["nodeName"]] = job.now
+    job.nodes.unfit.add(job.at(1)["spec"]["nodeName"])
+    job.until(lambda: job.status()["badNodes"] != [] and len(job.pods("Running")) == 2, within=300)
+    job.kubelets.end(job.at(1), 137)
+    job.until(lambda: job.status()["failures"] == 1)
+    status = job.status()
+    times = [status["lastChangeTime"], status["lastFailureTime"], status["badNodes"][0]["untilTime"]]
+    assert all(isinstance(each, str) and each.endswith("Z") for each in times)
+    assert all(abs(datetime.fromisoformat(each).timestamp() - job.now) < 7200 for each in times)
+    assert not [name for name, value in status.items() if isinstance(value, float) and value > 1e6]
+
+
+def test_times_that_an_older_operator_has_written_still_count() -> None:
+    job = TurnedJob()
+    job.until(lambda: job.trains(1))
+    began, known = job.pods(), job.status()
+    kept = [{"name": "n5", "until": job.now + 500.0, "reason": "lost", "quarantined": True}]
+    older = {"changedAt": job.now - 1.5, "failures": 3, "failedAt": job.now - 2.5, "avoidedNodes": kept}
+    newer = {"lastChangeTime": None, "lastFailureTime": None, "badNodes": None}
+    job.store.patch("trainingjobs", "team", "job", {"status": older | newer}, part="status")
+    read = read_status(job.store.get("trainingjobs", "team", "job"))
+    assert (read.changed_at, read.failed_at) == pytest.approx((job.now - 1.5, job.now - 2.5))
+    job.turns(30)
+    assert job.pods() == began and job.status()["attempt"] == known["attempt"]
+    job.kubelets.end(job.at(1), 137)
+    job.until(lambda: job.status()["failures"] == 4)
+    status = job.status()
+    assert [each["name"] for each in status["badNodes"]] == ["n5"]
+    assert not {"changedAt", "failedAt", "avoidedNodes"} & status.keys()
+
+
+def test_a_job_with_all_its_objects_as_an_older_operator_has_left_them_goes_on() -> None:
+    """`older_job.json`: all objects, as the operator before times were text had them after two losses."""
+    left = json.loads((Path(__file__).parent / "older_job.json").read_text())
+    job = TurnedJob(maxReplicaCount=3)
+    job.now = left["now"]
+    job.store.take_over({tuple(key): body for key, body in left["objects"]}, left["version"])
+    job.kubelets.processes = {pod["metadata"]["uid"]: pod for pod in job.store.all_of("pods")}
+    job.operator.relist()
+    began = job.pods()
+    job.turns(60)
+    assert (job.pods(), job.status()["attempt"], job.status()["failures"]) == (began, 1, 1)
+    job.kubelets.end(job.at(1), 137)
+    job.until(lambda: job.status()["failures"] == 2)
+    job.until(lambda: job.trains(1, 3))
+    assert set(began) - set(job.pods()) == {"job-1-1-5"}, "the others stay"
+    assert [each["name"] for each in job.status()["badNodes"]] == ["n2"], "what is known of nodes stays"
 
 
 def test_what_somebody_deletes_of_a_jobs_objects_is_made_again() -> None:

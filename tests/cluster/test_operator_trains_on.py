@@ -60,6 +60,32 @@ async def lose(cluster: Bed, job: TrainedJob, place: int, how: Callable[[str], N
     return node
 
 
+async def test_a_pod_that_trains_on_without_a_kubelet_is_dropped_by_its_job_when_its_place_is_filled(
+    tmp_path: Path,
+) -> None:
+    async with bed(tmp_path, {f"n{number}": 1 for number in range(1, 5)}, real=True) as cluster:
+        job = TrainedJob(cluster, tmp_path)
+        cluster.store.create("trainingjobs", "team", micro_job(replicaCount=2, maxReplicaCount=3))
+        async with cluster.operator():
+            await job.until_world(3)
+            pod, made = job.at(1), len(job.made)
+            name, node = pod["metadata"]["name"], pod["spec"]["nodeName"]
+            cluster.scheduler.unfit.add(node)
+            cluster.kubelet.fall_silent(node)
+            cluster.clock.ahead += 30  # as long as its tolerations say
+            await cluster.until(lambda: "deletionTimestamp" in job.at(1)["metadata"], "its pod is to end")
+            step = job.step(3)
+            await cluster.until(lambda: job.step(3) > step, "it trains on all the same")
+            cluster.clock.ahead += 20 + 15 + 60  # the pod's grace, and the time that fences it
+            await cluster.until(lambda: cluster.kubelet.processes[name].poll() is not None, "it has left")
+            await job.until_world(3)
+            assert [place for place, _ in job.made[made:]] == [1], "the one that is made is taken in"
+            job.let_go()
+            await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")
+            job.assert_undisturbed(3)
+            await job.assert_no_orphan()
+
+
 async def test_a_gangs_ranks_follow_the_racks_of_its_nodes_and_a_replica_that_joins_knows_its_own(
     tmp_path: Path,
 ) -> None:
@@ -110,7 +136,7 @@ async def test_a_pod_is_deleted_and_the_job_is_scaled_up_where_there_is_room_onl
             await cluster.until(lambda: 2 in [place for place, _ in job.made], "another place is filled at once")
             await job.until_world(3)
             assert sorted(str(each["spec"]["nodeName"]) for each in cluster.pods("Running")) == ["n1", "n2", "n2"]
-            assert cluster.status()["avoidedNodes"] == []
+            assert cluster.status()["badNodes"] == []
             assert sorted(place for place, _ in job.made) == [0, 1, 1, 2], "nobody was asked for twice"
             job.let_go()
             await cluster.until(lambda: cluster.status().get("phase") == "Succeeded", "the job is done")

@@ -91,16 +91,16 @@ def assert_whole(received: dict[str, torch.Tensor]) -> None:
 
 
 class Meeting:
-    """Holds each of the holder's threads once, at its sixth look at a tensor, until all have come."""
+    """Holds each of the holder's threads once, at one of its looks at a tensor, until all have come."""
 
-    def __init__(self, parties: int, then: Callable[[], None] = lambda: None) -> None:
-        self._barrier = threading.Barrier(parties, then)
+    def __init__(self, parties: int, then: Callable[[], None] = lambda: None, *, look: int = 6) -> None:
+        self._barrier, self._look = threading.Barrier(parties, then), look
         self._seen: Counter[int] = Counter()
 
     def touch(self) -> None:
         me = threading.get_ident()
         self._seen[me] += 1
-        if self._seen[me] == 6:
+        if self._seen[me] == self._look:
             self._barrier.wait(LIMIT_S)
 
 
@@ -164,6 +164,43 @@ def test_nobody_waits_for_an_address_that_is_silent(tmp_path: Path, monkeypatch:
         hydration, received = newcomer(server)
         assert hydration.run().seconds < LIMIT_S
     assert_whole(received)
+
+
+def swallowing(endpoint: str, stack: contextlib.ExitStack) -> str:
+    """An address over which a flow is opened; all that comes after that is lost on the way, and nobody hangs up."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.3", 0)))
+    back = stack.enter_context(connect(endpoint))
+    back.settimeout(LIMIT_S)
+
+    def carry() -> None:
+        front = stack.enter_context(listener.accept()[0])
+        asked = read_frame(front)
+        assert asked is not None
+        back.sendall(len(asked).to_bytes(4, "big") + asked)
+        opened = read_frame(back)
+        assert opened is not None
+        front.sendall(len(opened).to_bytes(4, "big") + opened)
+        back.sendall(front.recv(65536))  # the first request, whose answer does not arrive
+        with contextlib.suppress(OSError):
+            while back.recv(65536):
+                pass
+
+    threading.Thread(target=carry, daemon=True).start()
+    return f"tcp:127.0.0.3:{listener.getsockname()[1]}"
+
+
+def test_a_holder_does_not_wait_for_a_connection_over_an_address_that_died_silently(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "FLOWS", 2)
+    source = Tensors(state(), Meeting(2, look=1).touch)
+    with holding(source, tmp_path) as server, contextlib.ExitStack() as stack:
+        server.ways.append(swallowing(server.endpoint, stack))
+        hydration, received = newcomer(server)
+        report = hydration.run()
+        assert server.wait_idle(time.monotonic() + LIMIT_S), "it would wait for two minutes"
+    assert_whole(received)
+    assert {way.address for way in report.ways if way.failure} == {"127.0.0.3"}
 
 
 def test_an_address_that_is_not_this_nodes_is_told_and_left_out(tmp_path: Path) -> None:

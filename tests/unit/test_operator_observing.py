@@ -7,7 +7,8 @@ from tests.cluster.jobs import training_job
 
 from regrow_clusters.cluster.node_health import HealthTable
 from regrow_clusters.cluster.observed import BadNode, ReplicaStage
-from regrow_clusters.operator.api import ApiFailure
+from regrow_clusters.operator.api import ApiFailure, ApiKind
+from regrow_clusters.operator.cache import ClusterCache
 from regrow_clusters.operator.objects import AVOIDS, ReplicaPlace, pods
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import read, start_trouble
@@ -36,6 +37,19 @@ def test_a_deletion_blames_no_node_unless_the_pod_is_still_there_when_its_fence_
     for now, blamed in ((90.0, False), (159.0, False), (160.0, True)):
         gone = read(given, deleted, now).seen.replicas[1]
         assert (gone.stage, gone.to_blame) == (ReplicaStage.LEAVING, blamed)
+
+
+def test_the_end_of_a_pod_that_is_heard_late_does_not_hide_another_one_of_its_name() -> None:
+    given, cache = job(), ClusterCache()
+    (made,) = pods(given, ReplicaPlace(0, 1, begins=True), ())
+    before, after = ({**made, "metadata": {**made["metadata"], "resourceVersion": each}} for each in ("7", "9"))
+    end = {**made, "metadata": {**made["metadata"], "resourceVersion": "8"}}
+    cache.put(ApiKind.PODS, before)
+    cache.put(ApiKind.PODS, after)  # it was made by this operator, which has not heard of the end yet
+    cache.drop(ApiKind.PODS, end)
+    assert [pod.version for pod in cache.pods(("team", "job"))] == ["9"]
+    cache.drop(ApiKind.PODS, {**made, "metadata": {**made["metadata"], "resourceVersion": "10"}})
+    assert cache.pods(("team", "job")) == []
 
 
 def test_a_pod_that_waits_says_what_it_is_kept_away_from_and_one_that_runs_does_not() -> None:

@@ -238,7 +238,7 @@ async def a_finalizer_keeps_a_pod(trial: Trial) -> None:
 
         await trial.until(replaced, "another one runs")
         assert name in [each["metadata"]["name"] for each in await trial.pods()]
-        assert (await trial.status())["avoidedNodes"] == []
+        assert (await trial.status())["badNodes"] == []
     finally:
         await trial.api.drop_finalizer(ApiKind.PODS, trial.namespace, name, _KEEPER)
     await trial.gone(lost)

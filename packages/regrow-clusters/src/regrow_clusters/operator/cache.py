@@ -66,14 +66,18 @@ class ClusterCache:
         meta = found["metadata"]
         if kind is ApiKind.JOBS:
             key = (meta["namespace"], meta["name"])
-            self._jobs.pop(key, None)
+            known_job = self._jobs.get(key)
+            if known_job is not None and _version(known_job["metadata"]) <= _version(meta):
+                del self._jobs[key]
             return {key}
         pod = read_pod(found)
         if pod is None:
             return set()
         key = (meta["namespace"], pod.job)
         self._gone[(meta["namespace"], pod.name)] = _version(meta)
-        self.forget_pod(key, pod.name)
+        known = self._pods.get(key, {}).get(pod.name)
+        if known is not None and int(known.version or 0) <= _version(meta):
+            self.forget_pod(key, pod.name)  # else another one of its name was made since
         return {key}
 
     def forget_pod(self, key: JobKey, name: str) -> None:

@@ -80,7 +80,7 @@ def status_lines(name: str, namespace: str) -> list[str]:
         goodput = "" if status.goodput is None else f", goodput {status.goodput:.0%}"
         lines.append(f"step {status.step}, incidents {status.incidents or 0}{goodput}, when it was last asked")
     lines.extend(f"{each.type}: {each.status} ({each.message or each.reason})" for each in status.conditions)
-    lines.extend(f"avoided: {each.name} ({each.reason})" for each in status.avoided_nodes)
+    lines.extend(f"avoided: {each.name} ({each.reason})" for each in status.bad_nodes)
     return lines
 
 

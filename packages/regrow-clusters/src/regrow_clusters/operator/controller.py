@@ -194,7 +194,7 @@ class Controller:
         """Nodes that jobs have quarantined."""
         wanted: dict[str, BadMark] = {}
         for key in self.cache.jobs():
-            for each in read_status(self.cache.job(key) or {}).avoided_nodes:
+            for each in read_status(self.cache.job(key) or {}).bad_nodes:
                 if each.quarantined and each.until > now:
                     wanted[each.name] = BadMark(each.reason, each.until)
         return wanted

@@ -27,9 +27,9 @@ class JobNews(msgspec.Struct, frozen=True):
 
 def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNews]:
     """Nodes that are avoided from now on, and what became known of the job's."""
-    before = {each.name for each in old.avoided_nodes}
+    before = {each.name for each in old.bad_nodes}
     told = []
-    for each in new.avoided_nodes:
+    for each in new.bad_nodes:
         if each.name not in before:
             until = stamp(Instant(each.until))
             text = f"no replica is started on node {each.name} until {until}: {each.reason}"

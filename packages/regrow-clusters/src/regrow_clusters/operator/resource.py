@@ -1,11 +1,13 @@
 """The resource `TrainingJob`: one typed specification, from which the schema of the CRD is made. Pure."""
 
 import re
+from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
+from regrow.core.ids import Instant
 from regrow_clusters.cluster.sizes import MOST_REPLICAS, ElasticSpec, SizeProblem, problems
 
 GROUP: Final = "regrow.dev"
@@ -153,10 +155,24 @@ class KeptNode(msgspec.Struct, frozen=True, rename="camel"):
     """A node that new pods are kept away from."""
 
     name: str
-    until: float
+    until_time: datetime
     reason: str = ""
     quarantined: bool = False
     """It failed the job's own examinations twice: it may be marked in the cluster."""
+
+    @property
+    def until(self) -> Instant:
+        """In seconds."""
+        return self.until_time.timestamp()
+
+
+class _OlderNode(msgspec.Struct, frozen=True, rename="camel"):
+    """The same as older operators have written it."""
+
+    name: str
+    until: float
+    reason: str = ""
+    quarantined: bool = False
 
 
 class JobCondition(msgspec.Struct, frozen=True, rename="camel"):
@@ -189,9 +205,10 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     started_attempt: int = 0
     """The last attempt whose gang ran whole."""
     granted: int = 0
-    changed_at: float | None = None
+    last_change_time: datetime | None = None
+    """Time when the number of replicas that run was last another one."""
     failures: int = 0
-    failed_at: float = 0.0
+    last_failure_time: datetime | None = None
     seats: list[int] = []
     """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
     serial: int = 0
@@ -200,9 +217,24 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The part of the specification that the gang was started with; empty: it has not been started."""
     over: str = ""
     """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
-    avoided_nodes: list[KeptNode] = []
+    bad_nodes: list[KeptNode] = []
+    """Nodes that new pods are kept away from."""
     conditions: list[JobCondition] = []
     observed_generation: int = 0
+    older_change: float | None = msgspec.field(default=None, name="changedAt")
+    """Older operators have written this and the next two, with times in seconds; they are read alone."""
+    older_failure: float | None = msgspec.field(default=None, name="failedAt")
+    older_nodes: list[_OlderNode] | None = msgspec.field(default=None, name="avoidedNodes")
+
+    @property
+    def changed_at(self) -> Instant | None:
+        """`last_change_time` in seconds."""
+        return None if self.last_change_time is None else self.last_change_time.timestamp()
+
+    @property
+    def failed_at(self) -> Instant:
+        """`last_failure_time` in seconds; 0: never."""
+        return 0.0 if self.last_failure_time is None else self.last_failure_time.timestamp()
 
 
 class TrainingJob(msgspec.Struct, frozen=True):
@@ -266,9 +298,26 @@ def read_job(found: dict[str, Any]) -> TrainingJob:
 def read_status(found: dict[str, Any]) -> TrainingJobStatus:
     """Status that the controller had written; one that others have spoiled counts as none."""
     try:
-        return msgspec.convert(found.get("status") or {}, TrainingJobStatus, strict=False)
-    except msgspec.ValidationError:
+        status = msgspec.convert(found.get("status") or {}, TrainingJobStatus, strict=False)
+        return msgspec.structs.replace(
+            status,
+            last_change_time=status.last_change_time or utc(status.older_change),
+            last_failure_time=status.last_failure_time or utc(status.older_failure),
+            bad_nodes=[*status.bad_nodes, *(_renewed(each) for each in status.older_nodes or [])],
+            **dict.fromkeys(("older_change", "older_failure", "older_nodes")),
+        )
+    except (msgspec.ValidationError, OverflowError, ValueError, OSError):
         return TrainingJobStatus()
+
+
+def utc(at: Instant | None) -> datetime | None:
+    """A time as the API server has it; None, and 0: never."""
+    return datetime.fromtimestamp(at, UTC) if at else None
+
+
+def _renewed(node: _OlderNode) -> KeptNode:
+    until = datetime.fromtimestamp(node.until, UTC)
+    return KeptNode(node.name, until, node.reason, node.quarantined)
 
 
 def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:

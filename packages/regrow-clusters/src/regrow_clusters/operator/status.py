@@ -14,7 +14,7 @@ from regrow_clusters.cluster.planner import granted_after
 from regrow_clusters.cluster.sizes import wanted_size
 from regrow_clusters.operator.objects import JOB_LABEL
 from regrow_clusters.operator.observed.observing import MENDED, JobReading
-from regrow_clusters.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus
+from regrow_clusters.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus, utc
 from regrow_clusters.operator.terms import terms_of, told_of_edits
 
 SHORT: Final = "Waiting"
@@ -69,14 +69,14 @@ def next_status(
         attempt=old.attempt + 1 if anew else old.attempt,
         started_attempt=old.attempt if reading.started else old.started_attempt,
         granted=granted_after(spec, reading.seen, actions),
-        changed_at=now if changed else old.changed_at,
+        last_change_time=utc(now) if changed else old.last_change_time,
         failures=failures,
-        failed_at=now if failures > old.failures else old.failed_at,
+        last_failure_time=utc(now) if failures > old.failures else old.last_failure_time,
         serial=old.serial + started,
         terms=terms,
         seats=[] if anew else old.seats if seats is None else seats,
         over=reading.over,
-        avoided_nodes=_avoided(job, actions, found, now),
+        bad_nodes=_avoided(job, actions, found, now),
         observed_generation=job.generation,
     )
 
@@ -98,7 +98,7 @@ def _starts(action: PlannedAction) -> bool:
 def _avoided(
     job: TrainingJob, actions: list[PlannedAction], found: tuple[KeptNode, ...], now: Instant
 ) -> list[KeptNode]:
-    kept = {each.name: each for each in job.status.avoided_nodes if each.until > now}
+    kept = {each.name: each for each in job.status.bad_nodes if each.until > now}
     for each in found:
         known, half = kept.get(each.name), job.spec.bad_node_time_in_seconds / 2
         if known is None or known.quarantined < each.quarantined or known.until < each.until - half:
@@ -109,7 +109,9 @@ def _avoided(
             half = job.spec.bad_node_time_in_seconds / 2
             for node in action.blame:
                 if node not in kept or kept[node].until < until - half:  # each write is news, and makes another look
-                    kept[node] = KeptNode(node, until, action.reason, node in kept and kept[node].quarantined)
+                    known = kept.get(node)
+                    at = datetime.fromtimestamp(until, UTC)
+                    kept[node] = KeptNode(node, at, action.reason, known is not None and known.quarantined)
     return [kept[name] for name in sorted(kept)]
 
 

@@ -1,5 +1,6 @@
 """The receiver's side: state from all healthy holders at once, each sending a different part."""
 
+import contextlib
 import errno
 import queue
 import socket
@@ -23,8 +24,16 @@ from regrow.core.wire import read_frame
 from regrow.hydration.flows import Flow, Round, address_of, fetch, further, reason
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.memory import Incoming
-from regrow.hydration.messages import AskFlow, AskState, FlowOpened, StateOffered, StateRefused, receiver_side
-from regrow.hydration.plan import ByteSpan, whole
+from regrow.hydration.messages import (
+    AskFlow,
+    AskState,
+    FlowOpened,
+    SendSpans,
+    StateOffered,
+    StateRefused,
+    receiver_side,
+)
+from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, whole
 from regrow.hydration.streams import STALL, allow
 
 _GRACE: Seconds = 1.0
@@ -140,6 +149,7 @@ class Hydration:
             incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
+            self._say_done()
             incoming.settle()
             self._sink.finish()
             seconds = time.monotonic() - started
@@ -260,6 +270,13 @@ class Hydration:
                 self._unused.append(StateWay(address_of(endpoint), failure=reason(error)))
             return
         fetch(flow, turn, incoming, self._deadline)
+
+    def _say_done(self) -> None:
+        """Let holders forget connections over addresses that have died: those cannot be hung up on from here."""
+        for flow in self._flows:
+            if len(self._flows) > 1 and not flow.failure:
+                with contextlib.suppress(OSError):
+                    flow.sock.sendall(receiver_side.frame(SendSpans([], CHUNK_BYTES)))
 
     # --- threads ---
 

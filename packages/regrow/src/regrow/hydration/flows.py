@@ -101,7 +101,8 @@ class Round:
         for flow, part in zip(flows, self._dealer.first(len(flows), FIRST_PART), strict=True):
             flow.missing, flow.bad = part, 0
         self._at_work = list(flows)
-        self._joining: set[socket.socket] = set()
+        self._joining: dict[int, socket.socket] = {}
+        """By the thread that connects; another socket may take the place of the first."""
         self.flows = list(flows)
 
     @property
@@ -118,13 +119,13 @@ class Round:
         """A further flow connects. Raises `EOFError` where it is not needed any more."""
         with self._lock:
             self._refuse_late()
-            self._joining.add(sock)
+            self._joining[threading.get_ident()] = sock
 
     def join(self, flow: Flow) -> None:
         """It stands. Raises what `begins` does."""
         with self._lock:
             self._refuse_late()
-            self._joining.discard(flow.sock)
+            self._joining.pop(threading.get_ident(), None)
             self._at_work.append(flow)
             self.flows.append(flow)
 
@@ -132,7 +133,7 @@ class Round:
         """A flow has no more to do; nobody waits for those that still connect when it is the last."""
         with self._lock:
             self._at_work.remove(flow)
-            late = list(self._joining) if not self._at_work else []
+            late = list(self._joining.values()) if not self._at_work else []
         for sock in late:
             hang_up(sock)
 

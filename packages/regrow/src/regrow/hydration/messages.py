@@ -57,7 +57,7 @@ class AskTrace(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendSpans(msgspec.Struct, frozen=True, tag=True):
-    """Send these bytes, in chunks of at most `chunk` bytes."""
+    """Send these bytes, in chunks of at most `chunk` bytes; none: the reader needs none of its connections any more."""
 
     spans: list[ByteSpan]
     chunk: int

@@ -6,11 +6,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from regrow.core.errors import HydrationError, ProtocolError, StateError, UsageError
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo
-from regrow.core.net import ThreadServer, listen, same_secret
+from regrow.core.net import ThreadServer, hang_up, listen, same_secret
 from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
 from regrow.devices.stream_points import StreamPoint
@@ -39,6 +40,14 @@ _GLANCE: Seconds = 0.5
 """Interval of looks at a waiting reader: one that has hung up is not awaited any more."""
 _LARGEST_CHUNK = 64 << 20
 _GONE = "this reader is gone"
+
+
+@dataclass
+class _Reader:
+    """A newcomer: its offer, and the connections over which it reads."""
+
+    inventory: Inventory
+    connections: list[socket.socket]
 
 
 class HydrationServer:
@@ -81,7 +90,7 @@ class HydrationServer:
         self._offered: tuple[Generation, StepNo] | None = None
         self._behind: StreamPoint | None = None
         self._reading: set[socket.socket] = set()
-        self._tickets: dict[str, Inventory] = {}
+        self._tickets: dict[str, _Reader] = {}
         self._proofs = ProofDesk()
         self.endpoint = ""
         self.ways: list[str] = []
@@ -206,8 +215,8 @@ class HydrationServer:
     def _attend(self, sock: socket.socket) -> None:
         ticket = secrets.token_hex(16)
         try:
-            if (inventory := self._greet(sock, ticket)) is not None:
-                self._send_all(sock, inventory)
+            if (reader := self._greet(sock, ticket)) is not None:
+                self._send_all(sock, reader)
         finally:
             with self._changed:
                 self._tickets.pop(ticket, None)
@@ -215,7 +224,7 @@ class HydrationServer:
                 self._proofs.leave(sock)
                 self._changed.notify_all()
 
-    def _greet(self, sock: socket.socket, ticket: str) -> Inventory | None:
+    def _greet(self, sock: socket.socket, ticket: str) -> _Reader | None:
         sock.settimeout(_HANDSHAKE)
         body = read_frame(sock, STRANGERS_BYTES)
         if body is None:
@@ -237,24 +246,25 @@ class HydrationServer:
             except StateError as error:
                 refusal = str(error)
             else:
-                offer = StateOffered(inventory)
+                offer, reader = StateOffered(inventory), _Reader(inventory, [sock])
                 if not ask.proof:  # those are dismissed by themselves, one connection each
                     offer = StateOffered(inventory, ticket, self.ways)
                     with self._changed:
-                        self._tickets[ticket] = inventory
+                        self._tickets[ticket] = reader
                 sock.sendall(holder_side.frame(offer))
-                return inventory
+                return reader
         sock.sendall(holder_side.frame(StateRefused(refusal)))
         return None
 
-    def _add_flow(self, sock: socket.socket, ticket: str) -> Inventory | None:
+    def _add_flow(self, sock: socket.socket, ticket: str) -> _Reader | None:
         with self._changed:
-            inventory = self._tickets.get(ticket)
-            if inventory is not None:
+            reader = self._tickets.get(ticket)
+            if reader is not None:
                 self._reading.add(sock)
-        opened = StateRefused(_GONE) if inventory is None else FlowOpened()
+                reader.connections.append(sock)
+        opened = StateRefused(_GONE) if reader is None else FlowOpened()
         sock.sendall(holder_side.frame(opened))
-        return inventory
+        return reader
 
     def _admit(self, sock: socket.socket, ask: AskState) -> str:
         """Wait until this state is offered, count the reader; else why not."""
@@ -307,8 +317,8 @@ class HydrationServer:
                 return _GONE
         return "" if decided() else "it did not come in time"
 
-    def _send_all(self, sock: socket.socket, inventory: Inventory) -> None:
-        sizes = {entry.name: entry.nbytes for entry in inventory.entries}
+    def _send_all(self, sock: socket.socket, reader: _Reader) -> None:
+        sizes = {entry.name: entry.nbytes for entry in reader.inventory.entries}
         while True:
             sock.settimeout(_BETWEEN_REQUESTS)
             body = read_frame(sock)
@@ -317,6 +327,10 @@ class HydrationServer:
             wanted = holder_side.decode(body)
             if not isinstance(wanted, SendSpans) or not 0 < wanted.chunk <= _LARGEST_CHUNK:
                 raise ProtocolError("a reader of state asked for something else than bytes")
+            if not wanted.spans:  # it is done; a connection over an address that is dead by now would not say so
+                for each in reader.connections:
+                    hang_up(each)
+                return
             for name, offset, length in wanted.spans:
                 if offset < 0 or length < 1 or offset + length > sizes.get(name, 0):
                     raise ProtocolError(f"bytes {offset} to {offset + length} of {name!r} do not exist")

@@ -1,6 +1,7 @@
 """Reading of a job from its pods, in the planner's words. Pure."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Final
 
 import msgspec
@@ -94,13 +95,13 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
         granted=job.status.granted,
         changed_at=job.status.changed_at,
         retry_at=_retry_at(job, now),
-        bad_nodes=(*(_bad(each) for each in job.status.avoided_nodes), *bad),
+        bad_nodes=(*(_bad(each) for each in job.status.bad_nodes), *bad),
     )
     return JobReading(
         seen,
         started,
         first=msgspec.structs.replace(seen, replicas=tuple(groups.places(first))) if first else None,
-        rest=groups.rest(first) if apart and not single else (),
+        rest=() if not apart or single else groups.left_over() if over else groups.rest(first),
         lingering=() if over else groups.lingering(),
         over=MENDED if mended and not anew else over,
         failed=failed,
@@ -174,7 +175,7 @@ def found_nodes(
     found = {}
     for each in () if figures is None else figures.nodes:
         if node := node_of(job, pods, each.node):
-            until = now + job.spec.bad_node_time_in_seconds
+            until = datetime.fromtimestamp(now + job.spec.bad_node_time_in_seconds, UTC)
             found[node] = KeptNode(node, until, each.reason, each.quarantined)
     return tuple(found[name] for name in sorted(found))
 

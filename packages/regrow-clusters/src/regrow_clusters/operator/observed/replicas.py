@@ -63,6 +63,11 @@ class PodGroups:
         broken = [name for name in sorted(self._groups) if name != first and self._is_broken(name)]
         return tuple(part.name for name in broken for part in self._parts_of(name) if part.counts)
 
+    def left_over(self) -> tuple[str, ...]:
+        """Pods of a job that is over in which the training goes on, though it has ended in another of their replica."""
+        over = [name for name in sorted(self._groups) if not self._whole(name).counts]
+        return tuple(part.name for name in over for part in self._parts_of(name) if part.counts)
+
     def lingering(self) -> tuple[str, ...]:
         """Pods that are to leave because the training in them has ended, and other containers of theirs go on."""
         parts = [self._parts[pod.name] for pods in self._groups.values() for pod in pods if pod.others_run]
