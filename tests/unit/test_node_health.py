@@ -1,5 +1,6 @@
 """Facts of clusters about their nodes become verdicts of ours; a bad node is marked, within the budget."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def test_nodes_that_fail_the_jobs_examinations_are_avoided_for_their_time_told_o
     old = job()
     found = found_nodes(old, pods, figures, 1000.0)
     new = next_status(old, read(old, pods, 1000.0), [], 1000.0, figures, found)
-    assert new.avoided_nodes == [KeptNode("n2", 4600.0, "gpu0: xid 79")]
+    assert new.bad_nodes == [KeptNode("n2", datetime.fromtimestamp(4600.0, UTC), "gpu0: xid 79")]
     assert [each.words for each in news_of_nodes(old.status, new)] == [
         ("NodeAvoided", "no replica is started on node n2 until 1970-01-01T01:16:40Z: gpu0: xid 79")
     ]
@@ -198,11 +199,11 @@ def test_nodes_that_fail_the_jobs_examinations_are_avoided_for_their_time_told_o
     again = next_status(
         later, read(later, pods, 1030.0), [], 1030.0, figures, found_nodes(later, pods, figures, 1030.0)
     )
-    assert again.avoided_nodes == new.avoided_nodes and not news_of_nodes(new, again)  # no write for 30 s more
+    assert again.bad_nodes == new.bad_nodes and not news_of_nodes(new, again)  # no write for 30 s more
     worse = JobFigures(3, 0, nodes=[SuspectNode(NodeId("node1"), "gpu0: xid 79", quarantined=True)])
     now = next_status(later, read(later, pods, 1030.0), [], 1030.0, worse, found_nodes(later, pods, worse, 1030.0))
-    assert now.avoided_nodes[0].quarantined
-    assert next_status(later, read(later, [], 4601.0), [], 4601.0).avoided_nodes == []
+    assert now.bad_nodes[0].quarantined
+    assert next_status(later, read(later, [], 4601.0), [], 4601.0).bad_nodes == []
 
 
 def test_what_speaks_against_the_jobs_own_nodes_is_a_condition() -> None:
