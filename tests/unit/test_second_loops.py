@@ -622,3 +622,10 @@ def test_a_text_is_parsed_once_however_many_functions_are_looked_at(monkeypatch:
         there["script"](train)
     assert session.found == [""]
     assert parsed.count(text) == 1
+
+
+def test_nothing_is_certain_of_a_script_that_is_too_long_to_look_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_loops, "_MOST_TEXT", 1000)
+    session.found.clear()
+    by_the_same_function()
+    assert session.found == ["", ""]

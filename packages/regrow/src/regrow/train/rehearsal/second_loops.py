@@ -39,6 +39,8 @@ _MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold
 """Variables of theirs that may end a search before that number."""
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
+_MOST_TEXT = 4_000_000
+"""Characters of a script and its modules, some 100,000 lines: nothing is certain of a longer one."""
 
 
 def second_loop(frames: list[FrameType], session: object) -> str:
@@ -101,8 +103,11 @@ def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: f
     files = {str(home.get("__file__")): home for home in homes}
     files = {file: home for file, home in files.items() if file.endswith(".py") and is_script(file)}
     files |= {frame.f_code.co_filename: frame.f_globals for frame in frames}
-    trees = [_parsed(text_of(file, home)) for file, home in files.items()]
-    return bool(called_in(parts) & (calling(ends, filter(None, trees)) - {frame.f_code.co_name for frame in frames}))
+    texts = [text_of(file, home) for file, home in files.items()]
+    if sum(map(len, texts)) > _MOST_TEXT:
+        return True
+    trees = filter(None, map(tree_of, texts))  # one at a time: a tree takes far more memory than its text
+    return bool(called_in(parts) & (calling(ends, trees) - {frame.f_code.co_name for frame in frames}))
 
 
 @functools.cache
