@@ -104,14 +104,10 @@ def called_in(parts: Iterable[ast.AST]) -> set[str]:
 def is_tried(block: ast.AST, line: int) -> bool:
     """True if an error in this line may be caught within the block."""
     for each in ast.walk(block):
-        match each:
-            case ast.Try(body=[first, *_] as body, handlers=[_, *_]) | ast.TryStar(body=[first, *_] as body):
-                pass
-            case ast.With(body=[first, *_] as body):
-                pass  # any manager may
-            case _:
-                continue
-        if first.lineno <= line <= last_line(body[-1]):
+        catches = isinstance(each, ast.With) or getattr(each, "handlers", None)  # any manager may
+        if not catches or not isinstance(each, ast.With | ast.Try | ast.TryStar):
+            continue
+        if each.body[0].lineno <= line <= last_line(each.body[-1]):
             return True
     return False
 
