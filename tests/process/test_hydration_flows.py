@@ -21,7 +21,7 @@ from regrow.core.wire import read_frame
 from regrow.hydration import client, flows, plan
 from regrow.hydration.client import Hydration
 from regrow.hydration.inventory import Inventory, TensorEntry
-from regrow.hydration.messages import AskFlow, StateRefused, receiver_side
+from regrow.hydration.messages import AskFlow, FlowOpened, StateRefused, receiver_side
 from regrow.hydration.server import HydrationServer
 from regrow.observe.ledger import Ledger, read_records
 
@@ -201,6 +201,38 @@ def test_a_holder_does_not_wait_for_a_connection_over_an_address_that_died_silen
         assert server.wait_idle(time.monotonic() + LIMIT_S), "it would wait for two minutes"
     assert_whole(received)
     assert {way.address for way in report.ways if way.failure} == {"127.0.0.3"}
+
+
+def test_nobody_waits_for_an_address_that_trickles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "STALL", 0.5)
+    asked = threading.Event()
+
+    def trickle() -> None:
+        sock, _ = slow.accept()
+        with sock, contextlib.suppress(OSError):
+            read_frame(sock)
+            sock.sendall(receiver_side.frame(FlowOpened()))
+            read_frame(sock)
+            asked.set()
+            while not done.wait(0.05):
+                sock.sendall(b"?")
+
+    done = threading.Event()
+    source = Tensors(state(), lambda: asked.wait(LIMIT_S))
+    with holding(source, tmp_path) as server, socket.create_server(("127.0.0.3", 0)) as slow:
+        server.ways.append(f"tcp:127.0.0.3:{slow.getsockname()[1]}")
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        hydration, received = newcomer(server)
+        try:
+            report = hydration.run()
+        finally:
+            done.set()
+            thread.join(LIMIT_S)
+    assert_whole(received)
+    told = {way.address: way for way in report.ways}
+    assert "it sent no 1 MiB in" in told["127.0.0.3"].failure
+    assert told["127.0.0.1"].bytes == report.bytes
 
 
 def test_an_address_that_is_not_this_nodes_is_told_and_left_out(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 from regrow.core.errors import GenerationHalted, HydrationError, StateError
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.net import connect
-from regrow.hydration import client, flows
+from regrow.hydration import client, flows, streams
 from regrow.hydration.client import Hydration, receive
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import AskState, receiver_side
@@ -302,7 +302,7 @@ class Endless(Flipping):
 
 def test_cancel_ends_a_reception_that_waits_for_its_holder(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else it would end by itself after 5 s.
-    for module in (client, flows):
+    for module in (client, flows, streams):
         monkeypatch.setattr(module, "allow", lambda sock, *_, **__: sock.settimeout(300.0))
     blocked, release = threading.Event(), threading.Event()
 

@@ -1,7 +1,9 @@
 """A second training is seen before the first begins, and what is one training is taken for nothing else."""
 
+import ast
 import contextlib
 import linecache
+import signal
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -9,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from regrow.train.rehearsal import second_loops
 from regrow.train.rehearsal.callers import script_frames
 from regrow.train.rehearsal.second_loops import second_loop
+from regrow.train.script_source import tree_of
 
 
 class Session:
@@ -475,6 +479,39 @@ def left_by_an_error_that_is_caught() -> None:
     assert session.found.pop() == ""
 
 
+def left_by_an_error_that_a_manager_takes() -> None:
+    @contextlib.contextmanager
+    def until_converged() -> Iterator[None]:
+        with contextlib.suppress(Converged):
+            yield
+
+    def check() -> None:
+        raise Converged
+
+    def script() -> None:
+        with until_converged():
+            for _ in session.steps():
+                check()
+            train()
+
+    script()
+
+
+def ended_by_a_signal() -> None:
+    def end() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
+
+    def script() -> None:
+        train()
+        end()
+        train()
+
+    with pytest.raises(KeyboardInterrupt):
+        script()
+
+
 def search(text: str, *given: object) -> None:
     optuna: Any = types.ModuleType("optuna.study")
     exec(text, optuna.__dict__)
@@ -533,6 +570,8 @@ def deep(call: Callable[[], None], by: int = 300) -> None:
         left_by_an_error_in_a_while,
         left_by_an_error_that_a_caller_passes_over,
         left_by_an_error_that_is_caught,
+        left_by_an_error_that_a_manager_takes,
+        ended_by_a_signal,
         by_a_search_that_time_ends,
         by_a_search_that_is_stopped,
         by_a_search_that_trains_one,
@@ -560,3 +599,33 @@ def test_a_single_training_is_none(script: Callable[[], None]) -> None:
     session.found.clear()
     script()
     assert session.found == [""]
+
+
+def test_a_text_is_parsed_once_however_many_functions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = 40
+    calls = [[(at * 3 + more) % many for more in (1, 2, 3)] for at in range(many)]
+    text = "".join(f"def f{at}(): {'; '.join(f'f{each}()' for each in calls[at])}\n" for at in range(many))
+    text += "def script(train):\n    train()\n    f0()\n"
+    name = "/chosen/many.py"
+    linecache.cache[name] = len(text), None, text.splitlines(keepends=True), name
+    there: dict[str, Any] = {}
+    exec(compile(text, name, "exec"), there)
+    parsed: list[str] = []
+
+    def parse(text: str) -> ast.Module | None:
+        parsed.append(text)
+        return tree_of(text)
+
+    monkeypatch.setattr(second_loops, "tree_of", parse)
+    session.found.clear()
+    with pytest.raises(RecursionError):
+        there["script"](train)
+    assert session.found == [""]
+    assert parsed.count(text) == 1
+
+
+def test_nothing_is_certain_of_a_script_that_is_too_long_to_look_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(second_loops, "_MOST_TEXT", 1000)
+    session.found.clear()
+    by_the_same_function()
+    assert session.found == ["", ""]

@@ -264,7 +264,7 @@ class Hydration:
             answer = receiver_side.decode(body) if body is not None else StateRefused("it hung up")
             if not isinstance(answer, FlowOpened):
                 raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it opened no flow")
-            turn.join(flow := Flow(endpoint, sock))
+            turn.join(flow := Flow(endpoint, sock, further=True))
         except (OSError, EOFError, RegrowError) as error:
             if not turn.over:
                 self._unused.append(StateWay(address_of(endpoint), failure=reason(error)))

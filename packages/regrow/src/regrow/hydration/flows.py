@@ -12,11 +12,10 @@ from regrow.core.errors import DeadlineExceeded
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.state_ways import StateWay
 from regrow.core.net import hang_up
-from regrow.core.wire import receive_into
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import SendSpans, StateOffered, receiver_side
 from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked
-from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum
+from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, receive
 
 FLOWS = 4
 """Connections that a newcomer reads over, however few holders there are, if it has two cores for each."""
@@ -38,6 +37,8 @@ class Flow:
 
     endpoint: str
     sock: socket.socket
+    further: bool = False
+    """True if it is not the first to its holder: it is given up where it is slow."""
     missing: list[ByteSpan] = field(default_factory=list)
     """Spans that it is to bring, then those that it did not bring."""
     failure: str = ""
@@ -104,6 +105,8 @@ class Round:
         self._joining: dict[int, socket.socket] = {}
         """By the thread that connects; another socket may take the place of the first."""
         self.flows = list(flows)
+        self.hurries = any(not flow.further for flow in flows)
+        """True if a further flow is given up that takes longer than `STALL` for a chunk: a first one can do without."""
 
     @property
     def over(self) -> bool:
@@ -153,6 +156,7 @@ def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> Non
     bad: list[Chunk] = []
     wanted, flow.missing = flow.missing, []
     since, before = time.monotonic(), flow.seconds
+    hurries = flow.further and turn.hurries
     try:
         while True:
             if not wanted and len(chunks) <= _AHEAD:
@@ -165,8 +169,9 @@ def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> Non
             if not chunks:
                 break
             room = landing.room(chunks[0])
-            receive_into(flow.sock, room)
-            receive_into(flow.sock, memoryview(digest))
+            until = min(deadline, time.monotonic() + STALL) if hurries else deadline
+            receive(flow.sock, room, until)
+            receive(flow.sock, memoryview(digest), until)
             if checksum(room) == digest:
                 landing.land(chunks[0])
             else:
@@ -175,7 +180,8 @@ def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> Non
             flow.received += len(room)
             flow.seconds = before + time.monotonic() - since
     except (OSError, EOFError, DeadlineExceeded) as error:
-        flow.failure = reason(error)
+        slow = hurries and isinstance(error, TimeoutError | DeadlineExceeded) and time.monotonic() < deadline
+        flow.failure = f"it sent no {CHUNK_BYTES >> 20} MiB in {STALL:.0f} s" if slow else reason(error)
     finally:
         flow.missing = [*(span for chunk in (*bad, *chunks) for span in chunk), *wanted]
         flow.bad = len(bad)

@@ -11,7 +11,7 @@ import torch
 
 from regrow.devices.accelerators import host_memory, is_accelerator, stream_of_its_own
 from regrow.devices.stream_points import StreamPoint
-from regrow.hydration.plan import Chunk
+from regrow.hydration.plan import ByteSpan, Chunk
 
 BUFFERS = 3
 """Chunks of a device that are under way at once: one is sent while the next are read."""
@@ -28,6 +28,24 @@ def _straight(tensor: torch.Tensor) -> bool:
 
 def _stage(size: int, device: torch.device | None) -> torch.Tensor:
     return host_memory((size,), torch.uint8, device)
+
+
+def _piece(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
+    """These bytes of a tensor; of one that is not contiguous only the rows that have them are copied.
+
+    A copy of the whole would be made for each part that each connection asks for.
+    """
+    tensor, (_, offset, length) = tensor.detach(), span
+    while not _straight(tensor) and tensor.dim():
+        row = tensor.nbytes // len(tensor)
+        first, last = offset // row, (offset + length - 1) // row
+        offset -= first * row
+        if first < last or tensor.dim() == 1:
+            tensor = tensor[first : last + 1]
+            break
+        tensor = tensor[first]
+    flat = _flat(tensor.resolve_conj().resolve_neg().contiguous())
+    return flat[offset : offset + length]
 
 
 class Outgoing:
@@ -48,7 +66,6 @@ class Outgoing:
         self._behind = behind
         self._stages: dict[tuple[int, bool], torch.Tensor] = {}
         self._streams: dict[torch.device, torch.Stream | None] = {}
-        self._view: tuple[str, torch.Tensor, bool] | None = None
 
     def read_all(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
         """The bytes of each chunk in turn; each valid until the next is asked for. Raises the device's error."""
@@ -66,34 +83,23 @@ class Outgoing:
             for device in devices:
                 if (stream := self._stream(device)) is not None:
                     streams.enter_context(stream)
-            if len(chunk) == 1:
-                name, offset, length = chunk[0]
-                flat, direct = self._flat(name)
-                if direct:
-                    return _Begun(flat[offset : offset + length])
+            if len(chunk) == 1 and not devices:
+                return _Begun(_piece(self._tensor(chunk[0].name), chunk[0]))
             at = 0
             stage = self._staging(buffer, devices[0] if devices else None)
-            for name, offset, length in chunk:
-                stage[at : at + length].copy_(self._flat(name)[0][offset : offset + length], non_blocking=True)
-                at += length
+            for span in chunk:
+                stage[at : at + span.length].copy_(_piece(self._tensor(span.name), span), non_blocking=True)
+                at += span.length
             return _Begun(stage[:at], StreamPoint(devices))
 
     def _stream(self, device: torch.device) -> torch.Stream | None:
         if self._behind is None:
             return None
         if device not in self._streams:
-            self._view = None  # made on another stream
             stream = self._streams[device] = stream_of_its_own(device)
             if stream is not None:
                 self._behind.hold(stream)
         return self._streams[device]
-
-    def _flat(self, name: str) -> tuple[torch.Tensor, bool]:
-        if self._view is None or self._view[0] != name:
-            tensor = self._tensor(name)
-            straight = tensor if _straight(tensor) else tensor.detach().resolve_conj().resolve_neg().contiguous()
-            self._view = (name, _flat(straight), straight.device.type == "cpu")
-        return self._view[1], self._view[2]
 
     def _staging(self, buffer: int, device: torch.device | None) -> torch.Tensor:
         """Buffer of that number, page-locked where it is for a device."""

@@ -30,7 +30,7 @@ from regrow.hydration.messages import (
 )
 from regrow.hydration.plan import chunked
 from regrow.hydration.proofs import ProofDesk
-from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up
+from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up, send
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE: Seconds = HELLO_S
@@ -337,5 +337,5 @@ class HydrationServer:
             outgoing = Outgoing(self._source.tensor, wanted.chunk, self._behind)
             for data in outgoing.read_all(chunked(wanted.spans, wanted.chunk)):
                 allow(sock, time.monotonic() + _BETWEEN_REQUESTS)
-                sock.sendall(data)
-                sock.sendall(checksum(data))
+                send(sock, data)
+                send(sock, checksum(data))

@@ -29,6 +29,24 @@ def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> 
     sock.settimeout(min(left, stall))
 
 
+def send(sock: socket.socket, data: memoryview | bytes) -> None:
+    """Send all. Raises `TimeoutError` if nothing moves for the socket's timeout; `sendall` would allow it for all."""
+    left = memoryview(data)
+    while left:
+        left = left[sock.send(left) :]
+
+
+def receive(sock: socket.socket, room: memoryview, deadline: Instant) -> None:
+    """Fill the room. Raises `EOFError` if the peer closes before, `OSError`, and `DeadlineExceeded`."""
+    at = 0
+    while at < len(room):
+        allow(sock, deadline)
+        count = sock.recv_into(room[at:])
+        if not count:
+            raise EOFError("the peer hung up")
+        at += count
+
+
 def has_hung_up(sock: socket.socket) -> bool:
     """True if the peer, from which nothing is expected now, has closed the connection. Does not wait."""
     heard = select.poll()

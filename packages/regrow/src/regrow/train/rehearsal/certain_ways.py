@@ -5,6 +5,7 @@ In doubt a thing is not certain: whoever asks would refuse a script for it.
 
 import ast
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from regrow.train.script_source import last_line
@@ -14,7 +15,10 @@ _LEAVES = (ast.Return, ast.Raise)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _MAYBE = (ast.If, *_LOOPS)
 _PERHAPS = (ast.IfExp, ast.BoolOp, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-EXITS = frozenset({"exit", "_exit", "quit", "abort", "execv", "execve", "execvp", "SystemExit"})
+EXITS = frozenset(
+    {"exit", "_exit", "quit", "abort", "kill", "killpg", "raise_signal", "interrupt_main", "SystemExit"}
+    | {f"exec{form}" for form in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")}
+)
 RAISE = "raise"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
     ast.Lt: operator.lt,
@@ -100,14 +104,10 @@ def called_in(parts: Iterable[ast.AST]) -> set[str]:
 def is_tried(block: ast.AST, line: int) -> bool:
     """True if an error in this line may be caught within the block."""
     for each in ast.walk(block):
-        match each:
-            case ast.Try(body=[first, *_] as body, handlers=[_, *_]) | ast.TryStar(body=[first, *_] as body):
-                catches = True
-            case ast.With(body=[first, *_] as body):
-                catches = "suppress" in called_in(each.items)
-            case _:
-                continue
-        if catches and first.lineno <= line <= last_line(body[-1]):
+        catches = isinstance(each, ast.With) or getattr(each, "handlers", None)  # any manager may
+        if not catches or not isinstance(each, ast.With | ast.Try | ast.TryStar):
+            continue
+        if each.body[0].lineno <= line <= last_line(each.body[-1]):
             return True
     return False
 
@@ -115,21 +115,25 @@ def is_tried(block: ast.AST, line: int) -> bool:
 def calling(names: Iterable[str], trees: Iterable[ast.Module]) -> set[str]:
     """These names, and those of functions in these texts that call one of them, or one that does."""
     parts = (each for tree in trees for each in ast.walk(tree))
-    calls = [
-        (each.name, called_in([each])) for each in parts if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    found, before = set(names), -1
-    while len(found) > before:
-        before = len(found)
-        found |= {name for name, called in calls if called & found}
+    callers: dict[str, set[str]] = {}
+    for each in parts:
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            for name in called_in([each]):
+                callers.setdefault(name, set()).add(each.name)
+    found = set(names)
+    near = list(found)
+    while near:
+        more = callers.get(near.pop(), set()) - found
+        found |= more
+        near += more
     return found
 
 
 def certain_calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
     """Calls that are made if these statements are come to."""
-    near: list[ast.AST] = list(statements)
+    near: deque[ast.AST] = deque(statements)
     while near:
-        node = near.pop(0)
+        node = near.popleft()
         if isinstance(node, (*LATER, *_PERHAPS)):
             continue
         if isinstance(node, _MAYBE):

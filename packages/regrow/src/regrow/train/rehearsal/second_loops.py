@@ -6,6 +6,7 @@ values at hand counts; the begin of a second training is an error in any case.
 
 import ast
 import dis
+import functools
 import inspect
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,7 +28,7 @@ from regrow.train.rehearsal.certain_ways import (
     may_leave,
     turns_again,
 )
-from regrow.train.script_source import is_script, last_line, parsed, text_of, tree_of
+from regrow.train.script_source import is_script, last_line, text_of, tree_of
 
 LOOPS = frozenset({"steps", "epochs"})
 _REPEATS = frozenset({"map", "starmap"})
@@ -38,6 +39,8 @@ _MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold
 """Variables of theirs that may end a search before that number."""
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
+_MOST_TEXT = 4_000_000
+"""Characters of a script and its modules, some 100,000 lines: nothing is certain of a longer one."""
 
 
 def second_loop(frames: list[FrameType], session: object) -> str:
@@ -53,14 +56,17 @@ def second_loop(frames: list[FrameType], session: object) -> str:
         return _certain_second(frames, session)
     except RecursionError:
         return ""  # blocks within blocks, deeper than is gone through
+    finally:
+        for known in (_parsed, _functions, _trains):
+            known.cache_clear()
 
 
 def _certain_second(frames: list[FrameType], session: object) -> str:
-    names = {name for frame in frames for name, value in _variables(frame).items() if value is session}
+    names = frozenset(name for frame in frames for name, value in _variables(frame).items() if value is session)
     certain = True  # each call of the function called here trains
     passed: list[ast.AST] = []
     for at, frame in enumerate(frames):
-        tree = parsed(frame)
+        tree = _tree(frame)
         if tree is None or frame.f_code.co_flags & _LAZY:
             return ""  # its rest may never run, or leave
         scope = _scope(tree, frame.f_code)
@@ -90,15 +96,28 @@ def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: f
     Where an error is caught by the call of this index, or around it, it may end them too. Functions whose calls are
     under way are not meant: what they still do is among the parts.
     """
-    around = [(parsed(each), each) for each in frames[at:]]
+    around = [(_tree(each), each) for each in frames[at:]]
     if any(tree is not None and is_tried(_scope(tree, each.f_code), each.f_lineno) for tree, each in around):
         ends |= {RAISE}
     homes = [getattr(module, "__dict__", {}) for module in list(sys.modules.values())]
     files = {str(home.get("__file__")): home for home in homes}
     files = {file: home for file, home in files.items() if file.endswith(".py") and is_script(file)}
     files |= {frame.f_code.co_filename: frame.f_globals for frame in frames}
-    trees = [tree_of(text_of(file, home)) for file, home in files.items()]
-    return bool(called_in(parts) & (calling(ends, filter(None, trees)) - {frame.f_code.co_name for frame in frames}))
+    texts = [text_of(file, home) for file, home in files.items()]
+    if sum(map(len, texts)) > _MOST_TEXT:
+        return True
+    trees = filter(None, map(tree_of, texts))  # one at a time: a tree takes far more memory than its text
+    return bool(called_in(parts) & (calling(ends, trees) - {frame.f_code.co_name for frame in frames}))
+
+
+@functools.cache
+def _parsed(text: str) -> ast.Module | None:
+    """A text's tree, which is made once for each look at a script: large ones take longer than all else."""
+    return tree_of(text)
+
+
+def _tree(frame: FrameType) -> ast.Module | None:
+    return _parsed(text_of(frame.f_code.co_filename, frame.f_globals))
 
 
 def _place(frame: FrameType) -> str:
@@ -170,7 +189,7 @@ def _calls_at(frame: FrameType) -> Iterator[ast.Call]:
     """Calls in the expression that this call is evaluating."""
     instructions = list(dis.get_instructions(frame.f_code))
     here = next((each for each in instructions if each.offset == frame.f_lasti), None)
-    tree = parsed(frame)
+    tree = _tree(frame)
     if here is None or here.positions is None or tree is None:
         return
     spot = here.positions
@@ -183,12 +202,20 @@ def _calls_at(frame: FrameType) -> Iterator[ast.Call]:
 # --- what follows ---------------------------------------------------------------------------------------------------
 
 
-def _scope(tree: ast.Module, code: CodeType) -> ast.Module | ast.FunctionDef:
+@functools.cache
+def _functions(tree: ast.Module) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Functions by their names and first lines."""
+    found: dict[tuple[str, int], ast.FunctionDef] = {}
     for node in ast.walk(tree):
-        if not isinstance(node, ast.FunctionDef) or node.name != code.co_name:
-            continue
-        if min([node.lineno, *(each.lineno for each in node.decorator_list)]) == code.co_firstlineno:
-            return node
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            found.setdefault((node.name, first), node)
+    return found
+
+
+def _scope(tree: ast.Module, code: CodeType) -> ast.Module | ast.FunctionDef:
+    if (made_there := _functions(tree).get((code.co_name, code.co_firstlineno))) is not None:
+        return made_there
     if code.co_name == "<lambda>":
         made = [each for each in ast.walk(tree) if isinstance(each, ast.Lambda) and each.lineno == code.co_firstlineno]
         bodies: list[ast.stmt] = [ast.copy_location(ast.Expr(each.body), each.body) for each in made]
@@ -228,7 +255,7 @@ def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
         yield each.body
 
 
-def _begins(call: ast.Call, there: dict[str, object], names: set[str], deep: int) -> bool:
+def _begins(call: ast.Call, there: dict[str, object], names: frozenset[str], deep: int) -> bool:
     """True if a call begins a training of this session: the session's own, or a function's that does so."""
     match call.func:
         case ast.Attribute(value=ast.Name(id=of), attr=attribute):
@@ -238,8 +265,9 @@ def _begins(call: ast.Call, there: dict[str, object], names: set[str], deep: int
     return False
 
 
-def _trains(function: FunctionType, names: set[str], deep: int) -> bool:
-    tree = tree_of(text_of(function.__code__.co_filename, function.__globals__))
+@functools.cache
+def _trains(function: FunctionType, names: frozenset[str], deep: int) -> bool:
+    tree = _parsed(text_of(function.__code__.co_filename, function.__globals__))
     if tree is None or function.__code__.co_flags & _LAZY:
         return False
     statements, _ = come_to(_scope(tree, function.__code__).body)
