@@ -240,7 +240,7 @@ def test_a_check_that_does_not_end_within_its_limit_fails_and_leaves_nothing(tmp
         timeout=PATIENCE,
     )
     assert done.returncode == 1, done.stderr
-    assert "it did not end within 2 s" in done.stdout
+    assert "did not end within" in done.stdout  # the check, or the training that it has begun by then
     place.assert_nothing_left()
 
 
