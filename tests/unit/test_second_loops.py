@@ -31,6 +31,13 @@ class Session:
         return iter([1])
 
 
+class Other:
+    """Has a method with the name of a session's."""
+
+    def steps(self) -> None:
+        sys.exit(1)
+
+
 session = Session()
 
 
