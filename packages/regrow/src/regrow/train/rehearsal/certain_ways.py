@@ -6,7 +6,7 @@ In doubt a thing is not certain: whoever asks would refuse a script for it.
 import ast
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from regrow.train.script_source import last_line
 
@@ -112,8 +112,11 @@ def is_tried(block: ast.AST, line: int) -> bool:
     return False
 
 
-def calling(names: Iterable[str], trees: Iterable[ast.Module]) -> set[str]:
-    """These names, and those of functions in these texts that call one of them, or one that does."""
+def calling(names: Iterable[str], trees: Iterable[ast.Module], *, without: Collection[str]) -> set[str]:
+    """These names, and those of functions in these texts that call one of them, or one that does.
+
+    Functions whose names are in `without` count for nothing.
+    """
     parts = (each for tree in trees for each in ast.walk(tree))
     callers: dict[str, set[str]] = {}
     for each in parts:
@@ -123,7 +126,7 @@ def calling(names: Iterable[str], trees: Iterable[ast.Module]) -> set[str]:
     found = set(names)
     near = list(found)
     while near:
-        more = callers.get(near.pop(), set()) - found
+        more = callers.get(near.pop(), set()) - found - set(without)
         found |= more
         near += more
     return found

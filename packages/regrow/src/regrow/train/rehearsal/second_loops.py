@@ -107,8 +107,8 @@ def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: f
     if sum(map(len, texts)) > _MOST_TEXT:
         return True
     trees = filter(None, map(tree_of, texts))  # one at a time: a tree takes far more memory than its text
-    known = LOOPS | {frame.f_code.co_name for frame in frames}  # a session's loops end nothing, whoever has such names
-    return bool(called_in(parts) & (calling(ends, trees) - known))
+    found = calling(ends, trees, without=LOOPS)  # which end nothing, whoever else has such names
+    return bool(called_in(parts) & (found - {frame.f_code.co_name for frame in frames}))
 
 
 @functools.cache
