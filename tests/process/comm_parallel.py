@@ -3,6 +3,7 @@
 import argparse
 import threading
 from dataclasses import dataclass, field
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -101,6 +102,12 @@ class Rank:
         self.groups.form(self.formation(), lambda: False)
         self.halter.halted.clear()
 
+    def meet(self, at: str) -> None:
+        """Wait until every rank is here: whoever was the first to leave a collective may halt the last one in it."""
+        keys = self.seat.store("meet")
+        keys.set(f"{at}/{self.seat.rank}", "")
+        keys.wait([f"{at}/{rank}" for rank in range(self.seat.size)], timedelta(seconds=DEADLINE))
+
     def state(self) -> list[torch.Tensor]:
         """Parameters and optimizer state of this rank."""
         kept = [*self.parameters, *(item for at in self.optimizer.state.values() for item in at.values())]
@@ -137,6 +144,7 @@ def halted_everywhere(seat: Seat, address: str, arguments: list[str], *, pipe: C
     calls = rank.halter.calls // STEPS
     halted = []
     for step in range(STEPS):
+        rank.meet(f"step {step}")
         rank.halter.calls = 0
         # Another rank and another call each time: in the forward, in the backward, at the last call.
         mine = step % seat.size == seat.rank
