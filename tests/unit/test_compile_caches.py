@@ -10,7 +10,7 @@ from tests.unit.test_agent_environment import config, order
 
 from regrow.agent.node_workers import NodeWorkers
 from regrow.agent.workers import environment
-from regrow.agent.workers.compile_caches import filesystem_of, is_shared, local_caches
+from regrow.agent.workers.compile_caches import filesystem_of, is_shared, local_caches, read_mounts
 from regrow.agent.workers.environment import SpawnRequests
 from regrow.core.ids import WorkerId
 from regrow.core.messages.facts import WorkerNoted
@@ -128,3 +128,12 @@ def test_it_is_said_once_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each for each in told if isinstance(each, WorkerNoted)] == [
         WorkerNoted(WorkerId("a"), "caches are elsewhere")
     ]
+
+
+def test_where_mounts_cannot_be_read_an_agent_starts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, **_: object) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    assert " / " in read_mounts()
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert local_caches({"HOME": "/home/anna"}, read_mounts()) == ({}, "")

@@ -6,13 +6,13 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from regrow.agent.committed_steps import LastSeen
 from regrow.agent.data_desk import DataDesk
 from regrow.agent.memory_kills import MemoryKills
 from regrow.agent.output import OutputPump
 from regrow.agent.workers import room
+from regrow.agent.workers.compile_caches import read_mounts
 from regrow.agent.workers.environment import SpawnRequests, one_thread_each, path_entry
 from regrow.agent.workers.fencing import kill_sessions, own_trackers, sweep_orphans, trackers_of
 from regrow.agent.workers.worker import Worker
@@ -56,7 +56,7 @@ class NodeWorkers:
         others: Callable[[], Iterable[int | None]],
     ) -> None:
         inherited = inherited_environment()
-        self._seats = SpawnRequests(config, inherited, Path("/proc/mounts").read_text(errors="surrogateescape"))
+        self._seats = SpawnRequests(config, inherited, read_mounts())
         self._says = self._seats.said
         self._store, self._output, self._tell = store, output, tell
         self._on_fact, self._ended, self._others = on_fact, ended, others

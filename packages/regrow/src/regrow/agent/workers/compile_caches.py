@@ -26,6 +26,14 @@ SAID = (
 )
 
 
+def read_mounts() -> str:
+    """Text of `/proc/mounts`; empty where it cannot be read, and then every place is taken for a disk of this node."""
+    try:
+        return Path("/proc/mounts").read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
 def filesystem_of(path: str, mounts: str) -> str:
     """Type of the file system on which an absolute path lies; empty if that cannot be told.
 
