@@ -6,6 +6,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.comm.torch_private import device_mesh, grad_scalers
 from regrow.core.errors import UsageError
+from regrow.core.ids import Generation, Rank
+from regrow.core.messages.facts import WorkerNoted
+from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
 from regrow.train.hooks.regroups import RegroupHooks
@@ -14,6 +17,12 @@ from regrow.train.microbatches import Dealer
 from regrow.train.sharing import Share, share_of
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.participation import Participation
+
+_GOES_ON = (
+    "training goes on, and from now on no lost rank is replaced: after a fault all workers start again, with the state "
+    "in memory or on disk where that can be, else from the beginning"
+)
+_LACKS = "steps had exchanged it, and code does not travel with the state"
 
 
 class LoopContext:
@@ -37,6 +46,7 @@ class LoopContext:
         self._data_of: DeviceMesh | Share | None = None
         self._stood = (member.rank, member.world)
         """The rank and the world that device meshes are of."""
+        self._said_apart: set[str] = set()
 
     @property
     def replicas(self) -> int:
@@ -121,6 +131,38 @@ class LoopContext:
         for graph in self.protected().graphs():
             graph.settle()
         return self.protected()
+
+    def begins(self) -> None:
+        """Steps count from now on: state that cannot be given to a newcomer does not end the training any more."""
+        if self.first_reads is not None:
+            self.first_reads.arrives()
+        for graph in self.protected().graphs():
+            graph.begin()
+
+    def remember(self) -> None:
+        """A body is about to start from the state as it is now."""
+        self.protected().begin()
+        self.tell_apart()
+
+    def tell_apart(self, *, closely: bool = False) -> None:
+        """Say once of what this worker has that no newcomer could have it, and what it has not been given itself.
+
+        Args:
+            closely: look whether all of it could be told.
+        """
+        member = self.member
+        for graph in self.protected().graphs():
+            if closely:
+                graph.seen()
+            if graph.apart and graph.apart not in self._said_apart:
+                self._said_apart.add(graph.apart)
+                place = member.worker, Generation(member.generation), Rank(member.rank), member.step
+                member.send(ReplacementRefuted(*place, graph.apart, alone=True))
+                member.note_of_script(f"{graph.apart}: {_GOES_ON}")
+            missing, graph.missing = graph.missing, []
+            if missing:
+                text = f"{missing[0]} is what the script has built: {_LACKS}"
+                member.send(WorkerNoted(member.worker, text, doubts=True))
 
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""

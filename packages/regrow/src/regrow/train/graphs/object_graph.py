@@ -6,7 +6,9 @@ from typing import Any, cast
 import numpy as np
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.classes import Classes, Outside
+from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.exchanges import Exchanges, Held
+from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
 from regrow.train.graphs.tell import tell
@@ -30,49 +32,99 @@ class ObjectGraph:
 
     def __init__(self, roots: Mapping[str, object]) -> None:
         self._roots = dict(roots)
+        self._live = False
+        self.apart = ""
+        """Why no other process can be given all of this state any more, for people; empty: nothing is known."""
+        self.missing: list[str] = []
+        """Names that a received state lacks, which steps had exchanged where it comes from."""
         self.settle()
 
     def settle(self) -> None:
         """From now on, what is held at this moment counts as built by all ranks."""
         things = self.things()
         self._originals = Originals(things)
-        self._outside = Outside()
-        self._outside.look(things)
+        self._exchanges = Exchanges()
+        self._exchanges.look(things, live=False)
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
+
+    def begin(self) -> None:
+        """Steps count from now on: what cannot be carried ends no training any more; `apart` says what it is."""
+        self._live = True
 
     def things(self) -> list[Thing]:
         """All that is held now. Raises `NotCarried`."""
         return walk(self._roots)
 
-    def remember(self, former: object = None) -> Memory:
-        """All as it is now. Raises `NotCarried`.
+    def _look(self, things: list[Thing]) -> Held:
+        held = self._exchanges.look(things, live=self._live)
+        if names := self._exchanges.names():
+            if not self._live:
+                raise NotCarried(
+                    ", ".join(self._roots), things[0].value, f"steps change {names[0]}, which no other process can get"
+                )
+            self.apart = self.apart or f"steps have exchanged {names[0]}, which no other process can be given"
+        return held
+
+    def remember(self, former: object = None) -> Memory | None:
+        """All as it is now; None where that cannot be, as steps count. Raises `NotCarried` before they do.
 
         Args:
             former: an earlier memory, which is not gone back to any more.
         """
-        things = self.things()
-        self._outside.look(things)
-        return remember(things, former if isinstance(former, Memory) else None)
+        try:
+            things = self.things()
+            held = self._look(things)
+            return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
+        except NotCarried as error:
+            self._goes_on(error)
+            return None
 
-    def go_back(self, memory: Memory) -> None:
-        """Make all that was held what it was; every thing is itself again.
+    def _goes_on(self, error: NotCarried) -> None:
+        if not self._live:
+            raise error
+        self.apart = self.apart or error.cause
 
-        Raises `NotCarried` where the step has put something into a class, a function or an array that stays there.
+    def go_back(self, memory: Memory | None) -> bool:
+        """Make all that was held what it was; every thing is itself again. False where that cannot be.
+
+        Raises `NotCarried` in its place before steps count.
         """
-        go_back(memory)
-        self._outside.look(self.things())
+        if memory is None:
+            return False
+        try:
+            self._exchanges.put_back(memory.held)
+            go_back(memory)
+            self._look(self.things())
+        except NotCarried as error:
+            self._goes_on(error)
+            return False
+        return True
 
     def state_dict(self) -> dict[str, object]:
-        """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves."""
+        """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves.
+
+        Raises `NotCarried` for what cannot be told.
+        """
         things = self.things()
-        self._outside.look(things)
-        return tell(things, self._originals, self._classes)
+        self._look(things)
+        if without := self._exchanges.without():
+            things = walk(self._roots, without)
+        return tell(things, self._originals, self._classes, self._exchanges)
+
+    def seen(self) -> dict[str, object]:
+        """As `state_dict`, for this process alone; where nothing can be told, why."""
+        try:
+            return self.state_dict()
+        except NotCarried as error:
+            self._goes_on(error)
+            return {"apart": self.apart}
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""
         if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
             raise StateError(f"the state of {', '.join(self._roots)} that was received is none")
-        hear(cast(dict[str, Any], state_dict), self._originals, self._classes)
+        told = cast(dict[str, Any], state_dict)
+        self.missing = hear(told, self._originals, self._classes, self._exchanges)
 
 
 def living(graphs: Iterable[ObjectGraph]) -> set[int]:

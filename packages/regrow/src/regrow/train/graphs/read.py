@@ -3,9 +3,9 @@
 import enum
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
+from regrow.train.graphs.exchanges import Exchanges, Received
 from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
-from regrow.train.graphs.outside import alike, given_to, is_atom
+from regrow.train.graphs.outside import Given, alike, built_alike, is_atom
+from regrow.train.graphs.places import Count
 from regrow.train.graphs.received import (
     count_of,
     kept_at,
@@ -92,14 +94,24 @@ class Originals:
         return {each.value for each in self._things.values() if isinstance(each.value, type)}
 
 
-def hear(told: dict[str, Any], originals: Originals, classes: Classes) -> None:
-    """Write a told graph into the present one. Raises `StateError` where it does not fit."""
+def hear(told: dict[str, Any], originals: Originals, classes: Classes, exchanges: Exchanges) -> list[str]:
+    """Write a told graph into the present one. Returns what steps had exchanged elsewhere that is not told.
+
+    Raises `StateError` where it does not fit.
+    """
     nodes = decode(np.ascontiguousarray(told["graph"]).tobytes())
     if not isinstance(nodes, list) or len(nodes) > MOST:
         raise StateError("the graph that was received is none")
     try:
+        more = cast(list[Any], decode(told["exchanged"])) if "exchanged" in told else [[], {}, []]
+        exchanged, left, names = more
+        exchanges.built()
         with torch.no_grad():
-            _Reader(nodes, told, originals, classes).read()
+            reader = _Reader(nodes, told, originals, classes)
+            reader.exchanged(exchanged, left)
+            reader.read()
+            exchanges.take(reader.received(exchanged))
+            return [str(each) for each in names]
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
         raise StateError(f"a graph of objects that was received does not fit: {error!r}") from error
 
@@ -110,6 +122,22 @@ class _Reader:
         self._data, self._kept = torch.from_numpy(np.array(told["data"], np.uint8)), told["kept"]
         self._made: dict[int, Any] = {}
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
+        self._apart: dict[int, set[str]] = {}
+
+    def exchanged(self, exchanged: list[list[Any]], left: dict[str, list[str]]) -> None:
+        """Places that are not told as what all have built alike."""
+        self._apart = {int(number): set(each) for number, each in left.items()}
+        for number, at, *_ in exchanged:
+            self._apart.setdefault(number, set()).add(at)
+
+    def received(self, exchanged: list[list[Any]]) -> Iterator[Received]:
+        """Values that are told of these places."""
+        for number, at, *told in exchanged:
+            value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
+            yield Received(self._made[number], at, value, gone=not told)
+
+    def _given_here(self, value: Any, number: int) -> Given:
+        return built_alike(value, self._apart.get(number, ()))
 
     def read(self) -> None:
         self._adopt_all()
@@ -132,7 +160,7 @@ class _Reader:
 
     def _adopt(self, value: Any, number: int) -> None:
         """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
-        for (_, mine), told in zip(given_to(value), self._given(number), strict=True):
+        for (_, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
             if type(told) is tuple and told[0] not in self._made:
                 kind, name, path, content = self._nodes[told[0]]
                 same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
@@ -146,7 +174,7 @@ class _Reader:
     def _refuse_others(self, value: Any, number: int) -> None:
         """Raises `StateError` where a class or a function has other things here than there."""
         built = self._nodes[number][2]
-        for (at, mine), told in zip(given_to(value), self._given(number), strict=True):
+        for (at, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
             theirs = self._value(told)
             # What is built by all ranks alike may have a name or a time of its own.
             same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)

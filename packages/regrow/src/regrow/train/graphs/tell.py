@@ -8,8 +8,10 @@ import torch
 
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
-from regrow.train.graphs.outside import given_to
+from regrow.train.graphs.outside import built_alike, given_to
+from regrow.train.graphs.places import Count, places
 from regrow.train.graphs.read import Originals, method_of
 from regrow.train.graphs.walk import (
     GENERATORS,
@@ -37,14 +39,14 @@ _NAMED = frozenset(
 )
 
 
-def tell(things: list[Thing], originals: Originals, classes: Classes) -> dict[str, object]:
+def tell(things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges) -> dict[str, object]:
     """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
-    return _Teller(things, originals, classes).told()
+    return _Teller(things, originals, classes, exchanges).told()
 
 
 class _Teller:
-    def __init__(self, things: list[Thing], originals: Originals, classes: Classes) -> None:
-        self._things, self._originals, self._classes = things, originals, classes
+    def __init__(self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges) -> None:
+        self._things, self._originals, self._classes, self._exchanges = things, originals, classes, exchanges
         self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
         self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in given_to(thing.value)}
         self._kept: list[object] = []
@@ -57,9 +59,15 @@ class _Teller:
             for key, piece in pieces(self._things).items():
                 self._places[key] = self._place(piece)
         nodes = [self._node(thing) for thing in self._things]
-        graph = np.frombuffer(encode(nodes, path=self._things[0].path), np.uint8)
+        exchanged = [self._exchanged(*each) for each in self._exchanges.told_of(self._things)]
+        path = self._things[0].path
+        graph = np.frombuffer(encode(nodes, path=path), np.uint8)
         data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
-        return {"graph": graph, "data": data, "kept": self._kept}
+        told: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
+        left = {str(self._numbers[holder]): sorted(each) for holder, each in self._left()}
+        if exchanged or left:
+            told["exchanged"] = encode([exchanged, left, self._exchanges.names()], path=path)
+        return told
 
     def _place(self, piece: Piece) -> list[object]:
         """Place of a piece's bytes: first and length in the common memory, or the number of what is kept."""
@@ -72,6 +80,17 @@ class _Teller:
     def _keep(self, value: object) -> int:
         self._kept.append(value)
         return len(self._kept) - 1
+
+    def _left(self) -> list[tuple[int, dict[str, str]]]:
+        return [(holder, each) for holder, each in self._exchanges.stays.items() if holder in self._numbers]
+
+    def _exchanged(self, thing: Thing, at: str) -> list[object]:
+        """Number of the holder, the place, and the value; with a text instead, what an iterator counts on from."""
+        place = places(thing.value).get(at)
+        if place is None:
+            return [self._numbers[id(thing.value)], at]
+        told = [None, place.value.text] if isinstance(place.value, Count) else [self._ref(place.value)]
+        return [self._numbers[id(thing.value)], at, *told]
 
     def _ref(self, value: object) -> object:
         number = self._numbers.get(id(value))
@@ -145,7 +164,7 @@ class _Teller:
             return np.lib.format.dtype_to_descr(value)
         if kind is ThingKind.RANGE:
             return [value.start, value.stop, value.step]
-        given = self._refs(each for _, each in given_to(value))
+        given = self._refs(each for _, each in built_alike(value, self._exchanges.apart(value)))
         return [value.name, *given] if kind is ThingKind.ENUM else given
 
     def _pairs(self, items: dict[Any, Any]) -> list[object]:

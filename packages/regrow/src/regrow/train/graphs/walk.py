@@ -1,7 +1,8 @@
 """All that an object holds, each thing once, with the path by which it is reached first."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 from regrow.train.graphs.kinds import NotCarried, ThingKind, is_key, kind_of, slot_values
 from regrow.train.graphs.nested import held
-from regrow.train.graphs.outside import Given, given_to, is_followed
+from regrow.train.graphs.outside import Given, apart, given_to, is_followed
 
 Key = tuple[str, int]
 MOST = 2_000_000
@@ -33,8 +34,13 @@ class Piece(NamedTuple):
     path: str
 
 
-def walk(roots: Mapping[str, object]) -> list[Thing]:
-    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried."""
+def walk(roots: Mapping[str, object], without: Mapping[int, Collection[str]] = MappingProxyType({})) -> list[Thing]:
+    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
+
+    Args:
+        roots: where to begin.
+        without: by the id of a class or a function, what of it is not followed.
+    """
     found: list[Thing] = []
     seen: set[int] = set()
     near: list[tuple[str, object]] = list(roots.items())[::-1]
@@ -50,7 +56,8 @@ def walk(roots: Mapping[str, object]) -> list[Thing]:
         seen.add(id(value))
         thing = Thing(value, kind, path)
         found.append(thing)
-        near += reversed([(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC])
+        below = [(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC]
+        near += reversed(apart(below, {path + at for at in without.get(id(value), ())}) if without else below)
     return found
 
 
