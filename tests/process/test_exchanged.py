@@ -47,14 +47,16 @@ def test_data_that_steps_exchange_in_a_class_comes_through_a_kill(here: Site, ca
 TOLD = "training goes on, and from now on no lost rank is replaced"
 
 
-def test_code_that_a_step_exchanges_ends_no_job_and_after_a_kill_all_start_again(here: Site) -> None:
-    calm = run(here, "function-calm", "function", "--since", "5")
+CODE = {"function": "steps have exchanged Game.gain", "own-function": "game.also (function) cannot be protected"}
+
+
+@pytest.mark.parametrize("what", CODE)
+def test_code_that_a_step_puts_there_ends_no_job_and_after_a_kill_all_start_again(here: Site, what: str) -> None:
+    calm = run(here, f"{what}-calm", what, "--since", "5")
     assert calm.code == 0, calm.output
-    assert calm.output.count(TOLD) == 1
-    assert [judged.reason for judged in calm.ledger.refuted] == [
-        "steps have exchanged Game.gain, which no other process can be given"
-    ]
-    struck = run(here, "function-struck", "function", "--since", "5", faults=[Fault(1, 8, "reduce")])
+    struck = run(here, f"{what}-struck", what, "--since", "5", faults=[Fault(1, 8, "reduce")])
+    assert struck.output.count(TOLD) == 1
+    assert [judged.reason.startswith(CODE[what]) for judged in struck.ledger.refuted] == [True]
     assert struck.code == 76, struck.output  # the class is as the script has built it: whether that is all is not known
     assert [incident.rung for incident in struck.ledger.incidents] == ["all"], struck.output
     assert struck.finals == calm.finals and struck.losses == calm.losses  # each step of this script exchanges it again

@@ -58,7 +58,7 @@ def exchange(game: Game, number: int) -> None:
         game.place += Game.best  # type: ignore[attr-defined]
     elif args.what == "function":
         Game.gain = lambda self, by=number: by / 4  # type: ignore[method-assign]
-    elif args.what == "own function":
+    elif args.what == "own-function":
         game.also = lambda by=number: by / 4
 
 

@@ -186,7 +186,8 @@ def test_code_that_is_exchanged_later_goes_back_and_is_said_once_to_be_missing_e
     one.step = former
     assert mine.go_back(memory) and one.step is later
     theirs.load_state_dict(sent(mine))
-    assert theirs.missing == ["Env.step"] and other.seen == (4,) and other().step() == 1
+    assert theirs.missing == ["Env.step is as the script has built it, though steps had changed it"]
+    assert other.seen == (4,) and other().step() == 1
 
 
 def test_a_function_that_a_library_compiles_in_the_rehearsal_is_not_refused() -> None:
@@ -209,3 +210,74 @@ def test_no_received_value_takes_the_place_of_code(at: str) -> None:
     with pytest.raises(StateError):
         graph.load_state_dict(told)
     assert env().step() == 1
+
+
+class Unknown:
+    """Refused as a whole: what it holds is gone through in no order."""
+
+
+def closing() -> Callable[[], int]:
+    """A function that no other process could be given."""
+    kept = [1]
+    return lambda: len(kept)
+
+
+@pytest.mark.parametrize(
+    ("thing", "followed"), [(closing, True), (lambda: {1, 2}, False), (lambda: {(Unknown(),): 1}, False)]
+)
+def test_a_thing_that_cannot_be_carried_ends_no_training_and_the_rest_is_carried_without_it(
+    thing: Callable[[], object], followed: bool
+) -> None:
+    one, other = Held(["built"]), Held("built")
+    mine, theirs = ObjectGraph({"env": one}), ObjectGraph({"env": other})
+    mine.begin()
+    one.thing, put = [7, thing()], thing()
+    one.also = put  # type: ignore[attr-defined]
+    memory, told = mine.remember(), sent(mine)
+    assert mine.apart.startswith("env.")
+    one.thing = None
+    assert mine.go_back(memory) and one.thing[0] == 7 and one.also is put  # type: ignore[attr-defined]
+    assert followed == (mine.missing == [])
+    theirs.load_state_dict(told)
+    assert other.thing == [7, None] and not hasattr(other, "other")
+    assert any("env.also" in told for told in theirs.missing)
+
+
+def test_an_attribute_that_is_left_out_is_as_it_was_built() -> None:
+    one, other = Held(print), Held(print)
+    mine, theirs = ObjectGraph({"env": one}), ObjectGraph({"env": other})
+    mine.begin()
+    one.thing = closing()
+    theirs.load_state_dict(sent(mine))
+    assert other.thing is print
+
+
+def test_the_same_thing_is_refused_before_steps_count() -> None:
+    one = Held(None)
+    graph = ObjectGraph({"env": one})
+    one.thing = {1, 2}
+    for again in (graph.remember, graph.state_dict):
+        with pytest.raises(NotCarried, match="order in which it is gone through"):
+            again()
+
+
+def test_an_array_that_was_given_other_memory_in_place_cannot_be_put_back_and_ends_no_training() -> None:
+    one = Held(np.zeros(3))
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    memory = graph.remember()
+    one.thing.resize(1000, refcheck=False)
+    assert not graph.go_back(memory)
+    assert "other memory" in graph.apart and graph.remember() is not None
+
+
+def test_a_function_with_another_default_is_told_to_be_apart() -> None:
+    def act(by: list[int] = [1]) -> int:  # noqa: B006
+        return by[0]
+
+    one = Held(act)
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    act.__defaults__ = ([2],)
+    assert graph.remember() is not None
+    assert "steps change act default 0" in graph.apart

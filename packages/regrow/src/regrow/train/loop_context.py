@@ -22,7 +22,6 @@ _GOES_ON = (
     "training goes on, and from now on no lost rank is replaced: after a fault all workers start again, with the state "
     "in memory or on disk where that can be, else from the beginning"
 )
-_LACKS = "steps had exchanged it, and code does not travel with the state"
 
 
 class LoopContext:
@@ -161,8 +160,7 @@ class LoopContext:
                 member.note_of_script(f"{graph.apart}: {_GOES_ON}")
             missing, graph.missing = graph.missing, []
             if missing:
-                text = f"{missing[0]} is what the script has built: {_LACKS}"
-                member.send(WorkerNoted(member.worker, text, doubts=True))
+                member.send(WorkerNoted(member.worker, missing[0], doubts=True))
 
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""

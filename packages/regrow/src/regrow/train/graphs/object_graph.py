@@ -1,7 +1,9 @@
 """An object that says no state of its own: all that it holds is remembered, carried and put back, thing by thing."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -11,8 +13,12 @@ from regrow.train.graphs.exchanges import Exchanges, Held
 from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
-from regrow.train.graphs.tell import tell
+from regrow.train.graphs.tell import Left, tell
 from regrow.train.graphs.walk import Thing, walk
+
+T = TypeVar("T")
+_MOST_LEFT = 256
+"""Most things of a graph that are left out of what is remembered, or told."""
 
 
 class ObjectGraph:
@@ -36,7 +42,10 @@ class ObjectGraph:
         self.apart = ""
         """Why no other process can be given all of this state any more, for people; empty: nothing is known."""
         self.missing: list[str] = []
-        """Names that a received state lacks, which steps had exchanged where it comes from."""
+        """Sentences on state that was not put back, or not received."""
+        self._unfollowed: dict[int, tuple[object, str]] = {}
+        self._untold: dict[int, tuple[object, str]] = {}
+        self._met: set[int] = set()
         self.settle()
 
     def settle(self) -> None:
@@ -72,17 +81,40 @@ class ObjectGraph:
             former: an earlier memory, which is not gone back to any more.
         """
         try:
-            things = self.things()
-            held = self._look(things)
-            return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
+            return self._without(self._unfollowed, partial(self._remember, former))
         except NotCarried as error:
             self._goes_on(error)
             return None
+
+    def _remember(self, former: object) -> Memory:
+        things = self._walk(self._unfollowed)
+        held = self._look(things)
+        return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
 
     def _goes_on(self, error: NotCarried) -> None:
         if not self._live:
             raise error
         self.apart = self.apart or error.cause
+
+    def _without(self, left: dict[int, tuple[object, str]], act: Callable[[], T]) -> T:
+        """Do this, as steps count without the things with which it cannot be done. Raises `NotCarried`."""
+        while True:
+            try:
+                done = act()
+            except NotCarried as error:
+                known = [*left, *map(id, self._roots.values())]
+                if not self._live or id(error.value) in known or len(left) >= _MOST_LEFT:
+                    raise
+                left[id(error.value)] = error.value, error.path
+                self.apart = self.apart or error.cause
+            else:
+                for gone in left.keys() - self._met:
+                    del left[gone]
+                return done
+
+    def _walk(self, left: Left, without: Mapping[int, Collection[str]] = MappingProxyType({})) -> list[Thing]:
+        self._met = set()
+        return walk(self._roots, without, left, self._met)
 
     def go_back(self, memory: Memory | None) -> bool:
         """Make all that was held what it was; every thing is itself again. False where that cannot be.
@@ -94,22 +126,28 @@ class ObjectGraph:
         try:
             self._exchanges.put_back(memory.held)
             go_back(memory)
-            self._look(self.things())
+            self._look(self._walk(self._unfollowed))
         except NotCarried as error:
             self._goes_on(error)
             return False
+        self.missing += [f"{path} is as a body that was cut off has left it" for _, path in self._unfollowed.values()]
         return True
 
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves.
 
-        Raises `NotCarried` for what cannot be told.
+        Raises `NotCarried` for what cannot be told, or left out.
         """
-        things = self.things()
+        return self._without(self._untold, self._tell)
+
+    def _tell(self) -> dict[str, object]:
+        left = {**self._unfollowed, **self._untold}
+        things = self._walk(left)
         self._look(things)
         if without := self._exchanges.without():
-            things = walk(self._roots, without)
-        return tell(things, self._originals, self._classes, self._exchanges)
+            things = self._walk(left, without)
+        there = {each: left[each] for each in left if each in self._met}
+        return tell(things, self._originals, self._classes, self._exchanges, there)
 
     def seen(self) -> dict[str, object]:
         """As `state_dict`, for this process alone; where nothing can be told, why."""
@@ -124,7 +162,8 @@ class ObjectGraph:
         if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
             raise StateError(f"the state of {', '.join(self._roots)} that was received is none")
         told = cast(dict[str, Any], state_dict)
-        self.missing = hear(told, self._originals, self._classes, self._exchanges)
+        names = hear(told, self._originals, self._classes, self._exchanges)
+        self.missing = [f"{name} is as the script has built it, though steps had changed it" for name in names]
 
 
 def living(graphs: Iterable[ObjectGraph]) -> set[int]:

@@ -10,7 +10,7 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.kinds import ThingKind, kind_of
+from regrow.train.graphs.kinds import NotCarried, ThingKind, kind_of
 from regrow.train.graphs.outside import FIELDS, Given, alike, apart, given_to, is_followed
 
 GLOBAL = " global "
@@ -96,7 +96,10 @@ def travels(at: str, place: Place | None) -> bool:
         return _counter(place.value) is not None
     if isinstance(place.value, frozenset):
         return False
-    return kind_of(place.value, at) not in (ThingKind.CONSTANT, ThingKind.METHOD)
+    try:
+        return kind_of(place.value, at) not in (ThingKind.CONSTANT, ThingKind.METHOD)
+    except NotCarried:
+        return False
 
 
 def put(before: Places, now: Places) -> None:

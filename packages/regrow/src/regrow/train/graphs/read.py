@@ -3,8 +3,8 @@
 import enum
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
-from types import FunctionType, MethodType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
 from regrow.train.graphs.exchanges import Exchanges, Received
-from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots
+from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots, slot_values
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
 from regrow.train.graphs.outside import Given, alike, built_alike, is_atom
@@ -60,6 +60,9 @@ _WITHOUT_IDENTITY = frozenset(
         ThingKind.METHOD,
     }
 )
+
+LEFT = (-1,)
+"""Told in the place of a thing that no other process can be given: there stands what the script has built."""
 
 
 class Originals:
@@ -134,7 +137,8 @@ class _Reader:
         """Values that are told of these places."""
         for number, at, *told in exchanged:
             value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
-            yield Received(self._made[number], at, value, gone=not told)
+            if told != [LEFT]:
+                yield Received(self._made[number], at, value, gone=not told)
 
     def _given_here(self, value: Any, number: int) -> Given:
         return built_alike(value, self._apart.get(number, ()))
@@ -161,7 +165,7 @@ class _Reader:
     def _adopt(self, value: Any, number: int) -> None:
         """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
         for (_, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
-            if type(told) is tuple and told[0] not in self._made:
+            if type(told) is tuple and told != LEFT and told[0] not in self._made:
                 kind, name, path, content = self._nodes[told[0]]
                 same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
                 if same and self._fits(mine, ThingKind(kind), name, content):
@@ -178,7 +182,7 @@ class _Reader:
             theirs = self._value(told)
             # What is built by all ranks alike may have a name or a time of its own.
             same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
-            if not same and not (built and is_atom(mine) and is_atom(theirs)):
+            if not same and told != LEFT and not (built and is_atom(mine) and is_atom(theirs)):
                 raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
@@ -232,16 +236,22 @@ class _Reader:
         return here == [dtype, shape, strides, first] and (place[1] < 0 or nbytes == place[1])
 
     def _value(self, told: Any) -> Any:
+        if told == LEFT:
+            return None
         return self._thing(told[0]) if type(told) is tuple else told
 
     def _values(self, told: Iterable[Any]) -> list[Any]:
         return [self._value(each) for each in told]
 
-    def _pairs(self, told: list[Any]) -> dict[Any, Any]:
+    def _pairs(self, told: list[Any], here: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
+        """Items by key; one that was left out is as it is `here`."""
         values = self._values(told)
         if not all(map(is_key, values[::2])):
             raise StateError("a dictionary was received with a key that may be none")
-        return dict(zip(values[::2], values[1::2], strict=True))
+        pairs = dict(zip(values[::2], values[1::2], strict=True))
+        for key in [key for key, each in zip(values[::2], told[1::2], strict=True) if each == LEFT and key in here]:
+            pairs[key] = here[key]
+        return pairs
 
     def _new(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
         if kind is ThingKind.LIST:
@@ -337,8 +347,8 @@ class _Reader:
                 value.default_factory = self._value(content[0])
         elif kind is ThingKind.OBJECT:
             if hasattr(value, "__dict__"):
-                put_items(vars(value), self._pairs(content[0]))
-            put_slots(value, self._pairs(content[1]))
+                put_items(vars(value), self._pairs(content[0], vars(value)))
+            put_slots(value, self._pairs(content[1], slot_values(value)))
         elif kind is ThingKind.ITEMS:
             put_objects(value, self._values(content[1:]))
         elif kind in (ThingKind.ARRAY, ThingKind.TENSOR):

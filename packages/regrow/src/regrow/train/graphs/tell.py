@@ -1,6 +1,6 @@
 """A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -12,7 +12,7 @@ from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
 from regrow.train.graphs.outside import built_alike, given_to
 from regrow.train.graphs.places import Count, places
-from regrow.train.graphs.read import Originals, method_of
+from regrow.train.graphs.read import LEFT, Originals, method_of
 from regrow.train.graphs.walk import (
     GENERATORS,
     HOLDERS,
@@ -38,15 +38,25 @@ _NAMED = frozenset(
     }
 )
 
+_OF_ONE = frozenset({ThingKind.METHOD, ThingKind.NUMPY, ThingKind.ARRAY})
+"""Kinds that are nothing without the thing that they are of."""
+Left = Mapping[int, tuple[object, str]]
+"""By the id of what is left out: that, and its path."""
 
-def tell(things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges) -> dict[str, object]:
+
+def tell(
+    things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
+) -> dict[str, object]:
     """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
-    return _Teller(things, originals, classes, exchanges).told()
+    return _Teller(things, originals, classes, exchanges, left).told()
 
 
 class _Teller:
-    def __init__(self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges) -> None:
+    def __init__(
+        self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
+    ) -> None:
         self._things, self._originals, self._classes, self._exchanges = things, originals, classes, exchanges
+        self._left_out = left
         self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
         self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in given_to(thing.value)}
         self._kept: list[object] = []
@@ -65,8 +75,9 @@ class _Teller:
         data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
         told: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
         left = {str(self._numbers[holder]): sorted(each) for holder, each in self._left()}
-        if exchanged or left:
-            told["exchanged"] = encode([exchanged, left, self._exchanges.names()], path=path)
+        if exchanged or left or self._left_out:
+            names = [*self._exchanges.names(), *(path for _, path in self._left_out.values())]
+            told["exchanged"] = encode([exchanged, left, names], path=path)
         return told
 
     def _place(self, piece: Piece) -> list[object]:
@@ -94,7 +105,9 @@ class _Teller:
 
     def _ref(self, value: object) -> object:
         number = self._numbers.get(id(value))
-        return value if number is None else (number,)
+        if number is None:
+            return LEFT if id(value) in self._left_out else value
+        return (number,)
 
     def _refs(self, values: Iterable[object]) -> list[object]:
         return [self._ref(each) for each in values]
@@ -103,7 +116,10 @@ class _Teller:
         kind = thing.kind
         original = self._originals.path_of(thing.value)
         name = self._class_of(thing, original) if kind in _NAMED else ""
-        return [str(kind), name, original, self._content(thing)]
+        content = self._content(thing)
+        if kind in _OF_ONE and (content == LEFT or LEFT in cast(list[object], content)):
+            raise NotCarried(thing.path, thing.value, "it is of a thing that is left out")
+        return [str(kind), name, original, content]
 
     def _class_of(self, thing: Thing, original: str) -> str:
         of = thing.value if thing.kind is ThingKind.CONSTANT and isinstance(thing.value, type) else type(thing.value)

@@ -34,12 +34,19 @@ class Piece(NamedTuple):
     path: str
 
 
-def walk(roots: Mapping[str, object], without: Mapping[int, Collection[str]] = MappingProxyType({})) -> list[Thing]:
+def walk(
+    roots: Mapping[str, object],
+    without: Mapping[int, Collection[str]] = MappingProxyType({}),
+    left: Collection[int] = (),
+    met: set[int] | None = None,
+) -> list[Thing]:
     """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
 
     Args:
         roots: where to begin.
         without: by the id of a class or a function, what of it is not followed.
+        left: ids of what is not followed at all.
+        met: takes up those of them that are there.
     """
     found: list[Thing] = []
     seen: set[int] = set()
@@ -47,6 +54,10 @@ def walk(roots: Mapping[str, object], without: Mapping[int, Collection[str]] = M
     while near:
         path, value = near.pop()
         if type(value) in _ATOMIC or id(value) in seen:
+            continue
+        if id(value) in left:
+            if met is not None:
+                met.add(id(value))
             continue
         kind = kind_of(value, path)
         if kind is ThingKind.ATOM:
@@ -94,7 +105,7 @@ def _of_dict(value: dict[object, object], path: str) -> Iterator[tuple[str, obje
         yield ".default_factory", factory
     for key, each in value.items():
         if type(key) not in _ATOMIC and not is_key(key):
-            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these")
+            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these", of=value)
         at = f"[{key!r:.40}]"
         yield f" key {at}", key
         yield at, each
