@@ -47,7 +47,7 @@ def test_data_that_steps_exchange_in_a_class_comes_through_a_kill(here: Site, ca
 TOLD = "training goes on, and from now on no lost rank is replaced"
 
 
-CODE = {"function": "steps have exchanged Game.gain", "own-function": "game.also (function) cannot be protected"}
+CODE = {"function": "steps change Game.gain", "own-function": "game.also (function) cannot be protected"}
 
 
 @pytest.mark.parametrize("what", CODE)

@@ -1,5 +1,6 @@
 """Context of a worker's loop: its part in the job, its protected state, its batches, and its place in the world."""
 
+import contextlib
 from collections.abc import Iterable
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,6 +12,7 @@ from regrow.core.messages.facts import WorkerNoted
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
+from regrow.train.graphs.kinds import NotCarried
 from regrow.train.hooks.regroups import RegroupHooks
 from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
@@ -144,15 +146,12 @@ class LoopContext:
         self.tell_apart()
 
     def tell_apart(self, *, closely: bool = False) -> None:
-        """Say once of what this worker has that no newcomer could have it, and what it has not been given itself.
-
-        Args:
-            closely: look whether all of it could be told.
-        """
+        """Say once what no newcomer could be given, and what this worker was not. `closely`: try to tell all of it."""
         member = self.member
         for graph in self.protected().graphs():
             if closely:
-                graph.seen()
+                with contextlib.suppress(NotCarried):
+                    graph.state_dict()
             if graph.apart and graph.apart not in self._said_apart:
                 self._said_apart.add(graph.apart)
                 place = member.worker, Generation(member.generation), Rank(member.rank), member.step

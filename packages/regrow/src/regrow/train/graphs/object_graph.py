@@ -1,8 +1,7 @@
 """An object that says no state of its own: all that it holds is remembered, carried and put back, thing by thing."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -64,15 +63,31 @@ class ObjectGraph:
         """All that is held now. Raises `NotCarried`."""
         return walk(self._roots)
 
-    def _look(self, things: list[Thing]) -> Held:
+    def _look(self, left: Left) -> tuple[list[Thing], Held]:
+        self._met = set()
+        things = walk(self._roots, left, self._met)
         held = self._exchanges.look(things, live=self._live)
-        if names := self._exchanges.names():
+        if code := self._exchanges.code:
+            why = f"steps change {code}, which no other process could be given"
             if not self._live:
-                raise NotCarried(
-                    ", ".join(self._roots), things[0].value, f"steps change {names[0]}, which no other process can get"
-                )
-            self.apart = self.apart or f"steps have exchanged {names[0]}, which no other process can be given"
-        return held
+                raise NotCarried(things[0].path, things[0].value, why)
+            self.apart = self.apart or why
+        return things, held
+
+    def _without(self, left: dict[int, tuple[object, str]], act: Callable[[], T]) -> T:
+        """Do this, as steps count without the things with which it cannot be done. Raises `NotCarried`."""
+        while True:
+            try:
+                done = act()
+            except NotCarried as error:
+                if not self._live or id(error.value) in left or len(left) >= _MOST_LEFT:
+                    raise
+                left[id(error.value)] = error.value, error.path
+                self.apart = self.apart or error.cause
+            else:
+                for gone in left.keys() - self._met:
+                    del left[gone]
+                return done
 
     def remember(self, former: object = None) -> Memory | None:
         """All as it is now; None where that cannot be, as steps count. Raises `NotCarried` before they do.
@@ -82,39 +97,14 @@ class ObjectGraph:
         """
         try:
             return self._without(self._unfollowed, partial(self._remember, former))
-        except NotCarried as error:
-            self._goes_on(error)
+        except NotCarried:
+            if not self._live:
+                raise
             return None
 
     def _remember(self, former: object) -> Memory:
-        things = self._walk(self._unfollowed)
-        held = self._look(things)
+        things, held = self._look(self._unfollowed)
         return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
-
-    def _goes_on(self, error: NotCarried) -> None:
-        if not self._live:
-            raise error
-        self.apart = self.apart or error.cause
-
-    def _without(self, left: dict[int, tuple[object, str]], act: Callable[[], T]) -> T:
-        """Do this, as steps count without the things with which it cannot be done. Raises `NotCarried`."""
-        while True:
-            try:
-                done = act()
-            except NotCarried as error:
-                known = [*left, *map(id, self._roots.values())]
-                if not self._live or id(error.value) in known or len(left) >= _MOST_LEFT:
-                    raise
-                left[id(error.value)] = error.value, error.path
-                self.apart = self.apart or error.cause
-            else:
-                for gone in left.keys() - self._met:
-                    del left[gone]
-                return done
-
-    def _walk(self, left: Left, without: Mapping[int, Collection[str]] = MappingProxyType({})) -> list[Thing]:
-        self._met = set()
-        return walk(self._roots, without, left, self._met)
 
     def go_back(self, memory: Memory | None) -> bool:
         """Make all that was held what it was; every thing is itself again. False where that cannot be.
@@ -126,9 +116,11 @@ class ObjectGraph:
         try:
             self._exchanges.put_back(memory.held)
             go_back(memory)
-            self._look(self._walk(self._unfollowed))
+            self._look(self._unfollowed)
         except NotCarried as error:
-            self._goes_on(error)
+            if not self._live:
+                raise
+            self.apart = self.apart or error.cause
             return False
         self.missing += [f"{path} is as a body that was cut off has left it" for _, path in self._unfollowed.values()]
         return True
@@ -136,26 +128,15 @@ class ObjectGraph:
     def state_dict(self) -> dict[str, object]:
         """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves.
 
-        Raises `NotCarried` for what cannot be told, or left out.
+        Raises `NotCarried` for what cannot be told; as steps count, that is left out.
         """
         return self._without(self._untold, self._tell)
 
     def _tell(self) -> dict[str, object]:
         left = {**self._unfollowed, **self._untold}
-        things = self._walk(left)
-        self._look(things)
-        if without := self._exchanges.without():
-            things = self._walk(left, without)
+        things, _ = self._look(left)
         there = {each: left[each] for each in left if each in self._met}
         return tell(things, self._originals, self._classes, self._exchanges, there)
-
-    def seen(self) -> dict[str, object]:
-        """As `state_dict`, for this process alone; where nothing can be told, why."""
-        try:
-            return self.state_dict()
-        except NotCarried as error:
-            self._goes_on(error)
-            return {"apart": self.apart}
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""

@@ -1,19 +1,15 @@
-"""Places of classes, functions and enumerations, whose values a step may exchange for others, for all who have them.
-
-They are put back with a step. Data travels with the state; code does not, and neither do global variables.
-"""
+"""Places of classes, functions and enumerations, whose values a step may exchange for others, for all who have them."""
 
 import ast
 import enum
 import itertools
+import re
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.kinds import NotCarried, ThingKind, kind_of
-from regrow.train.graphs.outside import FIELDS, Given, alike, apart, given_to, is_followed
+from regrow.train.graphs.outside import FIELDS, alike, given_to, is_followed
 
-GLOBAL = " global "
 _GONE = object()
 
 
@@ -32,22 +28,17 @@ class Place(NamedTuple):
 
 
 Places = dict[str, Place]
+"""By what their path has in addition."""
 
 
 def places(holder: object) -> Places:
-    """Places of a holder, by what their path has in addition."""
+    """Places of a class, a function, or an enumeration's member; of others none."""
     if isinstance(holder, type):
         return {} if issubclass(holder, enum.Enum) else _of_class(holder)
-    if isinstance(holder, enum.Enum):
-        own = vars(holder)
-        return {f".{name}": Place(own, name, each) for name, each in own.items() if not name.startswith("_")}
-    if not isinstance(holder, FunctionType):
+    if not isinstance(holder, FunctionType | enum.Enum):
         return {}
-    found = {f".{name}": Place(vars(holder), name, each) for name, each in vars(holder).items()}
-    for at, each in given_to(holder):
-        if at.startswith(GLOBAL):
-            found[at] = Place(holder.__globals__, at.removeprefix(GLOBAL), each)
-    return found
+    own = vars(holder)
+    return {f".{name}": Place(own, name, each) for name, each in own.items() if not name.startswith("_")}
 
 
 def _of_class(kind: type) -> Places:
@@ -64,15 +55,8 @@ def _of_class(kind: type) -> Places:
     return found
 
 
-def others(holder: object) -> Given:
-    """Values of a holder that have no place: variables of a function around, defaults."""
-    return [] if isinstance(holder, type) else apart(given_to(holder), places(holder))
-
-
 def exchanged_in(before: Places, now: Places) -> list[str]:
     """Places that have another value, that are new, or gone."""
-    if before.keys() == now.keys() and all(each.value is now[at].value for at, each in before.items()):
-        return []
     return [at for at in {**before, **now} if at not in before or at not in now or not _same(before[at], now[at])]
 
 
@@ -81,83 +65,50 @@ def _same(one: Place, other: Place) -> bool:
     return equal or alike(one.value, other.value)
 
 
+def is_code(place: Place | None) -> bool:
+    """True for a value that does not travel: code, and what is nobody's data."""
+    return place is not None and (
+        isinstance(place.value, type | frozenset)
+        or hasattr(type(place.value), "__get__")
+        or (isinstance(place.value, Count) and not re.fullmatch(r"count\([-\d., ]+\)", place.value.text))
+    )
+
+
 def is_plain_code(place: Place | None) -> bool:
     """True for a function that has nothing but its code."""
     return place is not None and isinstance(place.value, FunctionType) and not given_to(place.value)
 
 
-def travels(at: str, place: Place | None) -> bool:
-    """True if a value that was put into this place can be told to another process. None: it is gone."""
-    if at.startswith(GLOBAL):
-        return False
-    if place is None:
-        return True
-    if isinstance(place.value, Count):
-        return _counter(place.value) is not None
-    if isinstance(place.value, frozenset):
-        return False
-    try:
-        return kind_of(place.value, at) not in (ThingKind.CONSTANT, ThingKind.METHOD)
-    except NotCarried:
-        return False
-
-
 def put(before: Places, now: Places) -> None:
     """Give places the values that they had before."""
     for at in exchanged_in(before, now):
-        if at in before:
-            _set(before[at])
-        elif not at.startswith(GLOBAL):
-            _set(now[at]._replace(value=_GONE))
+        _set(before[at] if at in before else now[at]._replace(value=_GONE))
 
 
 def receive(holder: object, at: str, value: object, *, gone: bool) -> None:
     """Put a received value into a place. Raises `StateError` for one that may have none, such as a method's."""
-    owner, name = _place_of(holder, at)
-    if not name.isidentifier() or name.startswith("__") or _is_code(vars_of(owner).get(name)) or _is_code(value):
+    base, _, name = at.removeprefix(".").rpartition(".")
+    owner: Any = None
+    if isinstance(holder, type) and not issubclass(holder, enum.Enum):
+        owner = next((each for each in holder.__mro__ if base in ("", each.__name__) and is_followed(each)), None)
+    elif isinstance(holder, FunctionType | enum.Enum) and not base and not name.startswith("_"):
+        owner = vars(holder)
+    there = (owner if isinstance(owner, dict) else vars(owner)).get(name) if owner is not None else None
+    place = Place(owner, name, _GONE if gone else value)
+    if owner is None or not name.isidentifier() or name.startswith("__") or is_code(Place(owner, name, there)):
         raise StateError(f"{getattr(holder, '__name__', holder)}{at} is no place for a value that was received")
-    _set(Place(owner, name, _GONE if gone else value))
-
-
-def vars_of(owner: Any) -> dict[str, object]:
-    """Values by name."""
-    return owner if isinstance(owner, dict) else dict(vars(owner))
-
-
-def _place_of(holder: object, at: str) -> tuple[Any, str]:
-    path = at.split(".")
-    if path[0] == "" and isinstance(holder, type) and not issubclass(holder, enum.Enum):
-        bases = [base for base in holder.__mro__ if len(path) == 2 or base.__name__ == path[1]]
-        if len(path) <= 3 and bases and is_followed(bases[0]):
-            return bases[0], path[-1]
-    elif path[0] == "" and len(path) == 2 and isinstance(holder, FunctionType | enum.Enum):
-        return vars(holder), "" if isinstance(holder, enum.Enum) and path[1].startswith("_") else path[1]
-    raise StateError(f"{getattr(holder, '__name__', holder)}{at} is no place for a value that was received")
-
-
-def _is_code(value: object) -> bool:
-    return isinstance(value, type) or hasattr(type(value), "__get__")
+    if is_code(place):
+        raise StateError(f"code was received for {getattr(holder, '__name__', holder)}{at}")
+    _set(place)
 
 
 def _set(place: Place) -> None:
-    value = _counter(place.value) if isinstance(place.value, Count) else place.value
+    value = place.value
+    if isinstance(value, Count):
+        value = itertools.count(*ast.literal_eval(f"({value.text.removeprefix('count')[1:-1]},)"))
     if isinstance(place.owner, dict):
-        if value is _GONE:
-            place.owner.pop(place.name, None)
-        else:
-            place.owner[place.name] = value
+        place.owner.pop(place.name, None) if value is _GONE else place.owner.update({place.name: value})
     elif value is not _GONE:
         type.__setattr__(place.owner, place.name, value)
     elif place.name in vars(place.owner):
         type.__delattr__(place.owner, place.name)
-
-
-def _counter(count: Count) -> "itertools.count[Any] | None":
-    """A counter that goes on as told; None where that does not say how."""
-    try:
-        arguments = ast.literal_eval(f"({count.text.removeprefix('count')[1:-1]},)")
-    except (ValueError, SyntaxError):
-        return None
-    if not 1 <= len(arguments) <= 2 or not all(type(each) in (int, float) for each in arguments):
-        return None
-    return itertools.count(*arguments)

@@ -3,7 +3,7 @@
 import enum
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FunctionType, MappingProxyType, MethodType
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
-from regrow.train.graphs.exchanges import Exchanges, Received
+from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots, slot_values
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
@@ -106,44 +106,30 @@ def hear(told: dict[str, Any], originals: Originals, classes: Classes, exchanges
     if not isinstance(nodes, list) or len(nodes) > MOST:
         raise StateError("the graph that was received is none")
     try:
-        more = cast(list[Any], decode(told["exchanged"])) if "exchanged" in told else [[], {}, []]
-        exchanged, left, names = more
+        exchanged, names = cast(Any, decode(told["exchanged"])) if "exchanged" in told else ([], [])
         exchanges.built()
         with torch.no_grad():
-            reader = _Reader(nodes, told, originals, classes)
-            reader.exchanged(exchanged, left)
-            reader.read()
-            exchanges.take(reader.received(exchanged))
+            _Reader(nodes, told, originals, classes, exchanged).read(exchanges)
             return [str(each) for each in names]
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
         raise StateError(f"a graph of objects that was received does not fit: {error!r}") from error
 
 
 class _Reader:
-    def __init__(self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes) -> None:
+    def __init__(
+        self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes, exchanged: list[list[Any]]
+    ) -> None:
         self._nodes, self._originals, self._classes = nodes, originals, classes
         self._data, self._kept = torch.from_numpy(np.array(told["data"], np.uint8)), told["kept"]
         self._made: dict[int, Any] = {}
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
-        self._apart: dict[int, set[str]] = {}
-
-    def exchanged(self, exchanged: list[list[Any]], left: dict[str, list[str]]) -> None:
-        """Places that are not told as what all have built alike."""
-        self._apart = {int(number): set(each) for number, each in left.items()}
-        for number, at, *_ in exchanged:
-            self._apart.setdefault(number, set()).add(at)
-
-    def received(self, exchanged: list[list[Any]]) -> Iterator[Received]:
-        """Values that are told of these places."""
-        for number, at, *told in exchanged:
-            value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
-            if told != [LEFT]:
-                yield Received(self._made[number], at, value, gone=not told)
+        self._exchanged = exchanged
+        self._apart = {number: [at for each, at, *_ in exchanged if each == number] for number, *_ in exchanged}
 
     def _given_here(self, value: Any, number: int) -> Given:
         return built_alike(value, self._apart.get(number, ()))
 
-    def read(self) -> None:
+    def read(self, exchanges: Exchanges) -> None:
         self._adopt_all()
         for number in range(len(self._nodes)):
             self._thing(number)
@@ -152,6 +138,10 @@ class _Reader:
         for number, (kind, *_) in enumerate(self._nodes):
             if kind in HOLDERS:
                 self._refuse_others(self._made[number], number)
+        for number, at, *told in self._exchanged:
+            value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
+            if told != [LEFT]:
+                exchanges.take(self._made[number], at, value, gone=not told)
 
     def _adopt_all(self) -> None:
         waiting = [number for number, (kind, *_) in enumerate(self._nodes) if kind in HOLDERS]

@@ -1,6 +1,6 @@
 """A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -10,7 +10,7 @@ from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
 from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
-from regrow.train.graphs.outside import built_alike, given_to
+from regrow.train.graphs.outside import Given, built_alike
 from regrow.train.graphs.places import Count, places
 from regrow.train.graphs.read import LEFT, Originals, method_of
 from regrow.train.graphs.walk import (
@@ -56,28 +56,30 @@ class _Teller:
         self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
     ) -> None:
         self._things, self._originals, self._classes, self._exchanges = things, originals, classes, exchanges
-        self._left_out = left
+        self._left, self._names = left, list[str]()
         self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
-        self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in given_to(thing.value)}
+        self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in self._built(thing.value)}
         self._kept: list[object] = []
         self._blob: list[np.ndarray] = []
         self._length = 0
         self._places: dict[Key, list[object]] = {}
+
+    def _built(self, code: object) -> Given:
+        return built_alike(code, self._exchanges.told.get(id(code), ()))
 
     def told(self) -> dict[str, object]:
         with torch.no_grad():
             for key, piece in pieces(self._things).items():
                 self._places[key] = self._place(piece)
         nodes = [self._node(thing) for thing in self._things]
-        exchanged = [self._exchanged(*each) for each in self._exchanges.told_of(self._things)]
+        exchanged = [each for thing in self._things for each in self._exchanged(thing)]
         path = self._things[0].path
         graph = np.frombuffer(encode(nodes, path=path), np.uint8)
         data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
         told: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
-        left = {str(self._numbers[holder]): sorted(each) for holder, each in self._left()}
-        if exchanged or left or self._left_out:
-            names = [*self._exchanges.names(), *(path for _, path in self._left_out.values())]
-            told["exchanged"] = encode([exchanged, left, names], path=path)
+        if exchanged or self._left:
+            names = [*self._names, *(path for _, path in self._left.values())]
+            told["exchanged"] = encode([exchanged, names], path=path)
         return told
 
     def _place(self, piece: Piece) -> list[object]:
@@ -92,21 +94,22 @@ class _Teller:
         self._kept.append(value)
         return len(self._kept) - 1
 
-    def _left(self) -> list[tuple[int, dict[str, str]]]:
-        return [(holder, each) for holder, each in self._exchanges.stays.items() if holder in self._numbers]
-
-    def _exchanged(self, thing: Thing, at: str) -> list[object]:
-        """Number of the holder, the place, and the value; with a text instead, what an iterator counts on from."""
-        place = places(thing.value).get(at)
-        if place is None:
-            return [self._numbers[id(thing.value)], at]
-        told = [None, place.value.text] if isinstance(place.value, Count) else [self._ref(place.value)]
-        return [self._numbers[id(thing.value)], at, *told]
+    def _exchanged(self, thing: Thing) -> Iterator[list[object]]:
+        """Number of the holder, each place, and the value, with a text where it counts; no value where it is gone."""
+        for at, is_data in sorted(self._exchanges.told.get(id(thing.value), {}).items()):
+            told: list[object] = []
+            if not is_data:
+                told = [LEFT]
+                self._names.append(f"{getattr(thing.value, '__name__', thing.path)}{at}")
+            elif (place := places(thing.value).get(at)) is not None:
+                value = place.value
+                told = [None, value.text] if isinstance(value, Count) else [self._ref(value)]
+            yield [self._numbers[id(thing.value)], at, *told]
 
     def _ref(self, value: object) -> object:
         number = self._numbers.get(id(value))
         if number is None:
-            return LEFT if id(value) in self._left_out else value
+            return LEFT if id(value) in self._left else value
         return (number,)
 
     def _refs(self, values: Iterable[object]) -> list[object]:
@@ -180,7 +183,7 @@ class _Teller:
             return np.lib.format.dtype_to_descr(value)
         if kind is ThingKind.RANGE:
             return [value.start, value.stop, value.step]
-        given = self._refs(each for _, each in built_alike(value, self._exchanges.apart(value)))
+        given = self._refs(each for _, each in self._built(value))
         return [value.name, *given] if kind is ThingKind.ENUM else given
 
     def _pairs(self, items: dict[Any, Any]) -> list[object]:

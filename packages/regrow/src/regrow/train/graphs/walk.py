@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 
 from regrow.train.graphs.kinds import NotCarried, ThingKind, is_key, kind_of, slot_values
 from regrow.train.graphs.nested import held
-from regrow.train.graphs.outside import Given, apart, given_to, is_followed
+from regrow.train.graphs.outside import Given, given_to, is_followed
 
 Key = tuple[str, int]
 MOST = 2_000_000
@@ -32,20 +31,15 @@ class Piece(NamedTuple):
 
     memory: torch.Tensor
     path: str
+    of: object = None
 
 
-def walk(
-    roots: Mapping[str, object],
-    without: Mapping[int, Collection[str]] = MappingProxyType({}),
-    left: Collection[int] = (),
-    met: set[int] | None = None,
-) -> list[Thing]:
+def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] | None = None) -> list[Thing]:
     """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
 
     Args:
         roots: where to begin.
-        without: by the id of a class or a function, what of it is not followed.
-        left: ids of what is not followed at all.
+        left: ids of what is not followed.
         met: takes up those of them that are there.
     """
     found: list[Thing] = []
@@ -67,8 +61,7 @@ def walk(
         seen.add(id(value))
         thing = Thing(value, kind, path)
         found.append(thing)
-        below = [(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC]
-        near += reversed(apart(below, {path + at for at in without.get(id(value), ())}) if without else below)
+        near += reversed([(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC])
     return found
 
 
@@ -139,11 +132,11 @@ def pieces(things: Iterable[Thing]) -> dict[Key, Piece]:
     found: dict[Key, Piece] = {}
     for value, kind, path in things:
         if kind is ThingKind.ARRAY and base_of(value) is value:
-            found[array_key(value)] = Piece(array_bytes(value, path), path)
+            found[array_key(value)] = Piece(array_bytes(value, path), path, value)
         elif kind is ThingKind.TENSOR:
             if value.requires_grad or value.layout is not torch.strided or value.is_meta:
                 raise NotCarried(path, value, "it has a gradient, or no plain memory")
-            found.setdefault(storage_key(value), Piece(storage_bytes(value), path))
+            found.setdefault(storage_key(value), Piece(storage_bytes(value), path, value))
     _refuse_shared(found.values())
     return found
 
@@ -160,9 +153,9 @@ def storage_key(tensor: torch.Tensor) -> Key:
 
 def _refuse_shared(found: Iterable[Piece]) -> None:
     end, before = 0, ""
-    for memory, path in sorted(found, key=lambda piece: piece.memory.data_ptr()):
+    for memory, path, of in sorted(found, key=lambda piece: piece.memory.data_ptr()):
         if memory.numel() and memory.data_ptr() < end:
-            raise NotCarried(path, memory, f"it shares its memory with {before}")
+            raise NotCarried(path, memory, f"it shares its memory with {before}", of=of)
         end, before = max(end, memory.data_ptr() + memory.numel()), path
 
 

@@ -307,11 +307,6 @@ def put_settings(group: dict[str, object], saved: object) -> None:
             group[key] = value
 
 
-def told(thing: Stateful, *, here: bool = False) -> object:
-    """State of the script's object. `here`: for this process alone. Raises `NotCarried` for what cannot be told."""
-    return thing.seen() if here and isinstance(thing, ObjectGraph) else thing.state_dict()
-
-
 def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = True) -> None:
     """`load_state_dict` of the script's object, with a state in the types of its own. Raises `StateError`.
 
@@ -319,6 +314,6 @@ def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = Tr
         in_place: write into the tensors that it has; else it takes over those of `state`.
     """
     try:
-        thing.load_state_dict(fitted(told(thing, here=True), state, in_place=in_place))
+        thing.load_state_dict(fitted(thing.state_dict(), state, in_place=in_place))
     except Exception as error:
         raise StateError(f"{name}: load_state_dict() of {type(thing).__name__} failed: {error!r}") from error

@@ -29,12 +29,10 @@ from regrow.train.state.hydration_targets import (
 )
 from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes
-from regrow.train.state.moment import Moment, Scope, put_object, settings, told
+from regrow.train.state.moment import Moment, Scope, put_object, settings
 from regrow.train.state.naming import Protected, ProtectedObjects, roster, unwrapped
 from regrow.train.state.rollback import Undo, copied_gradients, give_gradients
 from regrow.train.state.variables import Variables
-
-_Surveyed = tuple[Inventory, dict[str, torch.Tensor]]
 
 
 class ProtectedState:
@@ -276,7 +274,7 @@ class ProtectedState:
                 ids.update(id(value) for value in values.values() if isinstance(value, torch.Tensor))
         return {name for name, tensor in self._table.items() if id(tensor) in ids}
 
-    def _survey(self, step: StepNo, *, canonical: bool = False, here: bool = False) -> _Surveyed:
+    def _survey(self, step: StepNo, *, canonical: bool = False) -> tuple[Inventory, dict[str, torch.Tensor]]:
         table = self._roster.parameters | self._buffers()
 
         def lift(path: str, tensor: torch.Tensor) -> str:
@@ -294,8 +292,7 @@ class ProtectedState:
             settings={name: packed(self._settings(name), f"{name}.param_groups") for name in optimizers},
             state={name: packed(self._roster.state_of(name), name) for name in optimizers},
             objects={
-                name: packed(told(thing, here=canonical or here), name)
-                for name, thing in sorted(self._roster.objects.items())
+                name: packed(self._roster.objects[name].state_dict(), name) for name in sorted(self._roster.objects)
             },
             modes=b"" if canonical else encode(self.modes.told(), path="modes"),
         )
@@ -318,7 +315,7 @@ class ProtectedState:
         except msgspec.MsgspecError as error:
             raise StateError(f"the Python state that was received does not decode: {error}") from error
         offered = {entry.name: entry for entry in inventory.entries}
-        _, present = self._survey(self.state_at, here=True)
+        _, present = self._survey(self.state_at)
         targets = self._module_targets(offered, present)
         owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
 
