@@ -335,26 +335,3 @@ def test_containers_that_functions_have_from_outside_are_carried() -> None:
     assert other.all() == ([1], [0, 2])
     mine.go_back(memory)
     assert one.all() == ([], [0])
-
-
-class Numbered:
-    made = 0
-    ids = itertools.count()
-    table = (1, 2)
-
-    def make(self) -> None:
-        """Counts in the class."""
-        type(self).made += 1
-
-
-def test_what_steps_change_in_a_class_is_refused_by_name() -> None:
-    numbered = Numbered()
-    graph = ObjectGraph({"env": numbered})
-    graph.state_dict()
-    next(numbered.ids)
-    with pytest.raises(NotCarried, match=r"env.__class__ \(type\).*steps change Numbered.ids"):
-        graph.state_dict()
-    graph.settle()
-    numbered.make()
-    with pytest.raises(NotCarried, match=r"steps change Numbered.made"):
-        graph.state_dict()

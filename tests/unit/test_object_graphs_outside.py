@@ -172,21 +172,6 @@ def test_what_a_class_has_goes_back_and_reaches_a_newcomer() -> None:
     assert [other.draw() for _ in range(3)] == expected
 
 
-def test_what_a_failed_step_has_put_into_a_class_is_refused() -> None:
-    env = env_of_class_state()()
-    graph = ObjectGraph({"env": env})
-    memory = graph.remember()
-    type(env).made += 1
-    for again in (lambda: graph.go_back(memory), graph.remember, graph.state_dict):
-        with pytest.raises(NotCarried, match=r"steps change Env.made"):
-            again()
-    type(env).made -= 1
-    graph.go_back(memory)
-    type(env).random = random.Random(3)
-    with pytest.raises(NotCarried, match=r"steps change Env.random"):
-        graph.go_back(memory)
-
-
 class Bullet:
     """Made in steps alone."""
 
@@ -254,7 +239,7 @@ class Planet(enum.Enum):
         self.moons, self.number = [number], number
 
 
-def test_what_an_enum_has_goes_back_and_what_is_exchanged_in_it_is_refused() -> None:
+def test_what_an_enum_has_goes_back() -> None:
     holds = Holds(Planet.EARTH)
     graph = ObjectGraph({"env": holds})
     memory = graph.remember()
@@ -262,9 +247,8 @@ def test_what_an_enum_has_goes_back_and_what_is_exchanged_in_it_is_refused() -> 
     graph.go_back(memory)
     assert Planet.MARS.moons == [2]
     Planet.MARS.number = 9
-    with pytest.raises(NotCarried, match="number, which is no attribute of an object"):
-        graph.go_back(memory)
-    Planet.MARS.number = 2
+    graph.go_back(memory)
+    assert Planet.MARS.number == 2
 
 
 class Plain:

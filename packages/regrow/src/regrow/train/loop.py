@@ -87,8 +87,7 @@ class StepLoop(ScriptPlace):
         modules, dealer = self.modules, self.standing.dealer
         modules.check_hooks()
         self.standing.let_follow(modules.spanning)
-        if self.standing.first_reads is not None:
-            self.standing.first_reads.arrives()
+        self.standing.begins()
         self._announcing.accelerator = accelerator_of(self.standing.protected().parameters())
         self.member.arrive(
             self.standing.protected(),
@@ -182,7 +181,7 @@ class StepLoop(ScriptPlace):
         if self.standing.first_reads is not None:
             self.standing.first_reads.fetched(number)
         self._rehearsal.asked()
-        state.begin()
+        self.standing.remember()
         if not member.body.begin_step(number, state):
             return None
         self.shadow.begins(number, batch)
@@ -313,6 +312,7 @@ class StepLoop(ScriptPlace):
         """
         self._owing = False
         self._announcing.flush()
+        self.standing.tell_apart(closely=self._latest is not None)  # before others decide who gives whom a state
         try:
             adopted = self.member.waiting.rejoin(self.standing.regroups.give_up)
         except WorkerReleased as leaving:

@@ -1,19 +1,29 @@
 """Context of a worker's loop: its part in the job, its protected state, its batches, and its place in the world."""
 
+import contextlib
 from collections.abc import Iterable
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from regrow.comm.torch_private import device_mesh, grad_scalers
 from regrow.core.errors import UsageError
+from regrow.core.ids import Generation, Rank
+from regrow.core.messages.facts import WorkerNoted
+from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
+from regrow.train.graphs.kinds import NotCarried
 from regrow.train.hooks.regroups import RegroupHooks
 from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
 from regrow.train.sharing import Share, share_of
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.participation import Participation
+
+_GOES_ON = (
+    "training goes on, and from now on no lost rank is replaced: after a fault all workers start again, with the state "
+    "in memory or on disk where that can be, else from the beginning"
+)
 
 
 class LoopContext:
@@ -37,6 +47,7 @@ class LoopContext:
         self._data_of: DeviceMesh | Share | None = None
         self._stood = (member.rank, member.world)
         """The rank and the world that device meshes are of."""
+        self._said_apart: set[str] = set()
 
     @property
     def replicas(self) -> int:
@@ -121,6 +132,34 @@ class LoopContext:
         for graph in self.protected().graphs():
             graph.settle()
         return self.protected()
+
+    def begins(self) -> None:
+        """Steps count from now on: state that cannot be given to a newcomer does not end the training any more."""
+        if self.first_reads is not None:
+            self.first_reads.arrives()
+        for graph in self.protected().graphs():
+            graph.begin()
+
+    def remember(self) -> None:
+        """A body is about to start from the state as it is now."""
+        self.protected().begin()
+        self.tell_apart()
+
+    def tell_apart(self, *, closely: bool = False) -> None:
+        """Say once what no newcomer could be given, and what this worker was not. `closely`: try to tell all of it."""
+        member = self.member
+        for graph in self.protected().graphs():
+            if closely:
+                with contextlib.suppress(NotCarried):
+                    graph.state_dict()
+            if graph.apart and graph.apart not in self._said_apart:
+                self._said_apart.add(graph.apart)
+                place = member.worker, Generation(member.generation), Rank(member.rank), member.step
+                member.send(ReplacementRefuted(*place, graph.apart, alone=True))
+                member.note_of_script(f"{graph.apart}: {_GOES_ON}")
+            missing, graph.missing = graph.missing, []
+            if missing:
+                member.send(WorkerNoted(member.worker, missing[0], doubts=True))
 
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""

@@ -11,9 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.kinds import NotCarried, ThingKind
-from regrow.train.graphs.outside import Given, alike, given_to
-from regrow.train.graphs.walk import HOLDERS, Thing
+from regrow.train.graphs.kinds import ThingKind
 from regrow.train.script_source import is_script
 
 _BUILTIN = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, dict, set, tuple, frozenset)}
@@ -57,32 +55,6 @@ class Classes:
         for part in path.split("."):
             found = vars(found).get(part) if hasattr(found, "__dict__") else None
         return found if isinstance(found, type) and found.__module__ == module else None
-
-
-class Outside:
-    """Values that functions, classes and enums had as they were first seen: a step may change them, not exchange them.
-
-    They stay with each process: a newcomer's class has its own.
-    """
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[object, Given]] = {}
-
-    def look(self, things: Iterable[Thing]) -> None:
-        """Raises `NotCarried` where one has other values now."""
-        for thing in things:
-            if thing.kind in HOLDERS and (now := given_to(thing.value)):
-                before = self._known.setdefault(id(thing.value), (thing.value, now))[1]
-                self._compare(thing, dict(before), dict(now))
-
-    @staticmethod
-    def _compare(thing: Thing, before: dict[str, object], now: dict[str, object]) -> None:
-        for at in before.keys() | now.keys():
-            if at not in before or at not in now or not alike(before[at], now[at]):
-                name = getattr(thing.value, "__name__", type(thing.value).__name__)
-                raise NotCarried(
-                    thing.path, thing.value, f"steps change {name}{at}, which is no attribute of an object"
-                )
 
 
 def make(kind: ThingKind, of: type) -> Any:

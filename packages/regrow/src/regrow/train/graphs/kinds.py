@@ -131,9 +131,10 @@ _EXACT: dict[type, ThingKind] = {
 
 
 class NotCarried(UsageError):
-    """A value whose state cannot be read, or not be written again."""
+    """A value whose state cannot be read, or not be written again. `of`: what has it, where it is no thing itself."""
 
-    def __init__(self, path: str, value: object, reason: str) -> None:
+    def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
+        self.path, self.value = path, value if of is None else of
         name = re.split(r"[.\[]", path, maxsplit=1)[0]
         super().__init__(
             f"{path} ({type(value).__name__}) cannot be protected: {reason}",

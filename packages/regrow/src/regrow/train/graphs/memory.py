@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from regrow.train.graphs.exchanges import Held
 from regrow.train.graphs.kinds import NotCarried, ThingKind, put_slots, slot_values
 from regrow.train.graphs.nested import fitted, held
 from regrow.train.graphs.walk import (
@@ -33,11 +34,13 @@ class Memory(NamedTuple):
         things: all that can change.
         contents: of each of them.
         copies: by piece of memory, that and a copy of it.
+        held: what classes and functions had.
     """
 
     things: list[Thing]
     contents: list[Any]
     copies: dict[Key, tuple[Piece, torch.Tensor]]
+    held: Held = {}
 
 
 _CHANGES = frozenset(

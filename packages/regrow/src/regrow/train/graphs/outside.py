@@ -13,7 +13,7 @@ import itertools
 import reprlib
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -35,7 +35,7 @@ from regrow.train.script_source import is_script
 
 _LIBRARIES = frozenset({"builtins", "numpy", "torch", *sys.stdlib_module_names})
 _DATA = (list, deque, bytearray, np.ndarray, torch.Tensor, *DICTS, *GENERATOR_TYPES)
-_FIELDS = type(vars(NamedTuple("_Fields", [("field", int)]))["field"])
+FIELDS = type(vars(NamedTuple("_Fields", [("field", int)]))["field"])
 _REPR = {each.__code__.co_filename for each in (reprlib.recursive_repr, dataclasses.field)}
 """Their functions have a set of what is being shown, empty between steps; each dataclass has one."""
 _BUILTINS = (BuiltinFunctionType, MethodWrapperType)
@@ -71,6 +71,19 @@ def given_to(code: object) -> Given:
     if isinstance(code, _BUILTINS) and not isinstance(code.__self__, ModuleType | type | None):
         return [(".__self__", code.__self__)]
     return []
+
+
+def apart(given: Given, exchanged: Collection[str]) -> Given:
+    """Those values that are not of these places, by what their path has in addition."""
+    if not exchanged:
+        return given
+    stems = tuple(f"{at}{more}" for at in exchanged for more in (".", " ", "["))
+    return [(at, each) for at, each in given if at not in exchanged and not at.startswith(stems)]
+
+
+def built_alike(code: object, exchanged: Collection[str]) -> Given:
+    """Values that it has in all other places, in an order that exchanges do not change."""
+    return sorted(apart(given_to(code), exchanged), key=lambda each: each[0])
 
 
 def _of_partial(code: functools.partial[Any]) -> Iterator[tuple[object, object]]:
@@ -112,7 +125,7 @@ def _of_class(kind: type) -> Iterator[tuple[str, object]]:
             hidden = name.startswith(("__", "_abc_")) and not isinstance(
                 value, FunctionType | staticmethod | classmethod
             )
-            if not hidden and not isinstance(value, MemberDescriptorType | GetSetDescriptorType | _FIELDS):
+            if not hidden and not isinstance(value, MemberDescriptorType | GetSetDescriptorType | FIELDS):
                 yield from ((f"{at}.{name}{more}", each) for more, each in _of_attribute(value))
 
 

@@ -3,9 +3,9 @@
 import enum
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
-from types import FunctionType, MethodType
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, MappingProxyType, MethodType
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,10 +13,12 @@ import torch
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, dtype_of
 from regrow.train.graphs.classes import Classes, make
-from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots
+from regrow.train.graphs.exchanges import Exchanges
+from regrow.train.graphs.kinds import BITS, DICTS, ThingKind, is_key, kind_of, put_slots, slot_values
 from regrow.train.graphs.memory import put_items, put_members, put_objects
 from regrow.train.graphs.nested import fitted
-from regrow.train.graphs.outside import alike, given_to, is_atom
+from regrow.train.graphs.outside import Given, alike, built_alike, is_atom
+from regrow.train.graphs.places import Count
 from regrow.train.graphs.received import (
     count_of,
     kept_at,
@@ -59,6 +61,9 @@ _WITHOUT_IDENTITY = frozenset(
     }
 )
 
+LEFT = (-1,)
+"""Told in the place of a thing that no other process can be given: there stands what the script has built."""
+
 
 class Originals:
     """Things that were there as the loop began, by path: all ranks have built them alike.
@@ -92,26 +97,39 @@ class Originals:
         return {each.value for each in self._things.values() if isinstance(each.value, type)}
 
 
-def hear(told: dict[str, Any], originals: Originals, classes: Classes) -> None:
-    """Write a told graph into the present one. Raises `StateError` where it does not fit."""
+def hear(told: dict[str, Any], originals: Originals, classes: Classes, exchanges: Exchanges) -> list[str]:
+    """Write a told graph into the present one. Returns what steps had exchanged elsewhere that is not told.
+
+    Raises `StateError` where it does not fit.
+    """
     nodes = decode(np.ascontiguousarray(told["graph"]).tobytes())
     if not isinstance(nodes, list) or len(nodes) > MOST:
         raise StateError("the graph that was received is none")
     try:
+        exchanged, names = cast(Any, decode(told["exchanged"])) if "exchanged" in told else ([], [])
+        exchanges.built()
         with torch.no_grad():
-            _Reader(nodes, told, originals, classes).read()
+            _Reader(nodes, told, originals, classes, exchanged).read(exchanges)
+            return [str(each) for each in names]
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
         raise StateError(f"a graph of objects that was received does not fit: {error!r}") from error
 
 
 class _Reader:
-    def __init__(self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes) -> None:
+    def __init__(
+        self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes, exchanged: list[list[Any]]
+    ) -> None:
         self._nodes, self._originals, self._classes = nodes, originals, classes
         self._data, self._kept = torch.from_numpy(np.array(told["data"], np.uint8)), told["kept"]
         self._made: dict[int, Any] = {}
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
+        self._exchanged = exchanged
+        self._apart = {number: [at for each, at, *_ in exchanged if each == number] for number, *_ in exchanged}
 
-    def read(self) -> None:
+    def _given_here(self, value: Any, number: int) -> Given:
+        return built_alike(value, self._apart.get(number, ()))
+
+    def read(self, exchanges: Exchanges) -> None:
         self._adopt_all()
         for number in range(len(self._nodes)):
             self._thing(number)
@@ -120,6 +138,10 @@ class _Reader:
         for number, (kind, *_) in enumerate(self._nodes):
             if kind in HOLDERS:
                 self._refuse_others(self._made[number], number)
+        for number, at, *told in self._exchanged:
+            value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
+            if told != [LEFT]:
+                exchanges.take(self._made[number], at, value, gone=not told)
 
     def _adopt_all(self) -> None:
         waiting = [number for number, (kind, *_) in enumerate(self._nodes) if kind in HOLDERS]
@@ -132,8 +154,8 @@ class _Reader:
 
     def _adopt(self, value: Any, number: int) -> None:
         """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
-        for (_, mine), told in zip(given_to(value), self._given(number), strict=True):
-            if type(told) is tuple and told[0] not in self._made:
+        for (_, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
+            if type(told) is tuple and told != LEFT and told[0] not in self._made:
                 kind, name, path, content = self._nodes[told[0]]
                 same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
                 if same and self._fits(mine, ThingKind(kind), name, content):
@@ -146,11 +168,11 @@ class _Reader:
     def _refuse_others(self, value: Any, number: int) -> None:
         """Raises `StateError` where a class or a function has other things here than there."""
         built = self._nodes[number][2]
-        for (at, mine), told in zip(given_to(value), self._given(number), strict=True):
+        for (at, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
             theirs = self._value(told)
             # What is built by all ranks alike may have a name or a time of its own.
             same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
-            if not same and not (built and is_atom(mine) and is_atom(theirs)):
+            if not same and told != LEFT and not (built and is_atom(mine) and is_atom(theirs)):
                 raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
@@ -204,16 +226,22 @@ class _Reader:
         return here == [dtype, shape, strides, first] and (place[1] < 0 or nbytes == place[1])
 
     def _value(self, told: Any) -> Any:
+        if told == LEFT:
+            return None
         return self._thing(told[0]) if type(told) is tuple else told
 
     def _values(self, told: Iterable[Any]) -> list[Any]:
         return [self._value(each) for each in told]
 
-    def _pairs(self, told: list[Any]) -> dict[Any, Any]:
+    def _pairs(self, told: list[Any], here: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
+        """Items by key; one that was left out is as it is `here`."""
         values = self._values(told)
         if not all(map(is_key, values[::2])):
             raise StateError("a dictionary was received with a key that may be none")
-        return dict(zip(values[::2], values[1::2], strict=True))
+        pairs = dict(zip(values[::2], values[1::2], strict=True))
+        for key in [key for key, each in zip(values[::2], told[1::2], strict=True) if each == LEFT and key in here]:
+            pairs[key] = here[key]
+        return pairs
 
     def _new(self, kind: ThingKind, name: str, path: str, content: Any) -> Any:
         if kind is ThingKind.LIST:
@@ -309,8 +337,8 @@ class _Reader:
                 value.default_factory = self._value(content[0])
         elif kind is ThingKind.OBJECT:
             if hasattr(value, "__dict__"):
-                put_items(vars(value), self._pairs(content[0]))
-            put_slots(value, self._pairs(content[1]))
+                put_items(vars(value), self._pairs(content[0], vars(value)))
+            put_slots(value, self._pairs(content[1], slot_values(value)))
         elif kind is ThingKind.ITEMS:
             put_objects(value, self._values(content[1:]))
         elif kind in (ThingKind.ARRAY, ThingKind.TENSOR):

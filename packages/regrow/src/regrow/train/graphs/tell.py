@@ -1,6 +1,6 @@
 """A graph of objects as data: a list of its things, and one piece of memory for all arrays and tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
@@ -8,9 +8,11 @@ import torch
 
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
-from regrow.train.graphs.outside import given_to
-from regrow.train.graphs.read import Originals, method_of
+from regrow.train.graphs.outside import Given, built_alike
+from regrow.train.graphs.places import Count, places
+from regrow.train.graphs.read import LEFT, Originals, method_of
 from regrow.train.graphs.walk import (
     GENERATORS,
     HOLDERS,
@@ -36,30 +38,49 @@ _NAMED = frozenset(
     }
 )
 
+_OF_ONE = frozenset({ThingKind.METHOD, ThingKind.NUMPY, ThingKind.ARRAY})
+"""Kinds that are nothing without the thing that they are of."""
+Left = Mapping[int, tuple[object, str]]
+"""By the id of what is left out: that, and its path."""
 
-def tell(things: list[Thing], originals: Originals, classes: Classes) -> dict[str, object]:
+
+def tell(
+    things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
+) -> dict[str, object]:
     """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
-    return _Teller(things, originals, classes).told()
+    return _Teller(things, originals, classes, exchanges, left).told()
 
 
 class _Teller:
-    def __init__(self, things: list[Thing], originals: Originals, classes: Classes) -> None:
-        self._things, self._originals, self._classes = things, originals, classes
+    def __init__(
+        self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
+    ) -> None:
+        self._things, self._originals, self._classes, self._exchanges = things, originals, classes, exchanges
+        self._left, self._names = left, list[str]()
         self._numbers = {id(thing.value): at for at, thing in enumerate(things)}
-        self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in given_to(thing.value)}
+        self._given = {id(each) for thing in things if thing.kind in HOLDERS for _, each in self._built(thing.value)}
         self._kept: list[object] = []
         self._blob: list[np.ndarray] = []
         self._length = 0
         self._places: dict[Key, list[object]] = {}
+
+    def _built(self, code: object) -> Given:
+        return built_alike(code, self._exchanges.told.get(id(code), ()))
 
     def told(self) -> dict[str, object]:
         with torch.no_grad():
             for key, piece in pieces(self._things).items():
                 self._places[key] = self._place(piece)
         nodes = [self._node(thing) for thing in self._things]
-        graph = np.frombuffer(encode(nodes, path=self._things[0].path), np.uint8)
+        exchanged = [each for thing in self._things for each in self._exchanged(thing)]
+        path = self._things[0].path
+        graph = np.frombuffer(encode(nodes, path=path), np.uint8)
         data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
-        return {"graph": graph, "data": data, "kept": self._kept}
+        told: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
+        if exchanged or self._left:
+            names = [*self._names, *(path for _, path in self._left.values())]
+            told["exchanged"] = encode([exchanged, names], path=path)
+        return told
 
     def _place(self, piece: Piece) -> list[object]:
         """Place of a piece's bytes: first and length in the common memory, or the number of what is kept."""
@@ -73,9 +94,23 @@ class _Teller:
         self._kept.append(value)
         return len(self._kept) - 1
 
+    def _exchanged(self, thing: Thing) -> Iterator[list[object]]:
+        """Number of the holder, each place, and the value, with a text where it counts; no value where it is gone."""
+        for at, is_data in sorted(self._exchanges.told.get(id(thing.value), {}).items()):
+            told: list[object] = []
+            if not is_data:
+                told = [LEFT]
+                self._names.append(f"{getattr(thing.value, '__name__', thing.path)}{at}")
+            elif (place := places(thing.value).get(at)) is not None:
+                value = place.value
+                told = [None, value.text] if isinstance(value, Count) else [self._ref(value)]
+            yield [self._numbers[id(thing.value)], at, *told]
+
     def _ref(self, value: object) -> object:
         number = self._numbers.get(id(value))
-        return value if number is None else (number,)
+        if number is None:
+            return LEFT if id(value) in self._left else value
+        return (number,)
 
     def _refs(self, values: Iterable[object]) -> list[object]:
         return [self._ref(each) for each in values]
@@ -84,7 +119,10 @@ class _Teller:
         kind = thing.kind
         original = self._originals.path_of(thing.value)
         name = self._class_of(thing, original) if kind in _NAMED else ""
-        return [str(kind), name, original, self._content(thing)]
+        content = self._content(thing)
+        if kind in _OF_ONE and (content == LEFT or LEFT in cast(list[object], content)):
+            raise NotCarried(thing.path, thing.value, "it is of a thing that is left out")
+        return [str(kind), name, original, content]
 
     def _class_of(self, thing: Thing, original: str) -> str:
         of = thing.value if thing.kind is ThingKind.CONSTANT and isinstance(thing.value, type) else type(thing.value)
@@ -145,7 +183,7 @@ class _Teller:
             return np.lib.format.dtype_to_descr(value)
         if kind is ThingKind.RANGE:
             return [value.start, value.stop, value.step]
-        given = self._refs(each for _, each in given_to(value))
+        given = self._refs(each for _, each in self._built(value))
         return [value.name, *given] if kind is ThingKind.ENUM else given
 
     def _pairs(self, items: dict[Any, Any]) -> list[object]:

@@ -1,7 +1,7 @@
 """All that an object holds, each thing once, with the path by which it is reached first."""
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -31,16 +31,27 @@ class Piece(NamedTuple):
 
     memory: torch.Tensor
     path: str
+    of: object = None
 
 
-def walk(roots: Mapping[str, object]) -> list[Thing]:
-    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried."""
+def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] | None = None) -> list[Thing]:
+    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
+
+    Args:
+        roots: where to begin.
+        left: ids of what is not followed.
+        met: takes up those of them that are there.
+    """
     found: list[Thing] = []
     seen: set[int] = set()
     near: list[tuple[str, object]] = list(roots.items())[::-1]
     while near:
         path, value = near.pop()
         if type(value) in _ATOMIC or id(value) in seen:
+            continue
+        if id(value) in left:
+            if met is not None:
+                met.add(id(value))
             continue
         kind = kind_of(value, path)
         if kind is ThingKind.ATOM:
@@ -87,7 +98,7 @@ def _of_dict(value: dict[object, object], path: str) -> Iterator[tuple[str, obje
         yield ".default_factory", factory
     for key, each in value.items():
         if type(key) not in _ATOMIC and not is_key(key):
-            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these")
+            raise NotCarried(path, key, "a key must be a number, text, an enum, None, or a tuple of these", of=value)
         at = f"[{key!r:.40}]"
         yield f" key {at}", key
         yield at, each
@@ -121,11 +132,11 @@ def pieces(things: Iterable[Thing]) -> dict[Key, Piece]:
     found: dict[Key, Piece] = {}
     for value, kind, path in things:
         if kind is ThingKind.ARRAY and base_of(value) is value:
-            found[array_key(value)] = Piece(array_bytes(value, path), path)
+            found[array_key(value)] = Piece(array_bytes(value, path), path, value)
         elif kind is ThingKind.TENSOR:
             if value.requires_grad or value.layout is not torch.strided or value.is_meta:
                 raise NotCarried(path, value, "it has a gradient, or no plain memory")
-            found.setdefault(storage_key(value), Piece(storage_bytes(value), path))
+            found.setdefault(storage_key(value), Piece(storage_bytes(value), path, value))
     _refuse_shared(found.values())
     return found
 
@@ -142,9 +153,9 @@ def storage_key(tensor: torch.Tensor) -> Key:
 
 def _refuse_shared(found: Iterable[Piece]) -> None:
     end, before = 0, ""
-    for memory, path in sorted(found, key=lambda piece: piece.memory.data_ptr()):
+    for memory, path, of in sorted(found, key=lambda piece: piece.memory.data_ptr()):
         if memory.numel() and memory.data_ptr() < end:
-            raise NotCarried(path, memory, f"it shares its memory with {before}")
+            raise NotCarried(path, memory, f"it shares its memory with {before}", of=of)
         end, before = max(end, memory.data_ptr() + memory.numel()), path
 
 

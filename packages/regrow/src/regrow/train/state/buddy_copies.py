@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from regrow.agent.workers.link import WorkerLink
-from regrow.core.errors import DeadlineExceeded
+from regrow.core.errors import DeadlineExceeded, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages.copies import SnapshotStored, StateKept
 from regrow.hydration.copies.snapshot import SnapshotKeeper
@@ -40,7 +40,11 @@ class BuddyCopies:
         """At a step's boundary: take the copy that is due."""
         if self._every > 0 and step % self._every == 0 and self._keeper.newest != step:
             state.state_at = step
-            self._keeper.take(state, step, self._link.env.rank, state.layout())
+            try:
+                self._keeper.take(state, step, self._link.env.rank, state.layout())
+            except UsageError as error:  # a step has put something there that cannot be told
+                self._every = 0
+                _log.warning("rank %d has no more copies of its state: %s", self._link.env.rank, error.cause)
 
     def keep(self, state: ProtectedState, step: StepNo) -> None:
         """This worker is to be ended, and its state is to stay: leave it in the agent's memory."""

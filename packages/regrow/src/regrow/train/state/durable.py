@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from regrow.core.errors import CheckpointError, NoMemoryForCopy
+from regrow.core.errors import CheckpointError, NoMemoryForCopy, UsageError
 from regrow.core.ids import NO_STATE, Rank, StepNo, WorkerId
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.lineage import Lineage
@@ -65,8 +65,9 @@ class DurableState:
             if self._segment is None:
                 self._segment = Segment.create()
             nbytes = take(self._segment, state, step, rank, holding)
-        except NoMemoryForCopy as error:
-            reason = f"rank {rank} has no memory for a snapshot: {error}"
+        except (NoMemoryForCopy, UsageError) as error:  # or a step has put something there that cannot be told
+            short = isinstance(error, NoMemoryForCopy)
+            reason = f"rank {rank} has no memory for a snapshot: {error}" if short else error.cause
             self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, -1, 0, reason))
             return
         self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, self._segment.descriptor, nbytes))

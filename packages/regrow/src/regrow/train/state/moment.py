@@ -140,7 +140,13 @@ class Moment:
                 self._parameters[name] = copy
 
     def put_back(self) -> None:
-        """Go back. Raises `StateError` where nothing was remembered, or an object refuses its own state."""
+        """Go back. Raises `StateError` where nothing was remembered, or an object refuses its state, or has none."""
+        if unlike := self.go_back():
+            raise StateError(f"{unlike[0]} cannot be put back: steps have put something there that cannot be copied")
+
+    def go_back(self) -> list[str]:
+        """As `put_back`; returns the objects that are not what they were, as that could not be remembered."""
+        unlike: list[str] = []
         if not self.taken:
             raise StateError("nothing was remembered of this step", hint="call begin() first")
         with torch.no_grad():
@@ -151,14 +157,16 @@ class Moment:
                 put_settings(group, held(saved, None))
             for name, saved in self._states.items():
                 thing = self._roster.objects[name]
-                if isinstance(thing, ObjectGraph) and isinstance(saved, Memory):
-                    thing.go_back(saved)
+                if isinstance(thing, ObjectGraph):
+                    if not thing.go_back(saved if isinstance(saved, Memory) else None):
+                        unlike.append(name)
                 else:
                     put_object(name, thing, saved)
             for copy in self._parameters.values():
                 copy.put_back()
         self._modes.put_back(self._remembered)
         self._variables.put_back(self._own)
+        return unlike
 
     @property
     def left_changed(self) -> list[str]:

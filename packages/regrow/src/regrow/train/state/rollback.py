@@ -81,7 +81,7 @@ class Undo:
         """
         self._check()
         lost = [name for name in self.early() if name not in self._start.scope]
-        self._start.put_back()
+        lost += self._start.go_back()
         for parameter, had in zip(self._roster.parameters.values(), self._had_gradient, strict=True):
             put_gradient(parameter, had)
         return lost

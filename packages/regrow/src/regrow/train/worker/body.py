@@ -260,9 +260,9 @@ class Body:
         if lost:
             text = f"{lost[0]} was changed before the first update of step {step}, in which it never was before"
             cure = "change it after optimizer.step(), or in the first step too"
-            self._link.send(
-                facts.WorkerNoted(self._link.env.worker, f"{text}: this fault has struck just there ({cure})")
-            )
+            apart = next((graph.apart for graph in state.graphs() if graph.apart), "")
+            text = apart or f"{text}: this fault has struck just there ({cure})"
+            self._link.send(facts.WorkerNoted(self._link.env.worker, text))
             self._control.update()  # nobody can put that back: the state is torn
 
     def _symptom(self, error: Exception) -> bool:

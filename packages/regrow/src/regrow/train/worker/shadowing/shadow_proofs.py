@@ -10,7 +10,7 @@ from regrow.agent.workers.link import WorkerLink, placed
 from regrow.comm.groups import Groups
 from regrow.comm.process_group import Tape
 from regrow.core.config import publish_rank
-from regrow.core.errors import GenerationHalted
+from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import NO_STATE, Rank, Seconds, StepNo
 from regrow.core.messages.replacements import ProveReplacement, ReplacementFact, ReplacementProven
 from regrow.core.messages.vocabulary import Role
@@ -56,7 +56,11 @@ class ShadowProofs:
         recovery = self._body.recovery
         if recovery is not None:
             recovery.held_up = 0.0
-            recovery.frozen.freeze(step, whole_body=self._body.whole_body)
+            try:
+                recovery.frozen.freeze(step, whole_body=self._body.whole_body)
+            except RegrowError:  # of a state that cannot be told, of which people hear elsewhere
+                recovery.server.publish(None)
+                return
             recovery.server.offer_proof(self._control.generation, step, recovery.accelerator.point())
 
     @property

@@ -1,0 +1,75 @@
+"""Values that steps exchange in classes, functions and enumerations, which have them for all their objects."""
+
+from collections.abc import Iterable
+
+from regrow.train.graphs.kinds import NotCarried
+from regrow.train.graphs.outside import alike, apart, given_to
+from regrow.train.graphs.places import Places, exchanged_in, is_code, is_plain_code, places, put, receive
+from regrow.train.graphs.walk import HOLDERS, Thing
+
+Held = dict[int, tuple[object, Places]]
+"""By the id of a class or a function: that, and its places."""
+
+
+class Exchanges:
+    """Knows what classes and functions had as they were first seen."""
+
+    def __init__(self) -> None:
+        self._first: Held = {}
+        self._others: dict[int, dict[str, object]] = {}
+        self.told: dict[int, dict[str, bool]] = {}
+        """By holder, places whose values steps have exchanged; True: data, which travels."""
+        self.code = ""
+        """Name of a place that has other code by now, or had code; empty: there is none."""
+
+    def look(self, things: Iterable[Thing], *, live: bool) -> Held:
+        """All places as they are now. Raises `NotCarried` where a function has other values in what is no place.
+
+        Args:
+            things: all that is held.
+            live: steps count by now.
+        """
+        now: Held = {}
+        for thing in things:
+            if thing.kind in HOLDERS:
+                now[id(thing.value)] = thing.value, places(thing.value)
+                if not isinstance(thing.value, type):
+                    self._refuse_others(thing)
+                self._compare(thing.value, now[id(thing.value)][1], live)
+        return now
+
+    def _refuse_others(self, thing: Thing) -> None:
+        now = dict(apart(given_to(thing.value), places(thing.value)))
+        before = self._others.setdefault(id(thing.value), now)
+        for at in {**before, **now}:
+            if at not in before or at not in now or not alike(before[at], now[at]):
+                name = f"{getattr(thing.value, '__name__', type(thing.value).__name__)}{at}"
+                raise NotCarried(thing.path, thing.value, f"steps change {name}, which is no attribute of an object")
+
+    def _compare(self, holder: object, now: Places, live: bool) -> None:
+        first = self._first.setdefault(id(holder), (holder, dict(now)))[1]
+        for at in exchanged_in(first, now):
+            if not live and is_plain_code(first.get(at)) and is_plain_code(now.get(at)):
+                first[at] = now[at]  # a library puts what it has compiled in the place of a function
+                continue
+            data = not (is_code(first.get(at)) or is_code(now.get(at)))
+            self.told.setdefault(id(holder), {})[at] = data
+            if not data:
+                self.code = self.code or f"{getattr(holder, '__name__', type(holder).__name__)}{at}"
+
+    @staticmethod
+    def put_back(held: Held) -> None:
+        """Exchange what was exchanged since `look`."""
+        for holder, before in held.values():
+            put(before, places(holder))
+
+    def built(self) -> None:
+        """Let all holders have what they had as they were first seen."""
+        self.put_back(self._first)
+        self.told, self.code = {}, ""
+
+    def take(self, holder: object, at: str, value: object, *, gone: bool) -> None:
+        """Put a received value into its place. Raises `StateError` where it may not be."""
+        self._first.setdefault(id(holder), (holder, places(holder)))
+        receive(holder, at, value, gone=gone)
+        self.told.setdefault(id(holder), {})[at] = True
