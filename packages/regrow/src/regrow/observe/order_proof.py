@@ -86,6 +86,9 @@ class _Prover:
             proof.reasons.append(f"{spans(range(history.first))}: not in these records; name the jobs before them too")
         if not history.told:
             proof.reasons.append("there is no events.jsonl, or it does not say who was in the job")
+        if history.several:
+            proof.reasons.append("the script has several trainings, each with an order of its own, which is not proven")
+            return proof.decide()
         for reads in history.steps:
             self._look_at(reads)
         self._end_counts()

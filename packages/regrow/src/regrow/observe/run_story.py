@@ -4,10 +4,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from statistics import median
 
-from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.state_ways import StateWay
 from regrow.core.records import (
     FaultInjected,
+    GenerationFormed,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
@@ -52,8 +53,9 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
     ledger = Ledger(records)
     began = min((record.at for record in records), default=0.0)
     lines = []
+    place = Places(ledger.generations)
     for record in sorted(_told(records, ledger), key=lambda record: record.at):
-        first, *more = _lines(record)
+        first, *more = _lines(record, place)
         lines += [f"{_clock(record.at - began)}  {first}", *(f"{_INDENT}{line}" for line in more)]
     if ledger.ended is None:
         lines.append(f"{_INDENT}it still goes on" if live else f"{_INDENT}its end was not written down")
@@ -76,38 +78,54 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
                 pass
 
 
-def _lines(record: Record) -> list[str]:
+class Places:
+    """Steps of a job as people call them: where its script has several trainings, by their names.
+
+    Args:
+        generations: of the job.
+    """
+
+    def __init__(self, generations: Iterable[GenerationFormed]) -> None:
+        self._began = sorted({(each.began, each.training) for each in generations if each.training})
+
+    def __call__(self, step: StepNo) -> str:
+        """Name of a step of the job."""
+        found = [each for each in self._began if each[0] <= step]
+        return f"step {step - found[-1][0]} of {found[-1][1]}" if found else f"step {step}"
+
+
+def _lines(record: Record, place: Places) -> list[str]:
     match record:
         case JobStarted():
             return [tell(record) or "", " ".join(record.command)]
         case IncidentClosed() if record.faults:
             return [
-                _fault(record),
+                _fault(record, place),
                 f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
                 *_ways(record.ways),
             ]
         case IncidentClosed():
             return [
-                f"step {record.step}: {first_line(record.cause)}",
+                f"{place(record.step)}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
                 *_ways(record.ways),
             ]
         case IncidentOpened():
-            return [_fault(record), "not mended"]
+            return [_fault(record, place), "not mended"]
         case WorldChanged():
             what = _CHANGES.get(record.kind, record.kind)
-            return [f"step {record.step}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
+            return [f"{place(record.step)}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
         case ScaleRefused():
             return [f"{record.replicas} replicas were asked for and refused: {record.reason}"]
         case _:
             return (tell(record) or type(record).__name__).split("\n")
 
 
-def _fault(record: IncidentOpened | IncidentClosed) -> str:
+def _fault(record: IncidentOpened | IncidentClosed, place: Places) -> str:
     cause = first_line(record.cause)
     who = f"{ranks(record.ranks)}: " if record.ranks and not cause.startswith("rank") else ""
-    return f"step {record.step}: {who}{cause}"
+    return f"{place(record.step)}: {who}{cause}"
 
 
 def _stages(incident: IncidentClosed) -> str:

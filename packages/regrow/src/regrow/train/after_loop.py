@@ -9,6 +9,7 @@ See decision 0057.
 from typing import Protocol
 
 from regrow.core.errors import StateError
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.process.forks import at_exit, not_at_exit
 from regrow.train.loop_context import LoopContext
 from regrow.train.restartable import RestartableCalls
@@ -60,6 +61,8 @@ class AfterLoop:
         self._loop.regions.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
+        if self._loop.standing.batches is not None:  # a rank that comes in later has not drawn what the last body drew
+            self._loop.standing.batches.seed_body(member.step)
         member.before_leaving(self._end)
         at_exit(self._end)
 
@@ -92,11 +95,22 @@ class AfterLoop:
         if self._loop.standing.member.over and not self._begun:
             self._loop.regions.over()
 
-    def finish(self, *, goes_on: bool = False) -> None:
+    def ends_training(self, training: FinishedTraining) -> None:
+        """As at the end of the script: this is the end of one of its trainings, and another follows. Raises likewise.
+
+        Args:
+            training: that all ranks have come to the end of.
+        """
+        if not self._loop.left and not self._loop.standing.member.leaves_others:
+            self.finish(training=training)
+        self._ended = True
+
+    def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
         """No step can be run any more: wait until no rank needs this one.
 
         Args:
             goes_on: until all have left their loops alone.
+            training: which ends here, where the script has another after it.
 
         Raises `StateError` where a fault has taken the job back to steps before the end.
         """
@@ -104,7 +118,7 @@ class AfterLoop:
         loop.stops()
         at = member.step
         loop.recover_if_halted()
-        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on):
+        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on, training=training):
             loop.recover()
             if loop.standing.batches is None or member.over:
                 continue
