@@ -7,20 +7,14 @@ told of the trainings that are finished. The steps of the job go on counting.
 from regrow.core.ids import Instant, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages.copies import ForgetCopies
-from regrow.core.messages.trainings import FinishedTraining, steps_before
+from regrow.core.messages.trainings import FinishedTraining, TrainingPlace
 from regrow.membership.orders import Orders
 from regrow.membership.roster import Roster, Stage
 from regrow.membership.states import Restarting
 
 
 class FinishedTrainings:
-    """The trainings of a job: those that are finished, and the present one.
-
-    Args:
-        spec: what the job was started with.
-        roster: its workers.
-        orders: takes what is to be done.
-    """
+    """The trainings of a job: those that are finished, and the present one."""
 
     def __init__(self, spec: JobSpec, roster: Roster, orders: Orders) -> None:
         self._spec, self._roster, self._orders = spec, roster, orders
@@ -29,7 +23,7 @@ class FinishedTrainings:
     @property
     def began(self) -> StepNo:
         """The step of the job that is step 0 of the present training."""
-        return steps_before(self.finished)
+        return TrainingPlace(self.finished).began
 
     @property
     def present(self) -> str:
@@ -57,19 +51,14 @@ class FinishedTrainings:
         return Restarting(now + self._spec.halt_deadline, leave_by=now + self._spec.build_deadline)
 
     def late(self, state: Restarting, now: Instant) -> Restarting | None:
-        """Workers of a finished training are still there: they are told again, and ended in the end.
-
-        None: these are not of that kind, or were ended and are still there.
-        """
+        """Workers of a finished training are there still: they are told again, or ended. None: they are no such workers."""
         if state.leave_by is None:
             return None
-        if now < state.leave_by:
-            self._orders.release(Stage.RELEASED, now)
-            return Restarting(now + self._spec.halt_deadline, leave_by=state.leave_by)
-        for worker in list(self._roster.workers.values()):
+        self._orders.release(Stage.RELEASED, now)
+        for worker in list(self._roster.workers.values() if now >= state.leave_by else ()):
             if worker.living:
                 self._orders.fence(worker, "its training is finished, and its process has not ended", now)
-        return Restarting(now + self._spec.halt_deadline)
+        return Restarting(now + self._spec.halt_deadline, state.leave_by if now < state.leave_by else None)
 
 
 def turning(state: object) -> bool:

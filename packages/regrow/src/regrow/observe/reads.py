@@ -112,11 +112,6 @@ class History:
         """True if the records of every run name its generations."""
         return all(account.formed for account in self._accounts)
 
-    @property
-    def several(self) -> bool:
-        """True if the script of a run has several trainings."""
-        return any(isinstance(each, GenerationFormed) and each.training for run in self._runs for each in run.records)
-
     def _decide(self) -> list[Pass]:
         """The generations that decide steps, oldest first."""
         found: list[Pass] = []

@@ -1,7 +1,7 @@
 """A whole run in plain words: what happened when, what each incident cost, and what it all adds up to. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
@@ -28,6 +28,7 @@ from regrow.core.records import (
 from regrow.observe.ledger import Ledger
 from regrow.observe.story import first_line, ranks, seconds, tell
 
+Place = Callable[[StepNo], str]
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 _BELIEVED = ("standby", "fork")
@@ -53,7 +54,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
     ledger = Ledger(records)
     began = min((record.at for record in records), default=0.0)
     lines = []
-    place = Places(ledger.generations)
+    place = places(ledger.generations)
     for record in sorted(_told(records, ledger), key=lambda record: record.at):
         first, *more = _lines(record, place)
         lines += [f"{_clock(record.at - began)}  {first}", *(f"{_INDENT}{line}" for line in more)]
@@ -78,23 +79,18 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
                 pass
 
 
-class Places:
-    """Steps of a job as people call them: where its script has several trainings, by their names.
+def places(generations: Iterable[GenerationFormed]) -> Place:
+    """Name for people of each step of a job; where its script has several trainings, by theirs."""
+    began = sorted({(each.began, each.training) for each in generations if each.training})
 
-    Args:
-        generations: of the job.
-    """
-
-    def __init__(self, generations: Iterable[GenerationFormed]) -> None:
-        self._began = sorted({(each.began, each.training) for each in generations if each.training})
-
-    def __call__(self, step: StepNo) -> str:
-        """Name of a step of the job."""
-        found = [each for each in self._began if each[0] <= step]
+    def place(step: StepNo) -> str:
+        found = [each for each in began if each[0] <= step]
         return f"step {step - found[-1][0]} of {found[-1][1]}" if found else f"step {step}"
 
+    return place
 
-def _lines(record: Record, place: Places) -> list[str]:
+
+def _lines(record: Record, place: Place) -> list[str]:
     match record:
         case JobStarted():
             return [tell(record) or "", " ".join(record.command)]
@@ -122,7 +118,7 @@ def _lines(record: Record, place: Places) -> list[str]:
             return (tell(record) or type(record).__name__).split("\n")
 
 
-def _fault(record: IncidentOpened | IncidentClosed, place: Places) -> str:
+def _fault(record: IncidentOpened | IncidentClosed, place: Place) -> str:
     cause = first_line(record.cause)
     who = f"{ranks(record.ranks)}: " if record.ranks and not cause.startswith("rank") else ""
     return f"{place(record.step)}: {who}{cause}"

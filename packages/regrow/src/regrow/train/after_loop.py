@@ -63,8 +63,8 @@ class AfterLoop:
         state.variables.leave(over=True)
         if self._loop.standing.batches is not None:  # a rank that comes in later has not drawn what the last body drew
             self._loop.standing.batches.seed_body(member.step)
-        member.before_leaving(self._end)
-        at_exit(self._end)
+        member.before_leaving(self.end)
+        at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:
         """The script has left its loop before its end. It may be unwinding an error: the others are waited for later.
@@ -95,16 +95,6 @@ class AfterLoop:
         if self._loop.standing.member.over and not self._begun:
             self._loop.regions.over()
 
-    def ends_training(self, training: FinishedTraining) -> None:
-        """As at the end of the script: this is the end of one of its trainings, and another follows. Raises likewise.
-
-        Args:
-            training: that all ranks have come to the end of.
-        """
-        if not self._loop.left and not self._loop.standing.member.leaves_others:
-            self.finish(training=training)
-        self._ended = True
-
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
         """No step can be run any more: wait until no rank needs this one.
 
@@ -129,9 +119,9 @@ class AfterLoop:
                     hint="let `until` end the loop",
                 )
 
-    def _end(self) -> None:
-        """The script is about to end, or leaves the groups: all others may still need this worker."""
+    def end(self, training: FinishedTraining | None = None) -> None:
+        """The script, or this training of several, is about to end: all others may still need this worker."""
         if self._ended or self._loop.left or self._loop.standing.member.leaves_others:
             return
-        self.finish()
+        self.finish(training=training)
         self._ended = True

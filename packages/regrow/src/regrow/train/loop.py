@@ -74,7 +74,7 @@ class StepLoop(ScriptPlace):
             raise UsageError(
                 f"{what} is a second loop", hint="let `until` cover it all, or go over session.trainings(names)"
             )
-        if self.member.training and what != STEPS:
+        if self.member.training.name and what != STEPS:
             raise UsageError(f"{what} is not one of several", hint="let session.trainings go over session.steps")
         if self.invariant and what != STEPS:
             raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
@@ -101,7 +101,7 @@ class StepLoop(ScriptPlace):
     def run(self, until: int) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
-        end = member.began + until
+        end = self.began + until
         member.take_over(self.regions.lone, self.regions.past)
         variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear

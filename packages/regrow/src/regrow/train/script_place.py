@@ -34,7 +34,7 @@ class ScriptPlace:
     @property
     def began(self) -> StepNo:
         """The step of the job that is step 0 of this training."""
-        return self.member.began
+        return self.member.training.began
 
     @property
     def runs_again(self) -> bool:

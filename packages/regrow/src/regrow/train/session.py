@@ -170,9 +170,8 @@ class Session:
         """Several trainings in one script, one after the other: folds, seeds, a sweep, a teacher and its student.
 
             for training in session.trainings([f"fold-{k}" for k in range(5)]):
-                ...                         # builds, protects, and goes through `session.steps`, as a script does
+                ...                         # builds, protects, goes through `session.steps`, as any script
                 training.result = loss.item()
-            print(session.results)          # those of all five
 
         Under `regrow run` each has workers of its own, which run the script from its top and leave out what is
         finished: a body finds only `session.results` of those before it. Steps begin at 0, random numbers anew.
@@ -181,15 +180,14 @@ class Session:
             names: of all of them, the same whenever the script runs.
 
         Raises:
-            UsageError: called twice, or after `protect`; two have one name; a training has no steps, or the job has
-                durable checkpoints.
+            UsageError: called twice or after `protect`; a name twice; one has no steps; there are durable checkpoints.
         """
         if self._trainings is not None or self._standing.state is not None:
             raise UsageError(
                 "session.trainings() was called twice, or after protect()",
                 hint="name all trainings in one call; each protects what it trains, in its body",
             )
-        self._trainings = Trainings(self._member, names, seed=self.seed, loop=lambda: self._loop, renew=self._renew)
+        self._trainings = Trainings(self._member, names, self._next_loop, seed=self.seed)
         return self._trainings.run()
 
     @property
@@ -197,9 +195,11 @@ class Session:
         """Results of the finished trainings of `trainings`, by name: rank 0's, which all ranks have."""
         return {} if self._trainings is None else self._trainings.results
 
-    def _renew(self) -> None:
-        self._loop = self._loop_kind(self._member, seed=self.seed, invariant=self.invariant)
-        self._standing, self._scaled = self._loop.standing, None
+    def _next_loop(self) -> StepLoop:
+        if self._loop.started:
+            self._loop = self._loop_kind(self._member, seed=self.seed, invariant=self.invariant)
+            self._standing, self._scaled = self._loop.standing, None
+        return self._loop
 
     # --- the training ------------------------------------------------------------------------------------------
 
@@ -352,7 +352,7 @@ class Session:
         member.reads_once = isinstance(loader, Iterator)
         fetching = partial(member.fetching, loader)
         standing.batches = Batches(
-            reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching, began=member.began
+            reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching, began=member.training.began
         )
         standing.first_reads = FirstReads(member, standing.batches, name_of(loader), until=promised, length=length)
         member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))

@@ -1,6 +1,7 @@
-"""Trainings of a script that has several: those that all ranks have finished. See decision 0105."""
+"""Trainings of a script that has several. See decision 0105."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -8,16 +9,22 @@ from regrow.core.ids import StepNo
 
 
 class FinishedTraining(msgspec.Struct, frozen=True):
-    """One of several trainings of a script, which all ranks have run to its end.
-
-    `result`: as `hydration.codec` writes it; `until`: the step of the job with which the next training begins.
-    """
+    """A training that all ranks have finished. `result`: by `hydration.codec`; `until`: the job's next step."""
 
     name: str
     result: bytes
     until: StepNo
 
 
-def steps_before(finished: Sequence[FinishedTraining]) -> StepNo:
-    """Steps of the job before the present training, which is its step 0."""
-    return finished[-1].until if finished else StepNo(0)
+@dataclass
+class TrainingPlace:
+    """Place of a training among those of its script. `name`: empty if it is the only one; `alone`: why it must be."""
+
+    finished: Sequence[FinishedTraining] = ()
+    name: str = ""
+    alone: str = ""
+
+    @property
+    def began(self) -> StepNo:
+        """The step of the job that is its step 0."""
+        return self.finished[-1].until if self.finished else StepNo(0)

@@ -167,15 +167,9 @@ class Generations:
         self._job.kept = None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
+        trainings = self._job.trainings
         self._orders.write(
-            record.GenerationFormed(
-                at=now,
-                generation=self._job.generation,
-                step=step,
-                workers=workers,
-                training=self._job.trainings.present,
-                began=self._job.trainings.began,
-            ),
+            record.GenerationFormed(now, self._job.generation, step, workers, trainings.present, trainings.began),
             *self._job.incidents.formed(self._job.generation, now),
         )
         if self._job.past_last_step:

@@ -8,11 +8,7 @@ from regrow.membership.recovery_point import SurvivorState, needs_copies
 
 
 class HeldCopies:
-    """The answers of the nodes for one generation.
-
-    Args:
-        began: the step with which the present training began: copies that are not newer are of one before it.
-    """
+    """The answers of the nodes for one generation. Copies not newer than `began` are of an earlier training."""
 
     def __init__(self, began: Callable[[], StepNo] = lambda: StepNo(0)) -> None:
         self._began = began

@@ -207,11 +207,8 @@ class Succession:
     def _turned(self, members: Sequence[WorkerRecord]) -> FinishedTraining | None:
         """The training that these workers are of, if the last coordinator had it finished, and another to begin."""
         known = {each.name: each for each in self._job.trainings.finished}
-        found = [known.get(worker.training) for worker in members]
-        for worker in members:
-            past = self._pasts.get(worker.worker)
-            found.append(worker.ended if past is not None and past.released else None)
-        return next((each for each in found if each is not None), None)
+        left = [worker.ended for worker in members if (past := self._pasts.get(worker.worker)) and past.released]
+        return next((each for each in (*(known.get(one.training) for one in members), *left) if each is not None), None)
 
     def _seat(self, member: Member, now: Instant) -> WorkerRecord:
         past = self._pasts.get(member.worker)

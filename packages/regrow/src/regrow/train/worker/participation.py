@@ -12,7 +12,7 @@ from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
 from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
-from regrow.core.messages.trainings import FinishedTraining
+from regrow.core.messages.trainings import FinishedTraining, TrainingPlace
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.data.loader import Caching
@@ -164,20 +164,7 @@ class Participation(Protocol):
     reads_once: bool
     """True if batches come from an iterator, which does not ask again for its place once it has given one."""
     trial_steps: int
-    training: str
-    """Name of the present training, where the script has several."""
-
-    @property
-    def finished(self) -> Sequence[FinishedTraining]:
-        """Trainings of the script that are finished, before the present one."""
-
-    @property
-    def one_training(self) -> str:
-        """Why the script can have but one training; empty: it can have several."""
-
-    @property
-    def began(self) -> StepNo:
-        """The step of the job that is step 0 of the present training."""
+    training: TrainingPlace
 
     @property
     def rank(self) -> int:
@@ -304,11 +291,8 @@ class Participation(Protocol):
     def pass_boundary(self) -> bool:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
 
-    def turn(self, ended: FinishedTraining) -> None:
-        """A training has ended, on all ranks, and the script has another.
-
-        Raises `WorkerReleased` where other processes run it.
-        """
+    def turn(self) -> None:
+        """A training has ended, and another follows. Raises `WorkerReleased` where other processes run it."""
 
     def before_leaving(self, last: Callable[[], None]) -> None:
         """Call this before the script destroys the group of all ranks."""

@@ -1,7 +1,7 @@
 """A worker that nobody supervises: nothing is ever given up or run again."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
-from regrow.core.messages.trainings import FinishedTraining
+from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators
 from regrow.train.worker.participation import ProofParty
@@ -80,10 +80,6 @@ class StandaloneWorker:
     inside = 0
     trial_steps = 0
     unit = 1
-    finished: Sequence[FinishedTraining] = ()
-    began = StepNo(0)
-    training = ""
-    one_training = ""
 
     echo = local = fetching = beside = _as_it_is
     rehearsed = compare = pass_boundary = _yes
@@ -93,7 +89,7 @@ class StandaloneWorker:
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
         self.body, self.waiting = StandaloneBody(), StandaloneWaiting()
-        self.early = EarlyReads()
+        self.early, self.training = EarlyReads(), TrainingPlace()
 
     @classmethod
     def open(cls) -> "StandaloneWorker":
@@ -106,7 +102,7 @@ class StandaloneWorker:
         Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
         return cls(0, 0, 1)
 
-    def turn(self, ended: FinishedTraining) -> None:
+    def turn(self) -> None:
         """As `Participation.turn`: the next training is run here too, from its step 0."""
         self.body.step = StepNo(0)
 

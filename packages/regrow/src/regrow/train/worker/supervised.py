@@ -21,7 +21,7 @@ from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
-from regrow.core.messages.trainings import FinishedTraining, steps_before
+from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
@@ -58,7 +58,8 @@ class SupervisedWorker:
         self._link, self._groups = link, groups
         self.worker, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
-        self.finished, self.training = link.env.finished, ""
+        alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
+        self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
         """True if batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
@@ -170,16 +171,6 @@ class SupervisedWorker:
         """True if the script ends with an error, so that it need not wait for the others."""
         return self._link.failed or self._link.ended_badly
 
-    @property
-    def began(self) -> StepNo:
-        """The step of the job that is step 0 of the present training."""
-        return steps_before(self.finished)
-
-    @property
-    def one_training(self) -> str:
-        """Why the script can have but one training; empty: it can have several."""
-        return "" if self._link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
-
     # --- before the first step ---------------------------------------------------------------------------------
 
     @property
@@ -254,7 +245,7 @@ class SupervisedWorker:
         env, read = self._link.env, Read(NO_STATE, {})
         if env.begins:
             reads = durable is not None and env.resume
-            read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(self.began, {})
+            read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(self.training.began, {})
         told = "" if self._set_up is None else self._set_up.settle(state)
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
@@ -277,7 +268,7 @@ class SupervisedWorker:
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
-                training=self.training,
+                training=self.training.name,
                 devices_taken=accelerators.all_taken(env.spec.nproc),
             )
         )
@@ -326,7 +317,7 @@ class SupervisedWorker:
         self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
-    def turn(self, ended: FinishedTraining) -> None:
+    def turn(self) -> None:
         """As `Participation.turn`: all ranks end, and new ones run what follows."""
         raise WorkerReleased(None)
 
