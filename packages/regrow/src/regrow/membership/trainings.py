@@ -51,7 +51,7 @@ class FinishedTrainings:
         return Restarting(now + self._spec.halt_deadline, leave_by=now + self._spec.build_deadline)
 
     def late(self, state: Restarting, now: Instant) -> Restarting | None:
-        """Workers of a finished training are there still: they are told again, or ended. None: they are no such workers."""
+        """Workers of a finished training are there still: they are told again, or ended. None: these are no such."""
         if state.leave_by is None:
             return None
         self._orders.release(Stage.RELEASED, now)
