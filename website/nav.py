@@ -5,7 +5,10 @@ from typing import Any
 
 START = ("index.md", "start.md", "commands.md", "files/examples.md")
 GUIDES: Mapping[str, Sequence[str]] = {
-    "Your script": ("parallelism.md", "adopt.md", "epochs.md", "habits.md", "recipes.md", "hyperpod.md"),
+    "Your script": (
+        *("parallelism.md", "adopt.md", "epochs.md", "trainings.md"),
+        *("habits.md", "recipes.md", "hyperpod.md"),
+    ),
     "Jobs that grow and shrink": ("elastic.md",),
     "Data": ("data.md",),
     "Faults": ("detection.md", "health.md", "proof.md", "limits.md"),

@@ -76,6 +76,7 @@ EXAMPLES = [
         (Fault(0, 3, "backward"),),
     ),
     Example("09-hf-trainer.py", "--nproc-per-node 2", "--steps 12 --out {folder}", (Fault(0, 7, "update"),)),
+    Example("10-folds.py", "--nproc-per-node 2 --standby 1", "8", (Fault(0, 11, "update"), Fault(1, 34, "reduce"))),
     Example(
         "11-ppo.py",
         "--local-nodes 2 --nproc-per-node 1 --buddy-every 1",
@@ -147,7 +148,7 @@ def assert_the_same(here: Site, example: Example) -> None:
     assert end_of(here, example, "struck", example.faults) == calm
 
 
-def test_there_are_ten_and_each_can_be_read_in_a_minute() -> None:
+def test_there_are_eleven_and_each_can_be_read_in_a_minute() -> None:
     numbered = sorted(path for path in FOLDER.iterdir() if path.name[0].isdigit())
     assert [path.name for path in numbered] == [example.file for example in EXAMPLES]
     assert {path.name: len(path.read_text().splitlines()) for path in numbered if _lines(path) >= LINES} == {}

@@ -60,7 +60,9 @@ class Loop:
         from regrow.core.ids import StepNo
         from regrow.train.step import Step
 
-        owner: Any = SimpleNamespace(rank=0, log=self._log, shadow=SimpleNamespace(logged=lambda numbers: None))
+        owner: Any = SimpleNamespace(
+            rank=0, began=0, log=self._log, shadow=SimpleNamespace(logged=lambda numbers: None)
+        )
         made = Step(owner, StepNo(number), None)
         made.inside = True
         return made

@@ -20,7 +20,7 @@ class Said:
         member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append, body=body)
         self.announcing = Announcing(member)
         self._owner: Any = SimpleNamespace(
-            rank=0, log=lambda step: None, shadow=SimpleNamespace(logged=lambda numbers: None)
+            rank=0, began=0, log=lambda step: None, shadow=SimpleNamespace(logged=lambda numbers: None)
         )
 
     def step(self, number: int, *, inside: Any = None, behind: Any = None, adopted: bool = False) -> dict[str, float]:

@@ -11,7 +11,7 @@ from regrow.core.messages.copies import PlaceCopies
 from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerGone
 from regrow.membership.machine import EndJob
-from regrow.membership.placement import NodeDomain, buddies
+from regrow.membership.recovery.placement import NodeDomain, buddies
 
 
 def lose(job: Job, node: str) -> None:

@@ -268,7 +268,7 @@ def test_what_speaks_in_every_forward_needs_even_shares() -> None:
 
 
 def test_a_step_without_micro_batches_says_so() -> None:
-    session: Any = SimpleNamespace(rank=0)
+    session: Any = SimpleNamespace(rank=0, began=0)
     step = Step(session, StepNo(0), "a batch")
     with pytest.raises(UsageError, match="step 0 has no micro-batches"):
         _ = step.microbatches

@@ -500,7 +500,7 @@ def protected(session: Any, net: torch.nn.Module) -> tuple[torch.nn.Module, torc
 @habit(
     "folds by `map`",
     refused="session.steps is called by map",
-    instead="a job for each fold",
+    instead="`for training in session.trainings(names):` ([trainings](trainings.md))",
 )
 def folds_by_map(t: Trial) -> dict[str, Any]:
     session, net = t.session, mlp()
@@ -519,7 +519,7 @@ def folds_by_map(t: Trial) -> dict[str, Any]:
 @habit(
     "pretraining, and behind it a second loop in the same script",
     refused="session.steps is followed by another training",
-    instead="one loop whose body looks at `step.number`, or two jobs",
+    instead='`for training in session.trainings(["pretrain", "tune"]):`, or one loop whose body looks at `step.number`',
 )
 def one_loop_behind_another(t: Trial) -> dict[str, Any]:
     session, net = t.session, mlp()

@@ -13,6 +13,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.data import CacheSeat, ProducerSeat
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth
 from regrow.core.rotation import RecordLimits
 
@@ -250,21 +251,20 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     advertise: str
     warmth: Warmth
     ways: list[str] = []
-    local: bool = False
-    """All nodes of the job are on this machine."""
+    local: bool = False  # all nodes of the job are on this machine
     patience: Seconds = 3600.0
     """Longest wait of a halted worker for the coordinator's word."""
     resume: bool = False
-    avoid: list[StepNo] = []
-    """Steps of durable checkpoints that are not to be read."""
+    avoid: list[StepNo] = []  # steps of durable checkpoints that are not to be read
     restored: bool = False
     """True if the state that the script builds is overwritten, although this rank starts together with all others."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
-    data: CacheSeat | None = None
-    """The data cache of this node; None: there is none."""
+    data: CacheSeat | None = None  # the data cache of this node; None: there is none
     restarts: int = 0
     """Number of starts of all workers of the job before this one."""
+    finished: list[FinishedTraining] = []
+    """Trainings that the script has before the one that this worker is for."""
     producer: ProducerSeat | None = None
     """Set in the process that makes batches for the node, which is no worker of the training."""
 

@@ -78,6 +78,10 @@ class GenerationFormed(Record, frozen=True):
     step: StepNo
     workers: dict[str, WorkerId]
     """Rank (as text) to worker."""
+    training: str = ""
+    """Name of the training, where the script has several."""
+    began: StepNo = StepNo(0)
+    """The step of the job that is step 0 of that training."""
 
 
 class IncidentOpened(Record, frozen=True):

@@ -17,6 +17,7 @@ from regrow.membership.orders import AnswerScale, Orders
 from regrow.membership.roster import Roster, Seat
 from regrow.membership.scaling import Change
 from regrow.membership.states import Ended, Forming, Mending, Retaining, Saving, Switching, Training, Waiting
+from regrow.membership.trainings import FinishedTrainings
 
 _HAVE_STATE = Forming | Training | Switching | Mending | Waiting | Retaining
 """Workers may have state that is on no disk."""
@@ -48,6 +49,7 @@ class Job(JobState):
         self.roster = Roster()
         self.plan = plan or FaultPlan(faults)
         self.orders = Orders(spec, self.roster, self.plan)
+        self.trainings = FinishedTrainings(spec, self.roster, self.orders)
         self.incidents = incidents or Incidents()
         self.errors = errors or ScriptErrors()
         self.replacements = Replacements()
@@ -135,6 +137,7 @@ class Job(JobState):
             restored=restored,
             avoid=self.refused,
             grown=grown,
+            finished=self.trainings.finished,
         )
 
 

@@ -21,7 +21,7 @@ from regrow.membership.states import (
 
 NEXT: Mapping[type[State], frozenset[type[State]]] = {
     # All but the first and the last: what another coordinator had begun.
-    Gathering: frozenset({Building, Training, Closing, Releasing, Ended}),
+    Gathering: frozenset({Building, Training, Closing, Releasing, Restarting, Ended}),
     Building: frozenset({Building, Forming, Restarting, Ended}),
     Forming: frozenset({Training, Closing, Mending, Saving, Restarting, Ended}),
     Training: frozenset({Training, Switching, Mending, Saving, Restarting, Closing, Releasing, Ended}),

@@ -95,7 +95,8 @@ class Membership:
         former = (None, None, None) if memory is None else (memory.plan, memory.incidents, memory.errors)
         self._job = job = Job(spec, faults, resume, plan=former[0], incidents=former[1], errors=former[2])
         self._orders, self._plan = job.orders, job.plan
-        self._size, self._standbys, self._copies = WantedSize(spec), Standbys(job), HeldCopies()
+        self._size, self._standbys = WantedSize(spec), Standbys(job)
+        self._copies = HeldCopies(lambda: job.trainings.began)
         self._ladder = ladder = Ladder(job, self._standbys, self._copies)
         self._generations = Generations(job, self._size, ladder, self._standbys, self._copies)
         pace = Pace()
@@ -319,9 +320,8 @@ class Membership:
                 self._late_in_mending(late, now, halt_over=now >= at)
             case Waiting(deadline=at) as waiting if now >= at:
                 self._mender.overdue(waiting, now)
-            case Restarting(deadline=at) if now >= at and self.roster.present():
-                stuck = [worker.worker for worker in self.roster.workers.values() if worker.stage is not Stage.GONE]
-                self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
+            case Restarting(deadline=at) as state if now >= at and self.roster.present():
+                self._ladder.not_ended(state, now)
             case Restarting() if short is not None and now >= short + self.spec.node_deadline:
                 self._mender.give_up(now)
             case Closing(again_at=at) if now >= at:

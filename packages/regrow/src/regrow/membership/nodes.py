@@ -15,11 +15,11 @@ from regrow.core.messages.copies import CopiesHeld
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.job import Job
-from regrow.membership.placement import NodeDomain, buddies
 from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
+from regrow.membership.recovery.placement import NodeDomain, buddies
 from regrow.membership.roster import NodeRecord, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releasing
 

@@ -12,6 +12,7 @@ from regrow.core.messages import orders
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
 from regrow.core.messages.elections import Office
 from regrow.core.messages.tables import JoinGeneration, TableHead, TableMissed, runs_of
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.unions import AgentOrder
 from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth, WorldChange
 from regrow.membership.fault_plan import FaultPlan
@@ -84,10 +85,11 @@ class Orders:
         now: Instant,
         avoid: Collection[StepNo] = (),
         grown: int | None = None,
+        finished: Sequence[FinishedTraining] = (),
     ) -> WorkerId:
         """A new worker for a rank, or a standby; returns its name. `grown`: a candidate, for a world of that size.
 
-        `avoid`: durable checkpoints that it does not read.
+        `avoid`: durable checkpoints that it does not read. `finished`: trainings of the script before its own.
         """
         worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
         worker.built_world = self._roster.world if grown is None else grown
@@ -107,6 +109,7 @@ class Orders:
                 warmth=_warmth(role, early=self._roster.nodes[seat.node].early),
                 avoid=sorted(avoid) if resume else [],
                 stores=[] if role is Role.RANK else self._stores_for(seat.node),
+                finished=list(finished),
             )
         )
         self.write(

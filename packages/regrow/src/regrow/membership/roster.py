@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import Member, Role
 
 
@@ -69,24 +70,21 @@ class WorkerRecord:
     """Name of its shards; equal on replicas."""
     sharded: bool = False
     """Its script gives ranks different parts of the state."""
-    built_for: Rank | None = None
-    """The rank under which its script ran: in a sharded world it can take no other."""
+    built_for: Rank | None = None  # under which its script ran: in a sharded world it can take no other
     built_slot: int = 0  # the slot on its node for which its script ran
     built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
     """Reads by its script of its place before its loop, by `core.early_reads.Place`, and their lines."""
     parts: dict[str, int] = field(default_factory=dict)
     """Digests of what it has built, until all are compared."""
-    entered: Generation | None = None
-    """The first generation in which it had a rank."""
+    entered: Generation | None = None  # the first generation in which it had a rank
     ready: bool = False
     """Halted with all that the update of `state_at` needs."""
     inside: int = 0
     """Halted in, or before, this restartable function after its last step; 0: it is past all of them."""
     whole_body: bool = False
     """Its script's bodies cannot be parted from their updates."""
-    torn_at: StepNo | None = None
-    """It was halted in the middle of this step's update, which it could not end."""
+    torn_at: StepNo | None = None  # it was halted in the middle of this step's update, which it could not end
     verified: StepNo = NO_STATE
     """Step of its copy, when it was halted, of a state upon which all replicas had agreed."""
     pid: int = 0
@@ -105,6 +103,8 @@ class WorkerRecord:
     committed: StepNo | None = None
     goes_on: bool = False
     """It has finished its steps, and what its script does behind them is to be mended."""
+    training: str = ""  # the name of the training that it is for, where the script has several
+    ended: FinishedTraining | None = None  # that training, once it has finished it and another follows
     exit_code: int | None = None
 
     @property

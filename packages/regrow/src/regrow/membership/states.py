@@ -85,9 +85,11 @@ class Saving:
 
 @dataclass(frozen=True)
 class Restarting:
-    """All workers are being ended, to be started again."""
+    """All workers are being ended, or end, to be started again."""
 
     deadline: Instant
+    leave_by: Instant | None = None
+    """They have finished one of several trainings and end by themselves, by then; None: they were fenced."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
+from regrow.membership.trainings import turning
 
 _GenerationFact = (
     facts.WorkerFaulted
@@ -93,10 +94,8 @@ class Workers:
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
         """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
-        self._ended: set[WorkerId] = set()
-        """Workers whose scripts have come to their end."""
-        self._noted: set[str] = set()
-        """Notes that have been made once."""
+        self._ended: set[WorkerId] = set()  # whose scripts have come to their end
+        self._noted: set[str] = set()  # notes that have been made once
 
     def tell(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
@@ -178,7 +177,7 @@ class Workers:
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard
             case facts.WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
-                worker.state_at, worker.goes_on = event.state_at, event.goes_on
+                worker.state_at, worker.goes_on, worker.ended = event.state_at, event.goes_on, event.training
                 self._job.step = max(self._job.step, event.state_at)
                 self._roster.move(worker, Stage.FINISHED, now)
                 self._served(worker, now)
@@ -314,12 +313,12 @@ class Workers:
             self._standbys.failed(worker, now)
         elif isinstance(self._job.state, Building):
             self._exited_building(worker, event, why, now)
-        elif isinstance(self._job.state, Releasing):
-            if event.code < 0 and worker.worker in self._ended:
-                # All have met at their scripts' ends, and this one's was through: nothing is left that could be lost.
+        elif isinstance(self._job.state, Releasing) or turning(self._job.state):
+            if event.code < 0 and (turning(self._job.state) or worker.worker in self._ended):
+                # All have met, and this one's script was through: nothing is left that could be lost.
                 text = say.died_after_loop(worker.rank, event.code, self._job.step, through=True)
                 self._orders.note(text, now, worker)
-            elif event.code != 0:
+            elif event.code:
                 self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:
             pass  # its script has come to its end, past all that it could have waited for
@@ -390,6 +389,7 @@ def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
     worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
     worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
     worker.early, worker.parts, worker.unprovable = told.early, told.parts, told.unprovable
+    worker.training = told.training
 
 
 def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages.data import BatchRecord, OrderSpec, SourceSpec
-from regrow.core.records import StepCommitted
+from regrow.core.records import GenerationFormed, StepCommitted
 from regrow.data.order import MIXTURE, ORDERED, Address, dealt, order_of, samples_digest
 from regrow.observe.proof import Finding, Proof, Verdict, WorldSpan, spans
 from regrow.observe.reads import History, RunGeneration, RunRecords, StepReads
@@ -69,7 +69,7 @@ class _Prover:
     """Goes through the steps of a chain, and notes what it sees in `proof`."""
 
     def __init__(self, runs: Sequence[RunRecords]) -> None:
-        self.proof = Proof([run.name for run in runs])
+        self.proof, self._runs = Proof([run.name for run in runs]), runs
         self.settled: dict[StepNo, _Step] = {}
         self._history = History(runs)
         self._doubts: dict[str, list[StepNo]] = {}
@@ -86,6 +86,9 @@ class _Prover:
             proof.reasons.append(f"{spans(range(history.first))}: not in these records; name the jobs before them too")
         if not history.told:
             proof.reasons.append("there is no events.jsonl, or it does not say who was in the job")
+        if any(isinstance(each, GenerationFormed) and each.training for run in self._runs for each in run.records):
+            proof.reasons.append("the script has several trainings, each with an order of its own, which is not proven")
+            return proof.decide()
         for reads in history.steps:
             self._look_at(reads)
         self._end_counts()

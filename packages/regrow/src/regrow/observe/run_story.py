@@ -1,13 +1,14 @@
 """A whole run in plain words: what happened when, what each incident cost, and what it all adds up to. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
-from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
+from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.state_ways import StateWay
 from regrow.core.records import (
     FaultInjected,
+    GenerationFormed,
     IncidentClosed,
     IncidentOpened,
     JobEnded,
@@ -27,6 +28,7 @@ from regrow.core.records import (
 from regrow.observe.ledger import Ledger
 from regrow.observe.story import first_line, ranks, seconds, tell
 
+Place = Callable[[StepNo], str]
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 _BELIEVED = ("standby", "fork")
@@ -52,8 +54,9 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
     ledger = Ledger(records)
     began = min((record.at for record in records), default=0.0)
     lines = []
+    place = places(ledger.generations)
     for record in sorted(_told(records, ledger), key=lambda record: record.at):
-        first, *more = _lines(record)
+        first, *more = _lines(record, place)
         lines += [f"{_clock(record.at - began)}  {first}", *(f"{_INDENT}{line}" for line in more)]
     if ledger.ended is None:
         lines.append(f"{_INDENT}it still goes on" if live else f"{_INDENT}its end was not written down")
@@ -76,38 +79,49 @@ def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
                 pass
 
 
-def _lines(record: Record) -> list[str]:
+def places(generations: Iterable[GenerationFormed]) -> Place:
+    """Name for people of each step of a job; where its script has several trainings, by theirs."""
+    began = sorted({(each.began, each.training) for each in generations if each.training})
+
+    def place(step: StepNo) -> str:
+        found = [each for each in began if each[0] <= step]
+        return f"step {step - found[-1][0]} of {found[-1][1]}" if found else f"step {step}"
+
+    return place
+
+
+def _lines(record: Record, place: Place) -> list[str]:
     match record:
         case JobStarted():
             return [tell(record) or "", " ".join(record.command)]
         case IncidentClosed() if record.faults:
             return [
-                _fault(record),
+                _fault(record, place),
                 f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
                 *_ways(record.ways),
             ]
         case IncidentClosed():
             return [
-                f"step {record.step}: {first_line(record.cause)}",
+                f"{place(record.step)}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
                 *_ways(record.ways),
             ]
         case IncidentOpened():
-            return [_fault(record), "not mended"]
+            return [_fault(record, place), "not mended"]
         case WorldChanged():
             what = _CHANGES.get(record.kind, record.kind)
-            return [f"step {record.step}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
+            return [f"{place(record.step)}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
         case ScaleRefused():
             return [f"{record.replicas} replicas were asked for and refused: {record.reason}"]
         case _:
             return (tell(record) or type(record).__name__).split("\n")
 
 
-def _fault(record: IncidentOpened | IncidentClosed) -> str:
+def _fault(record: IncidentOpened | IncidentClosed, place: Place) -> str:
     cause = first_line(record.cause)
     who = f"{ranks(record.ranks)}: " if record.ranks and not cause.startswith("rank") else ""
-    return f"step {record.step}: {who}{cause}"
+    return f"{place(record.step)}: {who}{cause}"
 
 
 def _stages(incident: IncidentClosed) -> str:

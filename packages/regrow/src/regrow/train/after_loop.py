@@ -9,6 +9,7 @@ See decision 0057.
 from typing import Protocol
 
 from regrow.core.errors import StateError
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.process.forks import at_exit, not_at_exit
 from regrow.train.loop_context import LoopContext
 from regrow.train.restartable import RestartableCalls
@@ -60,8 +61,10 @@ class AfterLoop:
         self._loop.regions.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
-        member.before_leaving(self._end)
-        at_exit(self._end)
+        if self._loop.standing.batches is not None:  # a rank that comes in later has not drawn what the last body drew
+            self._loop.standing.batches.seed_body(member.step)
+        member.before_leaving(self.end)
+        at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:
         """The script has left its loop before its end. It may be unwinding an error: the others are waited for later.
@@ -92,11 +95,12 @@ class AfterLoop:
         if self._loop.standing.member.over and not self._begun:
             self._loop.regions.over()
 
-    def finish(self, *, goes_on: bool = False) -> None:
+    def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
         """No step can be run any more: wait until no rank needs this one.
 
         Args:
             goes_on: until all have left their loops alone.
+            training: which ends here, where the script has another after it.
 
         Raises `StateError` where a fault has taken the job back to steps before the end.
         """
@@ -104,7 +108,7 @@ class AfterLoop:
         loop.stops()
         at = member.step
         loop.recover_if_halted()
-        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on):
+        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on, training=training):
             loop.recover()
             if loop.standing.batches is None or member.over:
                 continue
@@ -115,9 +119,9 @@ class AfterLoop:
                     hint="let `until` end the loop",
                 )
 
-    def _end(self) -> None:
-        """The script is about to end, or leaves the groups: all others may still need this worker."""
+    def end(self, training: FinishedTraining | None = None) -> None:
+        """The script, or this training of several, is about to end: all others may still need this worker."""
         if self._ended or self._loop.left or self._loop.standing.member.leaves_others:
             return
-        self.finish()
+        self.finish(training=training)
         self._ended = True

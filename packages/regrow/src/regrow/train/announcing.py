@@ -120,9 +120,9 @@ class Announcing:
             self._stage(step, _values(numbers), batches)
 
     def _stage(self, step: Step, numbers: dict[str, float], batches: Batches | None) -> None:
-        member, parts = self._member, batches.parts(step.number) if batches else []
+        member, parts = self._member, batches.parts(step.at) if batches else []
         generation = Generation(member.generation)
-        member.send(facts.WorkerStaged(member.worker, generation, step.number, numbers, list(parts)))
+        member.send(facts.WorkerStaged(member.worker, generation, step.at, numbers, list(parts)))
 
     def _has(self, name: str, value: torch.Tensor) -> bool:
         return name in self._late and self._late[name].is_of(value)
@@ -149,7 +149,7 @@ class Announcing:
             adopted: it happened on other ranks, with what this one had computed.
         """
         now, generation = time.monotonic(), Generation(self._member.generation)
-        read, parts = (batches.record(step.number), batches.parts(step.number)) if batches else (None, [])
+        read, parts = (batches.record(step.at), batches.parts(step.at)) if batches else (None, [])
         inside = frozenset(step.staged)
         computed = self._member.body.own_time
         waits = (self._data_wait, self._stall, self._data_wait + computed if computed else 0.0)
@@ -216,7 +216,7 @@ class Announcing:
         return facts.WorkerCommitted(
             self._member.worker,
             unsent.generation,
-            unsent.step.number,
+            unsent.step.at,
             unsent.at,
             unsent.seconds,
             adopted=unsent.adopted,

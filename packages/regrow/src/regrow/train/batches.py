@@ -25,6 +25,7 @@ class Batches:
         place: which share of the global batch is read here, of how many; asked anew each time.
         fetching: entered while the loader fetches a batch.
         reseed: seeds the generators of the script's own, from what all others are seeded from.
+        began: the step of the job with which its training begins; steps here are the job's, the loader's its own.
     """
 
     def __init__(
@@ -35,11 +36,12 @@ class Batches:
         place: Callable[[], Share],
         reseed: Callable[[int, int, int], None],
         fetching: Callable[[], AbstractContextManager[None]] = nullcontext,
+        began: StepNo,
     ) -> None:
         self._loader = loader
         self._seed = seed
         self._place, self._reseed = place, reseed
-        self._fetching = fetching
+        self._fetching, self._began = fetching, began
         self._last: StepNo | None = None
 
     @property
@@ -56,7 +58,7 @@ class Batches:
         """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
         self._last = None
         with self._fetching():
-            batch = self._loader.batch(step, *self._place())
+            batch = self._loader.batch(step - self._began, *self._place())
         self._last = step
         return batch
 
@@ -66,7 +68,7 @@ class Batches:
         Raises `UsageError` where the loader gives something else; what the data set raises passes through.
         """
         with self._fetching():
-            return self._loader.prove(step, *self._place())
+            return self._loader.prove(step - self._began, *self._place())
 
     def record(self, step: StepNo) -> BatchRecord | None:
         """Record of the batch of `step`; None unless it was read last, and as one batch."""
@@ -74,7 +76,11 @@ class Batches:
 
     def parts(self, step: StepNo) -> list[BatchRecord]:
         """Records of the micro-batches of `step` that the body has read until now; empty if it has none."""
-        return self._loader.records(step) if self._last == step and isinstance(self._loader, Dealer) else []
+        return (
+            self._loader.records(StepNo(step - self._began))
+            if self._last == step and isinstance(self._loader, Dealer)
+            else []
+        )
 
     def reads(self, step: StepNo) -> list[BatchRecord]:
         """Records of the last reads for `step`, if its batches are data: contain tensors, arrays or texts."""
@@ -88,7 +94,7 @@ class Batches:
         share, shares = self._place()
         read = f"it read share {share} of {shares} of step {step}"
         try:
-            addresses = keys_of(self.order, step, share, shares)
+            addresses = keys_of(self.order, StepNo(step - self._began), share, shares)
         except UsageError:
             return read  # an order of the loader's own
         named = ", ".join(str(address) for address in addresses[:_MOST_NAMED])
@@ -97,13 +103,13 @@ class Batches:
 
     def seed_body(self, step: StepNo) -> None:
         """Seed all random generators for the body of `step`."""
-        share = self._place()[0]
+        step, share = StepNo(step - self._began), self._place()[0]
         seed_everything(self._seed, step, share)
         self._reseed(self._seed, step, share)
 
     def seek(self, step: StepNo) -> None:
         """Make ready for `step`."""
-        self._loader.seek(step, *self._place())
+        self._loader.seek(step - self._began, *self._place())
 
     def close(self) -> None:
         """End loader workers and wait for them. May be called twice."""

@@ -85,7 +85,11 @@ class Epochs:
         """
         if self._step is not None and not self._step.rehearsal:
             return self._step.number // self.length
-        return max(0, min(self._loop.member.step, self._until - 1)) // self.length
+        return max(0, min(self._stands, self._until - 1)) // self.length
+
+    @property
+    def _stands(self) -> int:
+        return self._loop.member.step - self._loop.began
 
     def run(self) -> Iterator[Epoch]:
         """The epochs: as many as are still to be run, and again those that the training goes back to."""
@@ -135,7 +139,7 @@ class Epochs:
         If the state has gone back meanwhile, steps of this epoch are still to be run.
         """
         step = self._step
-        if step is None or not step.committed or self._loop.member.step != step.number + 1:
+        if step is None or not step.committed or self._stands != step.number + 1:
             return False
         return (step.number + 1) % self.length == 0 or step.number + 1 >= self._until
 
@@ -143,7 +147,7 @@ class Epochs:
         """True if no epoch follows. The last step may be run again until all ranks have passed the code after it."""
         if self._step is None and self._turn is None:
             return self._until == 0
-        if self._loop.member.step >= self._until:
+        if self._stands >= self._until:
             self._pending = next(self._steps, None)
             self._loop.turns.forget()  # a loop of epochs has asked, whose next turn is not that step again
             return self._pending is None

@@ -6,8 +6,6 @@ from regrow.data.order import OPAQUE
 from regrow.train.batches import Batches
 from regrow.train.worker.participation import Participation
 
-_FIRST, _SECOND = StepNo(0), StepNo(1)
-
 
 class FirstReads:
     """Tells of the reads of steps 0 and 1.
@@ -27,14 +25,14 @@ class FirstReads:
 
     def arrives(self) -> None:
         """The worker stands before its first step, and has rehearsed."""
-        self._first = self._batches.reads(_FIRST)
+        self._first = self._batches.reads(self._member.training.began)
         self._say([self._first] if self._first else [])
 
     def fetched(self, step: StepNo) -> None:
         """The batch of a step is there."""
         if self._batches.order.kind != OPAQUE:
             return  # regrow's own order, which is dealt out to the ranks
-        if step == _SECOND and self._first and (second := self._batches.reads(step)):
+        if step == self._member.training.began + 1 and self._first and (second := self._batches.reads(step)):
             self._say([self._first, second])
 
     def _say(self, reads: list[list[BatchRecord]]) -> None:

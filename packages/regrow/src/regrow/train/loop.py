@@ -68,15 +68,14 @@ class StepLoop(ScriptPlace):
         self.regions = RestartableCalls(self)
         self.after = AfterLoop(self)
 
-    @property
-    def rank(self) -> int:
-        """This worker's rank now."""
-        return self.member.rank
-
     def start(self, what: str) -> None:
         """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
         if self.started:
-            raise UsageError(f"{what} is a second loop", hint="a job has one loop; let `until` cover it all")
+            raise UsageError(
+                f"{what} is a second loop", hint="let `until` cover it all, or go over session.trainings(names)"
+            )
+        if self.member.training.name and what != STEPS:
+            raise UsageError(f"{what} is not one of several", hint="let session.trainings go over session.steps")
         if self.invariant and what != STEPS:
             raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
         self.started = self.standing.settled() is not None
@@ -101,6 +100,7 @@ class StepLoop(ScriptPlace):
     def run(self, until: int) -> Iterator[Step]:
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
+        end = self.began + until
         member.take_over(self.regions.lone, self.regions.past)
         variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
@@ -117,7 +117,7 @@ class StepLoop(ScriptPlace):
             yield from self.shadow.prove()
             if not (yield from self.replay()):
                 self.recover()
-            while (more := member.step < until and not self.standing.others_left) or not self.ends():
+            while (more := member.step < end and not self.standing.others_left) or not self.ends():
                 self.turns.asks(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
@@ -226,7 +226,7 @@ class StepLoop(ScriptPlace):
     def enter(self, step: Step) -> None:
         """The script comes into the body of a step."""
         self.standing.protected().variables.enters()
-        self.standing.data().seed_body(step.number)
+        self.standing.data().seed_body(step.at)
         self.member.body.enter()
         self.shadow.enters()
 
@@ -241,7 +241,7 @@ class StepLoop(ScriptPlace):
             if error is None:
                 self.recover()
                 # Another fault may have struck meanwhile: the others may stand elsewhere by now.
-                step.rehearsal, step.committed = False, self.member.step == step.number + 1
+                step.rehearsal, step.committed = False, self.member.step == step.at + 1
                 self.regions.expect(self.member.inside if step.committed else 0)
             return False
         if step.rehearsal:
@@ -322,7 +322,7 @@ class StepLoop(ScriptPlace):
             self._announcing.flush()
             self.standing.hooks.tell(leaving.change, self.member.step, leaving=True)
             raise
-        if step is not None and adopted == step.number:
+        if step is not None and adopted == step.at:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self.committed(step, adopted=True)
         self.modules.overwritten()
@@ -338,7 +338,7 @@ class StepLoop(ScriptPlace):
         if self._at_boundary or self._latest is None:
             return
         member, between = self.member, self.standing.protected().between
-        if member.inside and member.step == self._latest.number + 1:
+        if member.inside and member.step == self._latest.at + 1:
             between.resumed(member.step)
         else:
             between.stands()

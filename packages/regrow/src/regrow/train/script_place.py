@@ -2,17 +2,20 @@
 
 from types import FrameType
 
+from regrow.core.ids import StepNo
 from regrow.train.after_loop import AfterLoop
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.next_turn import Turns
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.step import Step
+from regrow.train.worker.participation import Participation
 
 
 class ScriptPlace:
     """The part of a loop that knows where the script is."""
 
+    member: Participation
     turns: Turns
     settling: Settling
     modules: Modules
@@ -22,6 +25,16 @@ class ScriptPlace:
     _looping: bool
     _at_boundary: bool
     """True once the script has done all its work between two steps."""
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank now."""
+        return self.member.rank
+
+    @property
+    def began(self) -> StepNo:
+        """The step of the job that is step 0 of this training."""
+        return self.member.training.began
 
     @property
     def runs_again(self) -> bool:

@@ -1,6 +1,6 @@
 """A training script's whole view of regrow: who it is, `protect`, `steps`."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -27,11 +27,12 @@ from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
 from regrow.train.rehearsal.callers import script_frames
-from regrow.train.rehearsal.second_loops import second_loop
+from regrow.train.rehearsal.second_loops import refuse_second_loop
 from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.unprotected import UnprotectedOptimizers
 from regrow.train.step import Step
+from regrow.train.trainings import OneTraining, Trainings
 from regrow.train.worker.participation import Participation
 
 
@@ -51,6 +52,7 @@ class Session:
         self._loop = self._loop_kind(member, seed=seed, invariant=invariant)
         self._standing = self._loop.standing
         self._scaled: Scaled | None = None
+        self._trainings: Trainings | None = None
 
     @property
     def rank(self) -> int:
@@ -163,6 +165,41 @@ class Session:
         if self._scaled is None:
             raise UsageError(f"there is no policy to have a setting {name!r}", hint="call session.policy(...)")
         return self._scaled.setting(name)
+
+    def trainings(self, names: Sequence[str]) -> Iterator[OneTraining]:
+        """Several trainings in one script, one after the other: folds, seeds, a sweep, a teacher and its student.
+
+            for training in session.trainings([f"fold-{k}" for k in range(5)]):
+                ...                         # builds, protects, goes through `session.steps`, as any script
+                training.result = loss.item()
+
+        Under `regrow run` each has workers of its own, which run the script from its top and leave out what is
+        finished: a body finds only `session.results` of those before it. Steps begin at 0, random numbers anew.
+
+        Args:
+            names: of all of them, the same whenever the script runs.
+
+        Raises:
+            UsageError: called twice or after `protect`; a name twice; one has no steps; there are durable checkpoints.
+        """
+        if self._trainings is not None or self._standing.state is not None:
+            raise UsageError(
+                "session.trainings() was called twice, or after protect()",
+                hint="name all trainings in one call; each protects what it trains, in its body",
+            )
+        self._trainings = Trainings(self._member, names, self._next_loop, seed=self.seed)
+        return self._trainings.run()
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Results of the finished trainings of `trainings`, by name: rank 0's, which all ranks have."""
+        return {} if self._trainings is None else self._trainings.results
+
+    def _next_loop(self) -> StepLoop:
+        if self._loop.started:
+            self._loop = self._loop_kind(self._member, seed=self.seed, invariant=self.invariant)
+            self._standing, self._scaled = self._loop.standing, None
+        return self._loop
 
     # --- the training ------------------------------------------------------------------------------------------
 
@@ -297,8 +334,8 @@ class Session:
 
     def _begin(self, data: "DeviceMesh | Share | None") -> None:
         """The one loop of the script begins."""
-        if self._member.rehearses:
-            _refuse_second_loop(self)
+        if self._member.rehearses and self._trainings is None:
+            refuse_second_loop(script_frames(), self)
         self._loop.start(STEPS)
         self._standing.read_share(data)
 
@@ -314,7 +351,9 @@ class Session:
         reader, reseed = self._reader(loader, until, microbatches), standing.protected().reseed
         member.reads_once = isinstance(loader, Iterator)
         fetching = partial(member.fetching, loader)
-        standing.batches = Batches(reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching)
+        standing.batches = Batches(
+            reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching, began=member.training.began
+        )
         standing.first_reads = FirstReads(member, standing.batches, name_of(loader), until=promised, length=length)
         member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))
         steps = self._loop.run(until)
@@ -330,6 +369,8 @@ class Session:
 
     def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
         member = self._member
+        # A cache knows batches by their steps, of which each training has its own.
+        cache = member.cache(until) if self._trainings is None else None
         if microbatches is not None:
             return dealer(
                 loader,
@@ -339,21 +380,11 @@ class Session:
                 count=microbatches,
                 invariant=self.invariant,
                 recorded=member.records,
-                cache=member.cache(until),
+                cache=cache,
             )
         if self.invariant:
             raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
-        return StepLoader(loader, seed=self.seed, cache=member.cache(until), recorded=member.records)
-
-
-def _refuse_second_loop(session: Session) -> None:
-    if second := second_loop(script_frames(), session):
-        raise UsageError(
-            f"session.steps {second}, where a second call would be a second loop: a rank that is replaced could not "
-            "come to it",
-            hint="a loop of epochs is `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; "
-            "folds and sweeps are jobs of their own, one `regrow run` each",
-        )
+        return StepLoader(loader, seed=self.seed, cache=cache, recorded=member.records)
 
 
 def _announces(loop: StepLoop) -> Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]:

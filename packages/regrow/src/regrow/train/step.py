@@ -36,6 +36,10 @@ class StepOwner(Protocol):
     def rank(self) -> int:
         """This worker's rank now."""
 
+    @property
+    def began(self) -> StepNo:
+        """The step of the job that is step 0 of its training."""
+
     def enter(self, step: "Step") -> None:
         """The script comes into the body."""
 
@@ -58,7 +62,8 @@ class Step:
     The body may run again: what it does to protected state happens once. Entering gives the step's batch.
 
     Attributes:
-        number: the step, from 0.
+        number: the step of its training, from 0.
+        at: the step of the job: the same, but where the script has had other trainings before.
         attempt: how often this worker has started it, from 0.
         rehearsal: the body is run for warmth alone; what it computes is thrown away.
         committed: the step has happened; stays False when it must run again.
@@ -75,7 +80,7 @@ class Step:
         replay: bool = False,
         proof: bool = False,
     ) -> None:
-        self.number = number
+        self.at, self.number = number, StepNo(number - owner.began)
         self.proof = proof
         """A step in the shadow of another rank, whose numbers it must have."""
         self.replay = replay

@@ -171,4 +171,5 @@ def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) ->
         faults=order.faults,
         data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
         restarts=order.restarts,
+        finished=order.finished,
     )

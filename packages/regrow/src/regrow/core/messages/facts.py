@@ -5,6 +5,7 @@ import msgspec
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
 from regrow.core.messages.state_ways import StateWay
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
 
 # --- facts about nodes -------------------------------------------------------------------------------------------
@@ -99,6 +100,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     `refused`: steps of durable checkpoints that it could not read, and why; with `NO_STATE` it could read none at all.
     `unprovable`: why nothing of this script can be compared in a shadow; empty: it can.
     `devices_taken`: it uses a device, and its node has no more of them than ranks.
+    `training`: name of the training that its script has come to, where it has several.
     """
 
     worker: WorkerId
@@ -119,6 +121,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     refused: dict[StepNo, str] = {}
     unprovable: str = ""
     devices_taken: bool = False
+    training: str = ""
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
@@ -244,12 +247,14 @@ class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
     """The worker has no step left to run and waits to be released, still able to give its state.
 
     `goes_on`: what its script does behind its loop is mended too, and it will finish a second time, at its end.
+    `training`: that end is one of a training after which the script has another.
     """
 
     worker: WorkerId
     generation: Generation
     state_at: StepNo
     goes_on: bool = False
+    training: FinishedTraining | None = None
 
 
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import CopySource
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth, WorldChange
 
 # --- orders to agents --------------------------------------------------------------------------------------------
@@ -33,6 +34,8 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     """Steps of durable checkpoints that some rank could not read."""
     stores: list[str] = []
     """Addresses of the agents' stores, for a node that has not got them with a table."""
+    finished: list[FinishedTraining] = []
+    """Trainings that the script has before the one that the worker is for."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR
-from regrow.core.ids import Instant, Rank, StepNo
+from regrow.core.ids import Instant, Rank
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
@@ -44,7 +44,7 @@ class Auditor:
                 looks[worker.holding][worker.rank] = worker.parts
             worker.parts = {}
         for told in looks.values():
-            found = compare(StepNo(0), told)
+            found = compare(self._job.trainings.began, told)
             if found is not None:
                 text = say.replicas_start_unlike(found)
                 if self._samples.news(found):

@@ -167,8 +167,9 @@ class Generations:
         self._job.kept = None
         self._orders.tables.stands(self._roster.member_nodes())
         workers = {str(rank): worker for rank, worker in self._roster.places.items()}
+        trainings = self._job.trainings
         self._orders.write(
-            record.GenerationFormed(at=now, generation=self._job.generation, step=step, workers=workers),
+            record.GenerationFormed(now, self._job.generation, step, workers, trainings.present, trainings.began),
             *self._job.incidents.formed(self._job.generation, now),
         )
         if self._job.past_last_step:
@@ -198,6 +199,9 @@ class Generations:
 
     def release(self, now: Instant) -> None:
         """Every rank has run its last step, and nobody needs its state any more."""
+        if (ended := self._job.trainings.ended()) is not None:
+            self._job.goto(self._job.trainings.turn(ended, now))
+            return
         self._job.goto(Releasing(now + self._spec.halt_deadline))
         if self._size.wanted != self._job.replicas:
             self._orders.note(say.change_too_late(self._job.replicas, self._size.wanted, self._size.wanted_by), now)

@@ -1,16 +1,17 @@
 """Agents' reports of the copies that they hold, while a generation is repaired."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from regrow.core.ids import Generation, NodeId
+from regrow.core.ids import Generation, NodeId, StepNo
 from regrow.core.messages.copies import CopiesHeld, KeptCopy
 from regrow.membership.recovery_point import SurvivorState, needs_copies
 
 
 class HeldCopies:
-    """The answers of the nodes for one generation."""
+    """The answers of the nodes for one generation. Copies not newer than `began` are of an earlier training."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: Callable[[], StepNo] = lambda: StepNo(0)) -> None:
+        self._began = began
         self.held: dict[NodeId, Sequence[KeptCopy]] = {}
         """Copies in the memory of the nodes that have answered and are still there."""
         self._awaited: set[NodeId] = set()
@@ -24,7 +25,8 @@ class HeldCopies:
         """A node has answered."""
         if answer.generation == self._asked and answer.node in self._awaited:
             self._awaited.discard(answer.node)
-            self.held[answer.node] = answer.copies
+            began = self._began()
+            self.held[answer.node] = [copy for copy in answer.copies if copy.step > began or not began]
 
     def forget(self, node: NodeId) -> None:
         """A node is gone, and its memory. One that does not answer is lost by its lease, so nobody waits for ever."""

@@ -196,7 +196,7 @@ class Ladder:
         if self._from_memory > ATTEMPTS:
             self._job.kept = None  # what is in memory does not help: maybe it is what does not fit
         kept = self._job.kept
-        if self._job.step > 0 and not self._spec.durable and kept is None:
+        if self._job.step > self._job.trainings.began and not self._spec.durable and kept is None:
             self._job.end(SCRIPT_ERROR, self.losses.diagnosis(self._job.step, cause), now)
             return
         if not self._spend(cause, now):
@@ -210,6 +210,14 @@ class Ladder:
         for each in list(self._roster.workers.values()):
             if each.living:
                 self._orders.fence(each, cause, now)
+
+    def not_ended(self, state: Restarting, now: Instant) -> None:
+        """All workers were to be gone by now, and some are not."""
+        if (waits := self._job.trainings.late(state, now)) is not None:
+            self._job.goto(waits)
+            return
+        stuck = [worker.worker for worker in self._roster.workers.values() if worker.stage is not Stage.GONE]
+        self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
 
     def fence_late(self, late: list[WorkerRecord], reason: str, now: Instant) -> None:
         """A deadline has passed: who was late acts no more, and its rank is lost."""

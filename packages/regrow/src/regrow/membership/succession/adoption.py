@@ -12,6 +12,7 @@ from regrow.core.ids import Instant, NodeId, Rank, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.succession import NodeReport, WorkerPast
 from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import Member, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.checkpoints import Checkpoints
@@ -93,6 +94,7 @@ class Succession:
             replacements=job.replacements,
             belief=job.belief,
             kept=job.kept,
+            finished=list(job.trainings.finished),
             stopping=job.stopping,
             stop_by=job.stop_by,
         )
@@ -148,6 +150,7 @@ class Succession:
 
     def _recall(self, memory: JobMemory) -> None:
         self._job.restarts, self._job.resumes = memory.restarts, memory.resumes
+        self._job.trainings.finished = list(memory.finished)
         self._job.replacements, self._job.belief = memory.replacements, memory.belief
         self._job.kept, self._job.stopping, self._job.stop_by = memory.kept, memory.stopping, memory.stop_by
         self._size.wanted, self._size.wanted_by = memory.wanted, memory.wanted_by
@@ -180,6 +183,11 @@ class Succession:
         self._roster.sharded = len({worker.holding for worker in members}) > 1
         self._job.step = max([self._job.step, *(worker.state_at for worker in members)])
         self._enter_others(now)
+        if (ended := self._turned(members)) is not None:
+            self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
+            self._job.goto(self._job.trainings.turn(ended, now))
+            self._tell_again(members, now)
+            return
         mine = [self._pasts.get(worker.worker) for worker in members]
         if all(past is not None and _over(past) for past in mine) and any(past and past.released for past in mine):
             self._release(members, now)
@@ -195,6 +203,12 @@ class Succession:
             self._nodes.formed()
             return
         self._mend(members, now)
+
+    def _turned(self, members: Sequence[WorkerRecord]) -> FinishedTraining | None:
+        """The training that these workers are of, if the last coordinator had it finished, and another to begin."""
+        known = {each.name: each for each in self._job.trainings.finished}
+        left = [worker.ended for worker in members if (past := self._pasts.get(worker.worker)) and past.released]
+        return next((each for each in (*(known.get(one.training) for one in members), *left) if each is not None), None)
 
     def _seat(self, member: Member, now: Instant) -> WorkerRecord:
         past = self._pasts.get(member.worker)
@@ -230,6 +244,7 @@ class Succession:
             worker.state_at = past.state_at
         worker.stage, worker.exit_code = self._stage(past), past.code
         worker.goes_on = past.finished is not None and past.finished.goes_on
+        worker.ended = past.finished.training if past.finished is not None else None
         self._roster.adopt(worker)
         if past.halted is not None and not past.halted.stands and worker.stage is Stage.HALTED:
             self._roster.away.add(worker.worker)

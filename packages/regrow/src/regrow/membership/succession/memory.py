@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
@@ -54,6 +55,7 @@ class JobMemory:
         checkpoints: how many were begun.
         first_build: how long the first workers took to their first step; None: they have not come to it.
         replacements, belief: the evidence about newcomers, and about the result.
+        finished: trainings of the script before the present one.
         kept: state that agents have in memory for workers that are all started again.
         stopping, stop_by: why the job is to end, and when; empty: no end was asked for.
         loss: how the coordinator was lost; None: it has failed, and its process goes on.
@@ -82,5 +84,6 @@ class JobMemory:
     replacements: Replacements = field(default_factory=Replacements)
     belief: Belief = field(default_factory=Belief)
     kept: KeptState | None = None
+    finished: list[FinishedTraining] = field(default_factory=list)
     stopping: str = ""
     stop_by: Instant | None = None

@@ -6,6 +6,7 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.tables import GenerationTable
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, WorldChange
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incident, Incidents
@@ -48,6 +49,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     unproven: str = ""
     newcomers: bool = False
     kept: tuple[StepNo, bool] | None = None
+    finished: list[FinishedTraining] = []
     stopping: str = ""
     stop_by: Instant | None = None
 
@@ -103,6 +105,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         unproven=memory.belief.doubt,
         newcomers=memory.belief.newcomers,
         kept=None if memory.kept is None else (memory.kept.step, memory.kept.inside),
+        finished=memory.finished,
         stopping=memory.stopping,
         stop_by=memory.stop_by,
     )
@@ -142,6 +145,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         checkpoints=written.checkpoints,
         first_build=written.first_build,
         kept=None if written.kept is None else KeptState(*written.kept),
+        finished=written.finished,
         stopping=written.stopping,
         stop_by=None if written.stop_by is None else written.stop_by + ahead,
     )

@@ -66,12 +66,12 @@ class Rehearsal:
         Raises `UsageError` where the loader gives another batch there now.
         """
         batches = self._standing.data()
-        if self._standing.member.holds_initial_state and (note := batches.prove(StepNo(0))):
+        if self._standing.member.holds_initial_state and (note := batches.prove(self._owner.began)):
             self._standing.member.note_of_script(note)
-        batches.seek(StepNo(0))
+        batches.seek(self._owner.began)
 
     def _body(self) -> Iterator[Step]:
-        first = StepNo(0)
+        first = self._owner.began
         batch = self._standing.data().batch(first)
         variables = self._standing.protected().variables
         variables.follow(script_frames, keepers(script_frames(), self._standing.held()))
@@ -94,7 +94,7 @@ class Rehearsal:
         """
         member = self._standing.member
         number, inside = (StepNo(0), 0) if member.holds_initial_state else member.await_position()
-        if not inside or not number:
+        if not inside or number <= self._owner.began:
             return None
         before = StepNo(number - 1)
         echoing.enter_context(member.echo())

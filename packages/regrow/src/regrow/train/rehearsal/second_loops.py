@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
 
+from regrow.core.errors import UsageError
 from regrow.train.rehearsal.callers import loop_around
 from regrow.train.rehearsal.certain_ways import (
     EXITS,
@@ -41,6 +42,17 @@ _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
 _MOST_TEXT = 4_000_000
 """Characters of a script and its modules, some 100,000 lines: nothing is certain of a longer one."""
+
+
+def refuse_second_loop(frames: list[FrameType], session: object) -> None:
+    """Raises `UsageError` where `second_loop` sees a second training."""
+    if second := second_loop(frames, session):
+        raise UsageError(
+            f"session.steps {second}, where a second call would be a second loop: a rank that is replaced could not "
+            "come to it",
+            hint="a loop of epochs is `for epoch in session.epochs(loader, epochs):` and in it `for step in epoch:`; "
+            "folds and sweeps are `for training in session.trainings(names):`",
+        )
 
 
 def second_loop(frames: list[FrameType], session: object) -> str:

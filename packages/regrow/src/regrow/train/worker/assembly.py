@@ -110,7 +110,7 @@ class SetUpHearing:
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
         env = link.env
-        self._desk = AgentDesk(env.store, env.token, build=env.restarts, rank=env.rank)
+        self._desk = AgentDesk(env.store, env.token, build=env.restarts + len(env.finished), rank=env.rank)
         seated, unit = RankInWorld(env.rank, env.world), env.spec.unit
         self._kind: Recording | Replay
         if env.role is Role.RANK:

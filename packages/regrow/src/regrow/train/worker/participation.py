@@ -12,6 +12,7 @@ from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
 from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
+from regrow.core.messages.trainings import FinishedTraining, TrainingPlace
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.data.loader import Caching
@@ -140,11 +141,12 @@ class WaitingRoom(Protocol):
     def take_change(self) -> WorldChange | None:
         """Change of the world's size since the last call, if there was one."""
 
-    def finish(self, *, goes_on: bool = False) -> bool:
+    def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
 
         Args:
             goes_on: until all have run the last step alone; this is called again at the end of the script.
+            training: that end is one of a training, after which the script has another.
         """
 
 
@@ -162,6 +164,7 @@ class Participation(Protocol):
     reads_once: bool
     """True if batches come from an iterator, which does not ask again for its place once it has given one."""
     trial_steps: int
+    training: TrainingPlace
 
     @property
     def rank(self) -> int:
@@ -287,6 +290,9 @@ class Participation(Protocol):
 
     def pass_boundary(self) -> bool:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+
+    def turn(self) -> None:
+        """A training has ended, and another follows. Raises `WorkerReleased` where other processes run it."""
 
     def before_leaving(self, last: Callable[[], None]) -> None:
         """Call this before the script destroys the group of all ranks."""

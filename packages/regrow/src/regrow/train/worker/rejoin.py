@@ -9,6 +9,7 @@ from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.copies import StateKept
+from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultKind, WorldChange
 from regrow.core.phase import Phase
 from regrow.core.process.priority import give_way
@@ -139,11 +140,12 @@ class Rejoin:
         if error:
             self._link.send(StateKept(self._link.env.worker, order.step, error))
 
-    def finish(self, *, goes_on: bool = False) -> bool:
+    def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
         """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
 
         Args:
             goes_on: until all have run the last step alone; this is called again at the end of the script.
+            training: that end is one of a training, after which the script has another.
         """
         if self._link.failed:
             return True
@@ -151,7 +153,7 @@ class Rejoin:
         if self._over():
             return False
         worker, generation = self._link.env.worker, self._control.generation
-        self._link.send(facts.WorkerFinished(worker, generation, self._control.step, goes_on))
+        self._link.send(facts.WorkerFinished(worker, generation, self._control.step, goes_on, training))
         while not self._control.await_release(goes_on=goes_on):
             if self._over():
                 return False

@@ -12,6 +12,7 @@ from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
+from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators
 from regrow.train.worker.participation import ProofParty
@@ -88,7 +89,7 @@ class StandaloneWorker:
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
         self.body, self.waiting = StandaloneBody(), StandaloneWaiting()
-        self.early = EarlyReads()
+        self.early, self.training = EarlyReads(), TrainingPlace()
 
     @classmethod
     def open(cls) -> "StandaloneWorker":
@@ -100,6 +101,10 @@ class StandaloneWorker:
             return cls(env.rank, env.local_rank, env.world)
         Groups().install(rank=0, world=1, formation=None, form_s=FORM_S)
         return cls(0, 0, 1)
+
+    def turn(self) -> None:
+        """As `Participation.turn`: the next training is run here too, from its step 0."""
+        self.body.step = StepNo(0)
 
     @property
     def step(self) -> StepNo:

@@ -21,6 +21,7 @@ from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
@@ -38,7 +39,7 @@ from regrow.train.worker.failed_device import judge_failure
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
-from regrow.train.worker.rejoin import Rejoin, tell_fault
+from regrow.train.worker.rejoin import Rejoin, WorkerReleased, tell_fault
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import Beside, StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
@@ -57,6 +58,8 @@ class SupervisedWorker:
         self._link, self._groups = link, groups
         self.worker, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
+        alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
+        self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
         """True if batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
@@ -242,7 +245,7 @@ class SupervisedWorker:
         env, read = self._link.env, Read(NO_STATE, {})
         if env.begins:
             reads = durable is not None and env.resume
-            read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(StepNo(0), {})
+            read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(self.training.began, {})
         told = "" if self._set_up is None else self._set_up.settle(state)
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
@@ -265,6 +268,7 @@ class SupervisedWorker:
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
+                training=self.training.name,
                 devices_taken=accelerators.all_taken(env.spec.nproc),
             )
         )
@@ -312,6 +316,10 @@ class SupervisedWorker:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
         self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
+
+    def turn(self) -> None:
+        """As `Participation.turn`: all ranks end, and new ones run what follows."""
+        raise WorkerReleased(None)
 
     def before_leaving(self, last: Callable[[], None]) -> None:
         """Call this before the script destroys the group of all ranks."""

@@ -1,0 +1,30 @@
+"""Trainings of a script that has several. See decision 0105."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from regrow.core.ids import StepNo
+
+
+class FinishedTraining(msgspec.Struct, frozen=True):
+    """A training that all ranks have finished. `result`: by `hydration.codec`; `until`: the job's next step."""
+
+    name: str
+    result: bytes
+    until: StepNo
+
+
+@dataclass
+class TrainingPlace:
+    """Place of a training among those of its script. `name`: empty if it is the only one; `alone`: why it must be."""
+
+    finished: Sequence[FinishedTraining] = ()
+    name: str = ""
+    alone: str = ""
+
+    @property
+    def began(self) -> StepNo:
+        """The step of the job that is its step 0."""
+        return self.finished[-1].until if self.finished else StepNo(0)

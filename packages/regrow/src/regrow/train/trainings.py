@@ -1,0 +1,116 @@
+"""Several trainings in one script: those that are finished are left out, and their results are the same everywhere.
+
+A worker runs one training from its beginning, whether it starts the training or comes in later: so whatever a body
+leaves behind in a process can make no difference. See decision 0105.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from regrow.core.errors import StateError, UsageError
+from regrow.core.messages.trainings import FinishedTraining
+from regrow.data.seeding import seed_everything
+from regrow.hydration.codec import decode, encode
+from regrow.train.loop import StepLoop
+from regrow.train.worker.participation import Participation
+
+_ROOM, _FRAME, _LEAST = 64 << 10, 64, 64
+"""Bytes of all names and results, with which workers are started; what a training takes besides; least for a result."""
+
+
+class OneTraining:
+    """One of the trainings of a script. As a text it is its `name`."""
+
+    def __init__(self, name: str, room: int) -> None:
+        self.name, self._room, self.encoded = name, room, encode(None)
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def result(self) -> Any:
+        """Set it in the body, after the steps; rank 0's is everybody's when the body has ended. None, if never set.
+
+        Numbers, texts, lists, tuples and dicts of them; 64 KiB for all trainings. Raises `UsageError` for all else.
+        """
+        return decode(self.encoded)
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        try:
+            encoded = encode(value, path="result")
+        except StateError as error:
+            raise UsageError(
+                f"the result of {self.name} cannot be told to other workers: {error}",
+                hint="let it be numbers and texts: tensor.item(), tensor.tolist(), or the name of a file",
+            ) from error
+        if len(encoded) > self._room:
+            raise UsageError(
+                f"the result of {self.name} has {len(encoded):,} bytes, and there is room for {self._room:,}",
+                hint="write it to a file, and let the name of that file be the result",
+            )
+        self.encoded = encoded
+
+
+class Trainings:
+    """The trainings of one script, in sequence. `begin`: gives the loop of the next one in this process."""
+
+    def __init__(
+        self, member: Participation, names: Sequence[str], begin: Callable[[], StepLoop], *, seed: int
+    ) -> None:
+        self._member, self._begin, self._seed = member, begin, seed
+        self._names, alone = list(names), member.training.alone
+        if isinstance(names, str) or not all(self._names) or len(set(self._names)) < len(self._names):
+            raise UsageError("trainings have names, each its own", hint='session.trainings(["fold-0", "fold-1"])')
+        taken = sum(len(name.encode()) + _FRAME for name in self._names)
+        self._room = (_ROOM - taken) // max(1, len(self._names))
+        if self._room < _LEAST:
+            raise UsageError(f"{len(self._names):,} trainings are too many", hint="divide them among several jobs")
+        if len(self._names) > 1 and alone:
+            raise UsageError(
+                f"a script with several trainings writes no durable checkpoints, and {alone}",
+                hint="leave it out, or make each training a job of its own with a folder of its own",
+            )
+        self._results = {each.name: each.result for each in member.training.finished}
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """Results of the finished trainings, by name, in their order."""
+        return {name: decode(encoded) for name, encoded in self._results.items()}
+
+    def run(self) -> Iterator[OneTraining]:
+        """Those that are still to be run. Raises `UsageError` where one has no steps."""
+        finished, member = list(self._results), self._member
+        if finished != self._names[: len(finished)]:
+            raise UsageError(
+                f"the job has finished {', '.join(finished)}, and this worker's trainings are {', '.join(self._names)}",
+                hint="let their names be the same whenever the script runs: not of a clock, and not drawn",
+            )
+        for name in self._names[len(finished) :]:
+            member.training.name = name
+            seed_everything(self._seed)
+            training, loop = OneTraining(name, self._room), self._begin()
+            yield training
+            if not loop.started:
+                raise UsageError(f"the training {name} has no steps", hint="leave its name out of session.trainings()")
+            # After a fault all agree again, as they do again what else follows the steps.
+            loop.regions.between(f"the result of {name}", partial(self._agree, training, training.encoded))
+            if name != self._names[-1]:
+                loop.after.end(FinishedTraining(name, self._results[name], member.step))
+                member.turn()
+
+    def _agree(self, training: OneTraining, own: bytes) -> None:
+        training.encoded = self._results[training.name] = own if self._member.world == 1 else self._of_rank_0(own)
+
+    def _of_rank_0(self, encoded: bytes) -> bytes:
+        size = torch.tensor([len(encoded)])
+        dist.broadcast(size, 0)
+        content = torch.zeros(int(size), dtype=torch.uint8)
+        if self._member.rank == 0:
+            content.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
+        dist.broadcast(content, 0)
+        return content.numpy().tobytes()
