@@ -186,6 +186,64 @@ def the_script_may_have_made_the_device_the_place_of_new_tensors() -> None:
 
 
 @check
+def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_step_that_it_names() -> None:
+    import torch
+    import xxhash
+
+    from regrow.core.ids import StepNo
+    from regrow.train.state.protected import ProtectedState
+    from regrow.train.worker.replica_digests import Sampler, sample
+
+    torch.manual_seed(3)
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(40, 7)).to(DEVICE)
+    model = model.to(memory_format=torch.channels_last)
+    state, member, step = ProtectedState([model], {}), Member(), StepNo(16)
+    blocks, _ = sample(state, frozenset(), step)
+    expected = {name: xxhash.xxh3_64_intdigest(each.cpu().numpy().data) for name, each in blocks.items()}
+    link: Any = SimpleNamespace(env=SimpleNamespace(worker="w"), send=member.send)
+    control: Any = SimpleNamespace(generation=1)
+    sampler, before = Sampler(link, control, state, own=list), STEERING.waits()
+    form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
+    sampler.stand(form, again=False)
+    sampler.tick(StepNo(1), last=False)
+    member.facts.clear()
+    before = STEERING.waits()
+    with STEERING.gate():
+        sampler.tick(step, last=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)  # the next update
+        sampler.tick(StepNo(17), last=False)
+        assert member.facts == []
+        assert STEERING.waits() == before
+    torch.accelerator.synchronize()
+    sampler.tick(StepNo(18), last=False)
+    assert [(each.step, each.tensors) for each in member.facts] == [(16, expected)]
+
+
+@check
+def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
+    import torch
+
+    from regrow.core.ids import StepNo
+    from regrow.train.state.protected import ProtectedState
+    from regrow.train.worker.replica_digests import Sampler
+
+    member = Member()
+    link: Any = SimpleNamespace(env=SimpleNamespace(worker="w"), send=member.send)
+    control: Any = SimpleNamespace(generation=1)
+    sampler = Sampler(link, control, ProtectedState([torch.nn.Linear(4, 4).to(DEVICE)], {}), own=list)
+    form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
+    sampler.stand(form, again=False)
+    with STEERING.gate():
+        sampler.tick(StepNo(16), last=False)
+    torch.accelerator.synchronize()
+    sampler.stand(form, again=False)
+    sampler.tick(StepNo(17), last=False)
+    assert member.facts == []
+
+
+@check
 def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_that_counts() -> None:
     import torch
 

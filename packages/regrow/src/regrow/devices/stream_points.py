@@ -6,12 +6,12 @@ device's own order, into memory that the host can look into without waiting.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from regrow.core.ids import Seconds
-from regrow.devices.accelerators import host_memory, is_capturing
+from regrow.devices.accelerators import host_memory, is_capturing, on_accelerator
 
 _PART = 0.01
 """Pause between two looks of a waiter, as a part of its wait so far: short waits stay short, long ones cost nothing.
@@ -81,6 +81,35 @@ class LateNumber:
         """The number; it is waited for. Raises what `known` does."""
         self._point.wait()
         return float(self._here)
+
+
+class LateBytes:
+    """Bytes of tensors as they are on their devices where this is made, read once the devices have come there.
+
+    Args:
+        pieces: in one dimension, of uint8. Those in the processor's memory are not copied: read them at once.
+    """
+
+    def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
+        self._here: list[torch.Tensor] = []
+        devices: list[torch.device] = []
+        for piece in pieces:
+            if not on_accelerator(piece):
+                self._here.append(piece)
+                continue
+            devices.append(piece.device)
+            room = host_memory(piece.shape, piece.dtype, piece.device)
+            self._here.append(room.copy_(piece, non_blocking=True))
+        self._point = StreamPoint(dict.fromkeys(devices))
+
+    def known(self) -> bool:
+        """True if they can be read at once. Raises the device's error if it has failed."""
+        return self._point.passed()
+
+    def read(self) -> list[memoryview]:
+        """The bytes of each piece; they are waited for. Raises what `known` does."""
+        self._point.wait()
+        return [each.numpy().data for each in self._here]
 
 
 def late(tensor: torch.Tensor) -> bool:

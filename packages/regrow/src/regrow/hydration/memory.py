@@ -30,8 +30,8 @@ def _stage(size: int, device: torch.device | None) -> torch.Tensor:
     return host_memory((size,), torch.uint8, device)
 
 
-def _piece(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
-    """These bytes of a tensor; of one that is not contiguous only the rows that have them are copied.
+def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
+    """These bytes of a tensor, on its device; of one that is not contiguous only the rows that have them are copied.
 
     A copy of the whole would be made for each part that each connection asks for.
     """
@@ -84,11 +84,11 @@ class Outgoing:
                 if (stream := self._stream(device)) is not None:
                     streams.enter_context(stream)
             if len(chunk) == 1 and not devices:
-                return _Begun(_piece(self._tensor(chunk[0].name), chunk[0]))
+                return _Begun(bytes_of(self._tensor(chunk[0].name), chunk[0]))
             at = 0
             stage = self._staging(buffer, devices[0] if devices else None)
             for span in chunk:
-                stage[at : at + span.length].copy_(_piece(self._tensor(span.name), span), non_blocking=True)
+                stage[at : at + span.length].copy_(bytes_of(self._tensor(span.name), span), non_blocking=True)
                 at += span.length
             return _Begun(stage[:at], StreamPoint(devices))
 
