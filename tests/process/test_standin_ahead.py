@@ -44,3 +44,18 @@ def test_who_is_killed_while_its_device_stands_still_before_the_end_of_an_update
     assert_equal(outcome, on_the_processor, faults=len(faults))
     adopted = {at for at, commits in outcome.ledger.history.items() for each in commits if each.adopted}
     assert {(step, rank) for rank, step in stands} <= adopted, "it had not said that it had committed the step"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("how", ["1:5:once", "0:7:backward"])
+def test_a_nan_on_a_device_that_runs_late_is_found_before_the_update(
+    standin_site: Site, on_the_processor: Outcome, how: str
+) -> None:
+    (standin_site.folder / "struck").unlink(missing_ok=True)
+    name = f"nan-{how.replace(':', '-')}"
+    env = LATE | {"STANDIN_GROUPS": "1"}
+    outcome = train(standin_site, name, "--check-for-nan", world=WORLD, steps=STEPS, extra=("--nan", how), env=env)
+    assert_equal(outcome, on_the_processor, faults=0)
+    assert (standin_site.folder / "struck").exists(), "no number was spoilt"
+    rank = int(how[0])
+    assert [(each.ranks, each.rung, each.steps_lost) for each in outcome.ledger.incidents] == [([rank], "retry", 0)]

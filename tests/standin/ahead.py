@@ -9,6 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -195,7 +196,7 @@ def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_st
     from regrow.train.worker.replica_digests import Sampler, sample
 
     torch.manual_seed(3)
-    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(40, 7)).to(DEVICE)
+    model: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(40, 7)).to(DEVICE)
     model = model.to(memory_format=torch.channels_last)
     state, member, step = ProtectedState([model], {}), Member(), StepNo(16)
     blocks, _ = sample(state, frozenset(), step)
@@ -241,6 +242,47 @@ def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
     sampler.stand(form, again=False)
     sampler.tick(StepNo(17), last=False)
     assert member.facts == []
+
+
+@check
+def numbers_that_are_not_finite_are_looked_for_without_a_wait_and_found() -> None:
+    import math
+
+    import torch
+
+    from regrow.core.errors import NotFinite
+    from regrow.core.ids import StepNo
+    from regrow.train.worker.finite import NumberCheck
+
+    def wrong(loss: float, given: float, *gradients: float, stands: bool = True) -> str:
+        """Error of a body with these numbers."""
+        parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in gradients]
+        checked = NumberCheck(lambda mine: mine)
+        checked.watch([torch.optim.SGD(parameters, lr=0.1)])
+        checked.begin()
+        for parameter, value in zip(parameters, gradients, strict=True):
+            parameter.grad = torch.tensor([-0.0, 3e38, value], device=DEVICE)
+        logged, part = torch.tensor(loss, device=DEVICE), torch.tensor([given], device=DEVICE)
+        torch.accelerator.synchronize()
+        before = STEERING.waits()
+        with STEERING.gate() if stands else nullcontext():
+            checked.logged({"loss": logged})
+            checked.given("allreduce", ([part], torch.distributed.AllreduceOptions()), {})
+            checked.look()
+            assert not stands or STEERING.waits() == before
+        try:
+            checked.agree(StepNo(7), rank=0, world=1, sharded=False)
+        except NotFinite as error:
+            return str(error).removeprefix("rank 0, step 7: ")
+        return ""
+
+    # The stand-in waits for the first call of each kind itself.
+    assert wrong(1.0, 1.0, 1.0, 1.0, stands=False) == ""
+    assert wrong(3e38, -3e38, 1e-45, 2.0) == ""
+    for bad in (math.nan, math.inf, -math.inf):
+        assert wrong(bad, 1.0, 1.0, 1.0) == f"loss is {bad}"
+        assert wrong(1.0, bad, 1.0, bad).startswith("its gradient is not finite as it gives it to allreduce")
+        assert wrong(1.0, 1.0, 1.0, bad) == "its gradients are not finite"
 
 
 @check
