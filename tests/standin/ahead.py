@@ -4,6 +4,7 @@ The device stands still behind a gate, so it is known without a clock that the h
 process of their own, as those of `checks.py`; `tests/unit/test_running_ahead.py` has a test for each.
 """
 
+import copy
 import json
 import os
 import sys
@@ -189,18 +190,16 @@ def the_script_may_have_made_the_device_the_place_of_new_tensors() -> None:
 @check
 def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_step_that_it_names() -> None:
     import torch
-    import xxhash
 
     from regrow.core.ids import StepNo
     from regrow.train.state.protected import ProtectedState
-    from regrow.train.worker.replica_digests import Sampler, sample
+    from regrow.train.worker.replica_digests import Sampler, digests
 
     torch.manual_seed(3)
     model: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(40, 7)).to(DEVICE)
     model = model.to(memory_format=torch.channels_last)
     state, member, step = ProtectedState([model], {}), Member(), StepNo(16)
-    blocks, _ = sample(state, frozenset(), step)
-    expected = {name: xxhash.xxh3_64_intdigest(each.cpu().numpy().data) for name, each in blocks.items()}
+    expected, _ = digests(ProtectedState([copy.deepcopy(model).cpu()], {}), frozenset(), sample=step)
     link: Any = SimpleNamespace(env=SimpleNamespace(worker="w"), send=member.send)
     control: Any = SimpleNamespace(generation=1)
     sampler, before = Sampler(link, control, state, own=list), STEERING.waits()

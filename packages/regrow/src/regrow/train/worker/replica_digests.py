@@ -127,7 +127,7 @@ class Sampler:
     def _begin(self, step: StepNo) -> None:
         """Take the sample that is due. The device copies the bytes in its order; they are read a step or so later."""
         started = time.perf_counter()
-        found = self._guarded(lambda: sample(self._state, frozenset(self._own()), step))
+        found = self._guarded(lambda: sampled(self._state, frozenset(self._own()), step))
         if found is None:
             return
         blocks, python = found
@@ -148,11 +148,10 @@ class Sampler:
         if known is False:
             return
         self._begun = None
-        read = self._guarded(begun.data.read)
-        if read is None:
+        if self._guarded(begun.data.read) is None:
             return
         started = time.perf_counter()
-        tensors = dict(zip(begun.names, map(xxhash.xxh3_64_intdigest, read), strict=True))
+        tensors = _hashed(begun.names, begun.data)
         self._link.send(msgspec.structs.replace(begun.fact, tensors=tensors))
         if begun.step_s:
             self._pace.took(begun.spent + time.perf_counter() - started, begun.step_s)
@@ -201,15 +200,24 @@ class Sampler:
 
 
 def digests(
-    state: ProtectedState, left_out: frozenset[str], *, part: int | None = None, made: bool = False
+    state: ProtectedState,
+    left_out: frozenset[str],
+    *,
+    sample: StepNo | None = None,
+    part: int | None = None,
+    made: bool = False,
 ) -> _Digests:
     """Digests of tensors, or of pieces of them, and of Python state, by name; equal on replicas.
 
     Args:
         left_out: tensors that each rank has for itself.
-        part: this part of all tensors; behind the last one there is nothing. None: all of them.
+        sample: some blocks of tensors, which follows from this step.
+        part: this part of all tensors; behind the last one there is nothing. Neither of both: all of them.
         made: all of what updates have made, or blocks of each tensor of it, and likewise of the others.
     """
+    if sample is not None:
+        blocks, python = sampled(state, left_out, sample)
+        return _hashed(blocks, LateBytes(list(blocks.values()))), python
     inventory, tensors = state.canonical()
     entries = _compared(inventory, left_out)
     if made:
@@ -218,7 +226,11 @@ def digests(
     return _every(pieces, tensors), _fields(inventory)
 
 
-def sample(
+def _hashed(names: Iterable[str], data: LateBytes) -> dict[str, int]:
+    return dict(zip(names, map(xxhash.xxh3_64_intdigest, data.read()), strict=True))
+
+
+def sampled(
     state: ProtectedState, left_out: frozenset[str], step: StepNo
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
     """Some blocks of tensors, which follow from the step, on their devices, and digests of Python state, by name."""
