@@ -6,7 +6,7 @@ device's own order, into memory that the host can look into without waiting.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -18,6 +18,8 @@ _PART = 0.01
 
 It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
 """
+_NEAR, _NEAR_PART = 0.1, 0.001
+"""Where a wait is expected to end, give or take this part of it, the pauses are this part of it."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
@@ -48,11 +50,26 @@ class StreamPoint:
         for event in tuple(self._events):
             event.wait(stream)
 
-    def wait(self) -> None:
-        """Return when it is passed, as late as the device's own work is. Raises what `passed` does."""
-        begun = time.monotonic()
+    def wait(self, meanwhile: Callable[[], object] = lambda: None, *, usual: Seconds = 0.0) -> Seconds:
+        """Return how long it took when it is passed, as late as the device's own work is. Raises what `passed` does.
+
+        Args:
+            meanwhile: called at each look.
+            usual: how long waits like this one take; 0: not known.
+        """
+        begun, waited = time.monotonic(), 0.0
         while not self.passed():
-            time.sleep(min(max(_PART * (time.monotonic() - begun), _PAUSE_LEAST), _PAUSE_MOST))
+            meanwhile()
+            waited = time.monotonic() - begun
+            time.sleep(_pause(waited, usual))
+        return waited
+
+
+def _pause(waited: Seconds, usual: Seconds) -> Seconds:
+    until_near = (1 - _NEAR) * usual - waited
+    near = until_near <= 0 and waited <= (1 + _NEAR) * usual
+    pause = max((_NEAR_PART if near else _PART) * waited, _PAUSE_LEAST)
+    return min(pause, _PAUSE_MOST, max(until_near, _PAUSE_LEAST) if until_near > 0 else _PAUSE_MOST)
 
 
 class LateNumber:
