@@ -244,6 +244,30 @@ def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
 
 
 @check
+def a_copy_of_the_state_waits_for_no_tensor_of_its_own() -> None:
+    import torch
+
+    from regrow.core.ids import StepNo
+    from regrow.hydration.copies.segment import layout
+    from regrow.hydration.copies.snapshot import fill
+    from regrow.train.state.protected import ProtectedState
+
+    torch.manual_seed(3)
+    model: Any = torch.nn.Sequential(*(torch.nn.Conv2d(3, 8, 3) for _ in range(4)), torch.nn.Linear(40, 7))
+    model = model.to(DEVICE).to(memory_format=torch.channels_last)
+    copies = []
+    for each in (model, model, copy.deepcopy(model).cpu()):
+        state, before = ProtectedState([each], {}), STEERING.waits()
+        state.state_at = StepNo(3)
+        inventory = state.inventory(StepNo(3))
+        room = bytearray(layout(entry.nbytes for entry in inventory.entries)[1])
+        fill(memoryview(room), state, inventory)
+        copies.append((bytes(room), STEERING.waits() - before))
+    # The stand-in waits for the first call of each kind itself.
+    assert copies[1:] == [(copies[0][0], 0)] * 2
+
+
+@check
 def numbers_that_are_not_finite_are_looked_for_without_a_wait_and_found() -> None:
     import math
 
