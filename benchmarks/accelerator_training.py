@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -68,9 +69,9 @@ class Device:
 
         wait = stream_points.StreamPoint.wait
 
-        def counted(point: stream_points.StreamPoint) -> None:
+        def counted(point: stream_points.StreamPoint, *given: Any, **named: Any) -> float:
             self.slept += not point.passed()
-            wait(point)
+            return wait(point, *given, **named)
 
         setattr(stream_points.StreamPoint, "wait", counted)  # noqa: B010  a plain assignment is no method to mypy
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
-from falling_behind import Standstill  # type: ignore[import-not-found]
+from falling_behind import Standstill, WaitsOfSteps  # type: ignore[import-not-found]
 from pacing import pause  # type: ignore[import-not-found]
 from placing import DEVICE, break_device, group_options, spoil, take_place  # type: ignore[import-not-found]
 from torch import nn
@@ -30,6 +30,7 @@ parser.add_argument("--hold", nargs="*", default=[], metavar="STEP:FILE", help="
 parser.add_argument("--say-steps", action="store_true")
 parser.add_argument("--stand-still", nargs="*", default=[], metavar="RANK:STEP", help="see falling_behind.py")
 parser.add_argument("--go-on", action="store_true", help="at the next body the device goes on")
+parser.add_argument("--count-waits", action="store_true", help="how often each step waits for the device")
 parser.add_argument("--spoil", default="", metavar="RANK:STEP", help="a bit of that rank's optimizer state flips, once")
 parser.add_argument("--drift", action="store_true", help="every rank changes its parameters in a way of its own")
 parser.add_argument("--own-buffers", action="store_true", help="every rank has running statistics of its own")
@@ -60,6 +61,7 @@ own_groups = []
 if args.own_groups:
     own_groups = [torch.distributed.new_group(backend="gloo"), torch.distributed.new_group(pg_options="urgent")]
 standstill = Standstill(args.stand_still, until_next=args.go_on)
+waits = WaitsOfSteps() if args.count_waits else None
 
 numbers = torch.Generator().manual_seed(5)
 inputs = torch.randn(240, 16, generator=numbers)
@@ -130,6 +132,8 @@ for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         if args.stand_still:
             standstill.enters()
+        if waits is not None and not step.rehearsal:
+            waits.enters(step.number)
         while not step.rehearsal and step.number in holds and not Path(holds[step.number]).exists():
             time.sleep(0.005)
         time.sleep(0 if step.rehearsal else args.pause)
@@ -167,6 +171,8 @@ for step in session.steps(loader, until=args.steps):
     if args.say_steps and session.is_main and not step.rehearsal:
         sys.stdout.write(f"step {step.number}\n")
 
+if waits is not None:
+    waits.tell(session.rank)
 if args.own_groups:
     found = {"backend": torch.distributed.get_backend(own_groups[0]), "options": group_options()}
     Path(f"groups.{session.rank}.json").write_text(json.dumps(found))

@@ -4,11 +4,13 @@ The device stands still behind a gate, so it is known without a clock that the h
 process of their own, as those of `checks.py`; `tests/unit/test_running_ahead.py` has a test for each.
 """
 
+import copy
 import json
 import os
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -185,6 +187,127 @@ def the_script_may_have_made_the_device_the_place_of_new_tensors() -> None:
         loop.commit(step)
     loop.announcing.flush()
     assert loop.member.told()[-1] == ("WorkerCommitted", 0, {"loss": 4.0})
+
+
+@check
+def a_sample_of_the_state_is_told_when_the_device_has_copied_it_and_is_of_the_step_that_it_names() -> None:
+    import torch
+
+    from regrow.core.ids import StepNo
+    from regrow.train.state.protected import ProtectedState
+    from regrow.train.worker.replica_digests import Sampler, digests
+
+    torch.manual_seed(3)
+    model: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Linear(40, 7)).to(DEVICE)
+    model = model.to(memory_format=torch.channels_last)
+    state, member, step = ProtectedState([model], {}), Member(), StepNo(16)
+    expected, _ = digests(ProtectedState([copy.deepcopy(model).cpu()], {}), frozenset(), sample=step)
+    link: Any = SimpleNamespace(env=SimpleNamespace(worker="w"), send=member.send)
+    control: Any = SimpleNamespace(generation=1)
+    sampler, before = Sampler(link, control, state, own=list), STEERING.waits()
+    form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
+    sampler.stand(form, again=False)
+    sampler.tick(StepNo(1), last=False)
+    member.facts.clear()
+    before = STEERING.waits()
+    with STEERING.gate():
+        sampler.tick(step, last=False)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1)  # the next update
+        sampler.tick(StepNo(17), last=False)
+        assert member.facts == []
+        assert STEERING.waits() == before
+    torch.accelerator.synchronize()
+    sampler.tick(StepNo(18), last=False)
+    assert [(each.step, each.tensors) for each in member.facts] == [(16, expected)]
+
+
+@check
+def a_sample_that_was_begun_in_a_generation_that_is_over_is_not_told() -> None:
+    import torch
+
+    from regrow.core.ids import StepNo
+    from regrow.train.state.protected import ProtectedState
+    from regrow.train.worker.replica_digests import Sampler
+
+    member = Member()
+    link: Any = SimpleNamespace(env=SimpleNamespace(worker="w"), send=member.send)
+    control: Any = SimpleNamespace(generation=1)
+    sampler = Sampler(link, control, ProtectedState([torch.nn.Linear(4, 4).to(DEVICE)], {}), own=list)
+    form: Any = SimpleNamespace(members=[SimpleNamespace(holding="h")] * 2, step=0)
+    sampler.stand(form, again=False)
+    with STEERING.gate():
+        sampler.tick(StepNo(16), last=False)
+    torch.accelerator.synchronize()
+    sampler.stand(form, again=False)
+    sampler.tick(StepNo(17), last=False)
+    assert member.facts == []
+
+
+@check
+def a_copy_of_the_state_waits_for_no_tensor_of_its_own() -> None:
+    import torch
+
+    from regrow.core.ids import StepNo
+    from regrow.hydration.copies.segment import layout
+    from regrow.hydration.copies.snapshot import fill
+    from regrow.train.state.protected import ProtectedState
+
+    torch.manual_seed(3)
+    model: Any = torch.nn.Sequential(*(torch.nn.Conv2d(3, 8, 3) for _ in range(4)), torch.nn.Linear(40, 7))
+    model = model.to(DEVICE).to(memory_format=torch.channels_last)
+    copies = []
+    for each in (model, model, copy.deepcopy(model).cpu()):
+        state, before = ProtectedState([each], {}), STEERING.waits()
+        state.state_at = StepNo(3)
+        inventory = state.inventory(StepNo(3))
+        room = bytearray(layout(entry.nbytes for entry in inventory.entries)[1])
+        fill(memoryview(room), state, inventory)
+        copies.append((bytes(room), STEERING.waits() - before))
+    # The stand-in waits for the first call of each kind itself.
+    assert copies[1:] == [(copies[0][0], 0)] * 2
+
+
+@check
+def numbers_that_are_not_finite_are_looked_for_without_a_wait_and_found() -> None:
+    import math
+
+    import torch
+
+    from regrow.core.errors import NotFinite
+    from regrow.core.ids import StepNo
+    from regrow.train.worker.finite import NumberCheck
+
+    def wrong(loss: float, given: float, *gradients: float, stands: bool = True) -> str:
+        """Error of a body with these numbers."""
+        parameters = [torch.nn.Parameter(torch.ones(3, device=DEVICE)) for _ in gradients]
+        checked = NumberCheck(lambda mine: mine)
+        checked.watch([torch.optim.SGD(parameters, lr=0.1)])
+        checked.begin()
+        for parameter, value in zip(parameters, gradients, strict=True):
+            parameter.grad = torch.tensor([-0.0, 3e38, value], device=DEVICE)
+        logged, part = torch.tensor(loss, device=DEVICE), torch.tensor([given], device=DEVICE)
+        torch.accelerator.synchronize()
+        before = STEERING.waits()
+        with STEERING.gate() if stands else nullcontext():
+            checked.logged({"loss": logged})
+            checked.given("allreduce", ([part], torch.distributed.AllreduceOptions()), {})
+            checked.look()
+            assert not stands or STEERING.waits() == before
+        try:
+            checked.agree(StepNo(7), rank=0, world=1, sharded=False)
+        except NotFinite as error:
+            return str(error).removeprefix("rank 0, step 7: ")
+        return ""
+
+    # The stand-in waits for the first call of each kind itself.
+    assert wrong(1.0, 1.0, 1.0, 1.0, stands=False) == ""
+    assert wrong(3e38, -3e38, 1e-45, 2.0) == ""
+    for bad in (math.nan, math.inf, -math.inf):
+        assert wrong(bad, 1.0, 1.0, 1.0) == f"loss is {bad}"
+        assert wrong(1.0, bad, 1.0, bad).startswith("its gradient is not finite as it gives it to allreduce")
+        assert wrong(1.0, 1.0, 1.0, bad) == "its gradients are not finite"
 
 
 @check

@@ -36,4 +36,4 @@ def test_any_bytes_of_a_tensor_that_is_not_contiguous_are_those_of_its_copy() ->
 
 def test_a_part_of_a_tensor_that_is_not_contiguous_costs_no_copy_of_the_whole() -> None:
     tensor, span = torch.randn(1000, 1000).t(), ByteSpan("w", 2_000_000, 4096)
-    assert memory._piece(tensor, span).untyped_storage().nbytes() <= span.length + 2 * 4000
+    assert memory.bytes_of(tensor, span).untyped_storage().nbytes() <= span.length + 2 * 4000

@@ -1,5 +1,6 @@
 """A body from its first update on: whether it is one with it, and whether all of it is done."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -128,7 +129,8 @@ class Late:
         self.then = then
         self.waited = False
 
-    def wait(self) -> None:
+    def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        meanwhile()
         self.waited = True
         self.then()
 
@@ -193,11 +195,11 @@ def test_where_no_collective_is_under_way_the_host_runs_ahead_and_in_the_next_st
     assert worker.device.waited
 
 
-def test_what_was_committed_before_is_told_before_the_gate_waits_for_a_device_that_may_hang() -> None:
+def test_what_was_committed_before_is_told_while_the_gate_waits_for_a_device_that_may_hang() -> None:
     worker: Worker = Worker(then=lambda: worker.log.append("waited"))
     worker.gate.waits, worker.gate.ready = lambda: worker.log.append("told"), lambda: worker.log.append("ready to")
     worker.enter()
-    assert worker.log == ["exchanged", "told", "waited", "ready to", "updates"]
+    assert worker.log == ["exchanged", "told", "waited", "told", "ready to", "updates"]
 
 
 def halted_meanwhile() -> Worker:

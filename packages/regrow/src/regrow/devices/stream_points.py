@@ -6,18 +6,20 @@ device's own order, into memory that the host can look into without waiting.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
 from regrow.core.ids import Seconds
-from regrow.devices.accelerators import host_memory, is_capturing
+from regrow.devices.accelerators import host_memory, is_capturing, on_accelerator
 
 _PART = 0.01
 """Pause between two looks of a waiter, as a part of its wait so far: short waits stay short, long ones cost nothing.
 
 It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
 """
+_NEAR, _NEAR_PART = 0.1, 0.001
+"""Where a wait is expected to end, give or take this part of it, the pauses are this part of it."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
@@ -48,11 +50,26 @@ class StreamPoint:
         for event in tuple(self._events):
             event.wait(stream)
 
-    def wait(self) -> None:
-        """Return when it is passed, as late as the device's own work is. Raises what `passed` does."""
-        begun = time.monotonic()
+    def wait(self, meanwhile: Callable[[], object] = lambda: None, *, usual: Seconds = 0.0) -> Seconds:
+        """Return how long it took when it is passed, as late as the device's own work is. Raises what `passed` does.
+
+        Args:
+            meanwhile: called at each look.
+            usual: how long waits like this one take; 0: not known.
+        """
+        begun, waited = time.monotonic(), 0.0
         while not self.passed():
-            time.sleep(min(max(_PART * (time.monotonic() - begun), _PAUSE_LEAST), _PAUSE_MOST))
+            meanwhile()
+            waited = time.monotonic() - begun
+            time.sleep(_pause(waited, usual))
+        return waited
+
+
+def _pause(waited: Seconds, usual: Seconds) -> Seconds:
+    until_near = (1 - _NEAR) * usual - waited
+    near = until_near <= 0 and waited <= (1 + _NEAR) * usual
+    pause = max((_NEAR_PART if near else _PART) * waited, _PAUSE_LEAST)
+    return min(pause, _PAUSE_MOST, max(until_near, _PAUSE_LEAST) if until_near > 0 else _PAUSE_MOST)
 
 
 class LateNumber:
@@ -81,6 +98,35 @@ class LateNumber:
         """The number; it is waited for. Raises what `known` does."""
         self._point.wait()
         return float(self._here)
+
+
+class LateBytes:
+    """Bytes of tensors as they are on their devices where this is made, read once the devices have come there.
+
+    Args:
+        pieces: in one dimension, of uint8. Those in the processor's memory are not copied: read them at once.
+    """
+
+    def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
+        self._here: list[torch.Tensor] = []
+        devices: list[torch.device] = []
+        for piece in pieces:
+            if not on_accelerator(piece):
+                self._here.append(piece)
+                continue
+            devices.append(piece.device)
+            room = host_memory(piece.shape, piece.dtype, piece.device)
+            self._here.append(room.copy_(piece, non_blocking=True))
+        self._point = StreamPoint(dict.fromkeys(devices))
+
+    def known(self) -> bool:
+        """True if they can be read at once. Raises the device's error if it has failed."""
+        return self._point.passed()
+
+    def read(self) -> list[memoryview]:
+        """The bytes of each piece; they are waited for. Raises what `known` does."""
+        self._point.wait()
+        return [each.numpy().data for each in self._here]
 
 
 def late(tensor: torch.Tensor) -> bool:

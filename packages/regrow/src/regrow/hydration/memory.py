@@ -5,16 +5,18 @@ The order of bytes is that of the contiguous tensor, whatever the strides on eit
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
 from regrow.devices.accelerators import host_memory, is_accelerator, stream_of_its_own
 from regrow.devices.stream_points import StreamPoint
-from regrow.hydration.plan import ByteSpan, Chunk
+from regrow.hydration.plan import ByteSpan, Chunk, chunked
 
 BUFFERS = 3
 """Chunks of a device that are under way at once: one is sent while the next are read."""
+BUFFER_BYTES = 8 << 20
+"""Page-locked buffers through which a state is copied from a device; a power of two, as torch makes them anyway."""
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -30,8 +32,8 @@ def _stage(size: int, device: torch.device | None) -> torch.Tensor:
     return host_memory((size,), torch.uint8, device)
 
 
-def _piece(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
-    """These bytes of a tensor; of one that is not contiguous only the rows that have them are copied.
+def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
+    """These bytes of a tensor, on its device; of one that is not contiguous only the rows that have them are copied.
 
     A copy of the whole would be made for each part that each connection asks for.
     """
@@ -84,11 +86,11 @@ class Outgoing:
                 if (stream := self._stream(device)) is not None:
                     streams.enter_context(stream)
             if len(chunk) == 1 and not devices:
-                return _Begun(_piece(self._tensor(chunk[0].name), chunk[0]))
+                return _Begun(bytes_of(self._tensor(chunk[0].name), chunk[0]))
             at = 0
             stage = self._staging(buffer, devices[0] if devices else None)
             for span in chunk:
-                stage[at : at + span.length].copy_(_piece(self._tensor(span.name), span), non_blocking=True)
+                stage[at : at + span.length].copy_(bytes_of(self._tensor(span.name), span), non_blocking=True)
                 at += span.length
             return _Begun(stage[:at], StreamPoint(devices))
 
@@ -119,6 +121,25 @@ class _Begun:
         if self._point is not None:
             self._point.wait()
         return self._data.numpy().data
+
+
+def copy_from_devices(tensor: Callable[[str], torch.Tensor], rooms: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors of devices, which stay as they are meanwhile, into ordinary memory.
+
+    They come through a few page-locked buffers, one of which is emptied while the next are filled, so the host waits
+    for the device's earlier work once, and not for each tensor. Raises the device's error.
+
+    Args:
+        tensor: finds a tensor by name.
+        rooms: for each tensor's name its bytes, in one dimension.
+    """
+    chunks = chunked([ByteSpan(name, 0, room.nbytes) for name, room in rooms.items() if room.nbytes], BUFFER_BYTES)
+    for chunk, data in zip(chunks, Outgoing(tensor, BUFFER_BYTES).read_all(chunks), strict=True):
+        at = 0
+        for name, offset, length in chunk:
+            arrived = torch.frombuffer(data, dtype=torch.uint8, count=length, offset=at)
+            rooms[name][offset : offset + length] = arrived
+            at += length
 
 
 class Incoming:

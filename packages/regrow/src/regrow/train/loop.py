@@ -50,7 +50,7 @@ class StepLoop(ScriptPlace):
         self._attempts: dict[StepNo, int] = {}
         self._begun_at = 0.0
         self._announcing = Announcing(member)
-        member.body.waits = self._announcing.flush
+        member.body.waits = self._announcing.settle
         member.body.ready = lambda: self._announcing.ready(self._latest, self.standing.batches)
         self._latest: Step | None = None
         self.turns = Turns(self._stands_for_latest)

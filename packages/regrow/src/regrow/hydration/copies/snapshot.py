@@ -16,8 +16,10 @@ import torch
 from regrow.core.errors import DeadlineExceeded, NoMemoryForCopy
 from regrow.core.ids import Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import SnapshotTaken
+from regrow.devices.accelerators import on_accelerator
 from regrow.hydration.copies.segment import Segment, layout
 from regrow.hydration.inventory import Inventory, StateSource
+from regrow.hydration.memory import copy_from_devices
 from regrow.hydration.shards import local
 
 _SEGMENTS = 2
@@ -31,12 +33,17 @@ def fill(room: memoryview, source: StateSource, inventory: Inventory) -> None:
     if not len(room):
         return
     space = torch.frombuffer(room, dtype=torch.uint8)
+    there: dict[str, torch.Tensor] = {}
     with torch.no_grad():
         for entry, offset in zip(inventory.entries, offsets, strict=True):
             if entry.nbytes:
                 tensor = local(source.tensor(entry.name)).detach()
-                place = space[offset : offset + entry.nbytes].view(tensor.dtype).view(tensor.shape)
-                place.copy_(tensor)
+                place = space[offset : offset + entry.nbytes]
+                if on_accelerator(tensor):
+                    there[entry.name] = place
+                else:
+                    place.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        copy_from_devices(lambda name: local(source.tensor(name)), there)
 
 
 class SnapshotKeeper:

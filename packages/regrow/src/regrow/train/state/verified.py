@@ -1,21 +1,15 @@
 """A private copy of the state that all replicas agreed upon: what everybody goes back to when they differ later."""
 
-from collections.abc import Sequence
-
 import torch
 import xxhash
 
 from regrow.core.errors import StateError
 from regrow.core.ids import NO_STATE, StepNo
 from regrow.devices.accelerators import host_memory, on_accelerator
-from regrow.hydration.inventory import Inventory, TensorEntry
-from regrow.hydration.memory import Outgoing
-from regrow.hydration.plan import ByteSpan, chunked
+from regrow.hydration.inventory import Inventory
+from regrow.hydration.memory import copy_from_devices
 from regrow.train.state.fingerprints import digest_tensors
 from regrow.train.state.protected import ProtectedState
-
-BUFFER_BYTES = 8 << 20
-"""Page-locked buffers through which it is copied from a device; a power of two, as torch makes them anyway."""
 
 
 class VerifiedCopy:
@@ -59,22 +53,12 @@ class VerifiedCopy:
                 self._tensors[entry.name] = room
                 if not on_accelerator(here):
                     room.copy_(here)
-            self._copy_from_devices(
-                [entry for entry in inventory.entries if on_accelerator(self._state.tensor(entry.name))]
-            )
+            there = [entry.name for entry in inventory.entries if on_accelerator(self._state.tensor(entry.name))]
+            rooms = {name: self._tensors[name].reshape(-1).view(torch.uint8) for name in there}
+            copy_from_devices(self._state.tensor, rooms)
         self._inventory, self._left_out = inventory, left_out
         self._seals = seal, xxhash.xxh3_128_digest(inventory.python)
         self.step = step
-
-    def _copy_from_devices(self, entries: Sequence[TensorEntry]) -> None:
-        """Copy these through a few page-locked buffers, one of which is emptied while the next are filled."""
-        chunks = chunked([ByteSpan(entry.name, 0, entry.nbytes) for entry in entries if entry.nbytes], BUFFER_BYTES)
-        for chunk, data in zip(chunks, Outgoing(self._state.tensor, BUFFER_BYTES).read_all(chunks), strict=True):
-            at = 0
-            for name, offset, length in chunk:
-                room = self._tensors[name].reshape(-1).view(torch.uint8)
-                room[offset : offset + length] = torch.frombuffer(data, dtype=torch.uint8, count=length, offset=at)
-                at += length
 
     def check(self) -> None:
         """Raises `StateError`, and forgets the copy, where it is not what was agreed upon any more."""

@@ -4,12 +4,14 @@ On a processor an operation is done when its call returns. On an accelerator it 
 `wait()` lets the stream wait, not the program, and after an abort the kernels behind it run on partial sums.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
 
 from regrow.comm.flight import FLIGHT
+from regrow.core.ids import Seconds
 from regrow.core.messages.sights import DEVICE
 from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import StreamPoint
@@ -21,8 +23,11 @@ class Accelerator(Protocol):
     enqueues: bool
     """True if work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
 
-    def wait(self) -> None:
-        """Return when all that was enqueued for the gradients is done. Raises `RuntimeError` where it has failed."""
+    def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Return when all that was enqueued for the gradients is done; until then `meanwhile` is called now and then.
+
+        Raises `RuntimeError` where it has failed.
+        """
         ...
 
     def point(self) -> StreamPoint:
@@ -35,7 +40,7 @@ class Processor:
 
     enqueues = False
 
-    def wait(self) -> None:
+    def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """Nothing to wait for."""
 
     def point(self) -> StreamPoint:
@@ -54,8 +59,9 @@ class Devices:
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
         self._devices = list(devices)
+        self._took: deque[Seconds] = deque(maxlen=2)
 
-    def wait(self) -> None:
+    def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
         """All work on each device's current stream has been done; the wait is shown as one for the device.
 
         Others may have to be asked why it does not end.
@@ -66,9 +72,10 @@ class Devices:
         FLIGHT.name(DEVICE)
         flight = FLIGHT.begin()
         try:
-            point.wait()
+            took = point.wait(meanwhile, usual=min(self._took, default=0.0))
         finally:
             FLIGHT.end(flight)
+        self._took.append(took)
 
     def point(self) -> StreamPoint:
         """A point in the current stream of each device."""

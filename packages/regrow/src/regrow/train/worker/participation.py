@@ -27,7 +27,7 @@ class AttemptBody(Protocol):
     reads: Callable[[], str]
     """Describes its reads for people."""
     waits: Callable[[], None]
-    """Called before its gate waits for the device."""
+    """Called while its gate waits for the device, and then."""
     awaits_causes: bool
     """True if the script uses connections of its own, whose errors may come of a death that nobody has told yet."""
     ready: Callable[[], None]

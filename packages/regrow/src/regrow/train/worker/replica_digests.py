@@ -7,7 +7,7 @@ import bisect
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import torch
@@ -17,7 +17,10 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.replicas import StateSampled
+from regrow.devices.stream_points import LateBytes
 from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.memory import bytes_of
+from regrow.hydration.plan import ByteSpan
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
@@ -37,6 +40,10 @@ _LOOKS_AT_MADE = 4
 _RANKS_A_STEP = 1000
 """In a larger world the parts are some steps apart, as the coordinator hears of each."""
 
+_Found = TypeVar("_Found")
+_Digests = tuple[dict[str, int], dict[str, int]]
+"""Of tensors, and of Python state."""
+
 
 class _Piece(NamedTuple):
     """Bytes of a tensor."""
@@ -50,6 +57,17 @@ class _Piece(NamedTuple):
         """The tensor's, and which bytes of it, where it is not all."""
         whole = self.stop - self.start == self.entry.nbytes
         return self.entry.name if whole else f"{self.entry.name}[{self.start}:{self.stop}]"
+
+
+class _Begun(NamedTuple):
+    """A sample whose bytes are on their way from their devices: the host of a training runs ahead of these."""
+
+    fact: StateSampled
+    names: list[str]
+    data: LateBytes
+    spent: Seconds
+    step_s: Seconds
+    """Duration of a step since the sample before; 0: not known."""
 
 
 class Sampler:
@@ -70,6 +88,7 @@ class Sampler:
         self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
         self._made = self._looks_at_made = 0
+        self._begun: _Begun | None = None
 
     def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
         """A membership was ordered. `again`: it follows another, so all is compared once, from its first step on."""
@@ -78,7 +97,7 @@ class Sampler:
         self._pace.world = len(form.members)
         self._whole_from = StepNo(form.step + 1) if again else None
         self._apart = -(-len(form.members) // _RANKS_A_STEP)
-        self._last = None
+        self._last = self._begun = None
 
     def tick(self, step: StepNo, *, last: bool) -> None:
         """At the boundary before `step`, or after the last one: say what is due."""
@@ -86,27 +105,60 @@ class Sampler:
         whole = last or part is not None
         if self._failed or not self._replicated:
             return
-        if not whole and self._made_anew(step):
+        self._tell_begun(wait=whole)
+        if whole:
+            self._tell_whole(step, part)
+        elif self._made_anew(step):
             self._tell_made(step)
-            return
-        if not (whole or (step > 0 and step % self._pace.every == 0)):
-            return  # what all start from was compared before
-        started = time.perf_counter()
-        found = self.look(sample=None if whole else step, part=part)
+        elif step > 0 and step % self._pace.every == 0:  # what all start from was compared before
+            self._tell_begun(wait=True)
+            self._begin(step)
+
+    def _tell_whole(self, step: StepNo, part: int | None) -> None:
+        found = self.look(part=part)
         if found is None:
             return
-        tensors, python = found
-        if part and not tensors:  # the first part is told of Python state alone, too
+        if part and not found[0]:  # the first part is told of Python state alone, too
             self._whole_from = None
             return
-        worker, generation = self._link.env.worker, self._control.generation
-        variables = self._variables()
-        self._link.send(StateSampled(worker, generation, step, tensors, python, whole=whole, variables=variables))
-        spent = time.perf_counter() - started
-        if self._last is not None and step > self._last[0] and not whole:
-            steps = step - self._last[0]
-            self._pace.took(spent, (started - self._last[1]) / steps)
+        self._link.send(msgspec.structs.replace(self._fact(step), tensors=found[0], python=found[1], whole=True))
+        self._last = step, time.perf_counter()
+
+    def _begin(self, step: StepNo) -> None:
+        """Take the sample that is due. The device copies the bytes in its order; they are read a step or so later."""
+        started = time.perf_counter()
+        found = self._guarded(lambda: sampled(self._state, frozenset(self._own()), step))
+        if found is None:
+            return
+        blocks, python = found
+        fact = msgspec.structs.replace(self._fact(step), python=python)
+        spent, step_s = time.perf_counter() - started, 0.0
+        if self._last is not None and step > self._last[0]:
+            step_s = (started - self._last[1]) / (step - self._last[0])
+        self._begun = _Begun(fact, list(blocks), LateBytes(list(blocks.values())), spent, step_s)
         self._last = step, started + spent
+        self._tell_begun(wait=False)
+
+    def _tell_begun(self, *, wait: bool) -> None:
+        """Tell the sample that was begun, if its bytes are there, or are waited for."""
+        begun = self._begun
+        if begun is None:
+            return
+        known = self._guarded(lambda: wait or begun.data.known())
+        if known is False:
+            return
+        self._begun = None
+        if self._guarded(begun.data.read) is None:
+            return
+        started = time.perf_counter()
+        tensors = _hashed(begun.names, begun.data)
+        self._link.send(msgspec.structs.replace(begun.fact, tensors=tensors))
+        if begun.step_s:
+            self._pace.took(begun.spent + time.perf_counter() - started, begun.step_s)
+
+    def _fact(self, step: StepNo) -> StateSampled:
+        worker, generation = self._link.env.worker, self._control.generation
+        return StateSampled(worker, generation, step, {}, {}, variables=self._variables())
 
     def _made_anew(self, step: StepNo) -> bool:
         """True if updates have made new state that nobody has compared, or the first update may have on some rank."""
@@ -117,13 +169,11 @@ class Sampler:
         return True
 
     def _tell_made(self, step: StepNo) -> None:
-        found = self.look(sample=step, made=True)
+        found = self.look(made=True)
         if found is not None:
             made = {name: value for name, value in found[0].items() if self._state.is_optimizers(name)}
             tensors = {name: value for name, value in found[0].items() if name not in made}
-            worker, generation = self._link.env.worker, self._control.generation
-            variables = self._variables()
-            self._link.send(StateSampled(worker, generation, step, tensors, {}, made=made, variables=variables))
+            self._link.send(msgspec.structs.replace(self._fact(step), tensors=tensors, made=made))
 
     def _variables(self) -> dict[str, int]:
         told = self._state.variables.values_told()
@@ -135,12 +185,13 @@ class Sampler:
             return None
         return (step - self._whole_from) // self._apart
 
-    def look(
-        self, *, sample: StepNo | None = None, part: int | None = None, made: bool = False
-    ) -> tuple[dict[str, int], dict[str, int]] | None:
+    def look(self, *, part: int | None = None, made: bool = False) -> _Digests | None:
         """As `digests`; None, which is said, where the state cannot be looked at: training does not depend on it."""
+        return self._guarded(lambda: digests(self._state, frozenset(self._own()), part=part, made=made))
+
+    def _guarded(self, look: Callable[[], _Found]) -> _Found | None:
         try:
-            return digests(self._state, frozenset(self._own()), sample=sample, part=part, made=made)
+            return look()
         except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
             self._failed = True
             text = f"replicas are not compared: {type(error).__name__}: {error}"
@@ -155,23 +206,40 @@ def digests(
     sample: StepNo | None = None,
     part: int | None = None,
     made: bool = False,
-) -> tuple[dict[str, int], dict[str, int]]:
+) -> _Digests:
     """Digests of tensors, or of pieces of them, and of Python state, by name; equal on replicas.
 
     Args:
         left_out: tensors that each rank has for itself.
         sample: some blocks of tensors, which follows from this step.
         part: this part of all tensors; behind the last one there is nothing. Neither of both: all of them.
-        made: the sample has all of what updates have made, or blocks of each tensor of it.
+        made: all of what updates have made, or blocks of each tensor of it, and likewise of the others.
     """
-    inventory, tensors = state.canonical()
-    entries = [entry for entry in inventory.entries if entry.name not in left_out and entry.nbytes]
     if sample is not None:
-        if made:
-            return _made(state, entries, tensors), {}
-        return _sample(entries, tensors, sample), _fields(inventory)
+        blocks, python = sampled(state, left_out, sample)
+        return _hashed(blocks, LateBytes(list(blocks.values()))), python
+    inventory, tensors = state.canonical()
+    entries = _compared(inventory, left_out)
+    if made:
+        return _made(state, entries, tensors), {}
     pieces = [_Piece(entry, 0, entry.nbytes) for entry in entries] if part is None else list(_part(entries, part))
     return _every(pieces, tensors), _fields(inventory)
+
+
+def _hashed(names: Iterable[str], data: LateBytes) -> dict[str, int]:
+    return dict(zip(names, map(xxhash.xxh3_64_intdigest, data.read()), strict=True))
+
+
+def sampled(
+    state: ProtectedState, left_out: frozenset[str], step: StepNo
+) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
+    """Some blocks of tensors, which follow from the step, on their devices, and digests of Python state, by name."""
+    inventory, tensors = state.canonical()
+    return _sample(_compared(inventory, left_out), tensors, step), _fields(inventory)
+
+
+def _compared(inventory: Inventory, left_out: frozenset[str]) -> list[TensorEntry]:
+    return [entry for entry in inventory.entries if entry.name not in left_out and entry.nbytes]
 
 
 def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
@@ -221,7 +289,7 @@ def _blocks(entry: TensorEntry, *, all_of_it: bool) -> Iterator[_Piece]:
         yield _Piece(entry, start, start + _MADE_BLOCK)
 
 
-def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], step: StepNo) -> dict[str, int]:
+def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], step: StepNo) -> dict[str, torch.Tensor]:
     """Some blocks: half of them where the bytes are, half from any tensor, since biases are small."""
     ends = list(itertools.accumulate(entry.nbytes for entry in entries))
     found = {}
@@ -231,8 +299,8 @@ def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], ste
         entry = entries[at]
         block = (drawn >> 20) % -(-entry.nbytes // _BLOCK_BYTES)
         start, stop = block * _BLOCK_BYTES, min((block + 1) * _BLOCK_BYTES, entry.nbytes)
-        block_bytes = _bytes(tensors[entry.name], start, stop)
-        found[f"{entry.name}[{start}:{stop}]"] = xxhash.xxh3_64_intdigest(block_bytes.numpy().data)
+        span = ByteSpan(entry.name, start, stop - start)
+        found[f"{entry.name}[{start}:{stop}]"] = bytes_of(tensors[entry.name], span)
     return found
 
 

@@ -41,7 +41,7 @@ class UpdateGate:
         self.check: NumberCheck | None = None
         """Check that the numbers of the step are finite on all ranks; None: there is none."""
         self.waits: Callable[[], None] = lambda: None
-        """Called before the device is waited for, which may last: what it has done before this body is to be told."""
+        """Called while the device is waited for, which may last: what it has done before this body is to be told."""
         self.ready: Callable[[], None] = lambda: None
         """Called when all is there that the update needs: others may commit the step without this worker then."""
 
@@ -70,8 +70,8 @@ class UpdateGate:
             self._groups.draining = False
         if self._groups.in_flight or recovery.sharded or asks:
             # What an abort has cut off looks done. All else a device does in its order, and the update comes behind it.
+            self.accelerator.wait(self.waits)
             self.waits()
-            self.accelerator.wait()
             self._groups.in_flight = False
         # The body may have caught what a collective raised: what it has is not what the others have.
         cut_off = interrupted or self._groups.refused or self._groups.broke()
