@@ -6,6 +6,7 @@ from statistics import median
 
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
 from regrow.core.messages.state_ways import StateWay
+from regrow.core.process.stage_times import STAGES
 from regrow.core.records import (
     FaultInjected,
     IncidentClosed,
@@ -25,7 +26,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import first_line, ranks, seconds, tell
+from regrow.observe.story import first_line, longest_stage, ranks, seconds, tell
 
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
@@ -85,12 +86,14 @@ def _lines(record: Record) -> list[str]:
                 _fault(record),
                 f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
+                *_replacement(record),
                 *_ways(record.ways),
             ]
         case IncidentClosed():
             return [
                 f"step {record.step}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
+                *_replacement(record),
                 *_ways(record.ways),
             ]
         case IncidentOpened():
@@ -112,6 +115,13 @@ def _fault(record: IncidentOpened | IncidentClosed) -> str:
 
 def _stages(incident: IncidentClosed) -> str:
     return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in _STAGES)
+
+
+def _replacement(incident: IncidentClosed) -> Iterator[str]:
+    """Stages of the slowest replacement, where there was one."""
+    stages = [f"{stage} {seconds(incident.stages[stage])}" for stage in STAGES if stage in incident.stages]
+    if stages:
+        yield f"{longest_stage(incident)} (worker {incident.slowest}: {', '.join(stages)})"
 
 
 def _steps(number: int) -> str:
