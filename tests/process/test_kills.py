@@ -6,7 +6,10 @@ import pytest
 from tests.process.launching import Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
+from regrow.core.process.stage_times import BUILD, CONNECT, FIRST_STEP, HYDRATE, REHEARSE, START
+
 WORLD, STEPS = 3, 42
+_LATER = (CONNECT, HYDRATE, FIRST_STEP)
 STAGES = ("data", "forward", "backward", "reduce", "update", "commit")
 
 
@@ -32,6 +35,23 @@ def test_every_stage_and_every_rank_killed_one_after_another(here: Site, undistu
     faults = [Fault(rank, 2 + 2 * at, stage) for at, (stage, rank) in enumerate(kills)]
     outcome = train(here, f"each-{standbys}", "--standby", str(standbys), world=WORLD, steps=STEPS, faults=faults)
     assert_equal(outcome, undisturbed, faults=len(faults))
+    assert_stages_told(here, f"each-{standbys}", outcome)
+
+
+def assert_stages_told(here: Site, name: str, outcome: Outcome) -> None:
+    """Each replacement has measured its stages; one that was built beforehand has none of those until its loop."""
+    by_rung = {"fork": {START, BUILD, REHEARSE, *_LATER}, "standby": set(_LATER)}
+    told = [incident for incident in outcome.ledger.incidents if incident.rung in by_rung]
+    assert told
+    for incident in told:
+        # Of two faults mended together, one by a standby, either replacement may be the slower one.
+        alone = incident.faults == 1
+        assert incident.stages.keys() == by_rung[incident.rung] if alone else incident.stages.keys() >= set(_LATER)
+        assert incident.slowest is not None
+        # They follow one another, within the incident and on one clock.
+        assert 0 < sum(incident.stages.values()) <= incident.total, incident
+    story = here.regrow("story", name).stdout
+    assert all(f"(worker {incident.slowest}: " in story for incident in told)
 
 
 def test_two_ranks_killed_at_once_at_every_stage(here: Site, undisturbed: Outcome) -> None:

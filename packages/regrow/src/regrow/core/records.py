@@ -131,6 +131,11 @@ class IncidentClosed(Record, frozen=True):
     after: int = 0
     ways: list[StateWay] = []
     """Addresses over which receivers got their state, with the flows and the rate of each; failed ones too."""
+    slowest: WorkerId | None = None
+    """Replacement that took longest in all; None where nobody was replaced, or this is not known."""
+    stages: dict[str, Seconds] = {}
+    """Its stages, by `core.process.stage_times.STAGES`, as it has measured them; one that did not happen, or began
+    before the fault, is absent. They overlap with those above: a replacement is built while survivors halt."""
 
 
 class FaultInjected(Record, frozen=True):

@@ -1,11 +1,12 @@
 """Incidents with their causes and costs, and the budget of faults."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
+from regrow.core.messages import facts
 from regrow.core.messages.state_ways import StateWay, merged
+from regrow.core.process.stage_times import CONNECT, FIRST_STEP, HYDRATE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 
 CLOCK_SLACK = 60.0
@@ -33,6 +34,50 @@ class Budget:
 
 
 _OF_BODIES = ("exception", "collective")
+
+
+@dataclass
+class Replacement:
+    """One newcomer: what it has said of each stage, and when it stood in its generation, on its node's clock."""
+
+    seconds: dict[str, Seconds] = field(default_factory=dict)
+    stood_at: Instant = 0.0
+
+
+@dataclass
+class ReplacementStages:
+    """Newcomers of one incident that is not over."""
+
+    by_worker: dict[WorkerId, Replacement] = field(default_factory=dict)
+
+    def ready(self, told: facts.WorkerReady) -> None:
+        """One was built for this incident."""
+        self._of(told.worker).seconds |= told.stages
+
+    def resumed(self, told: facts.WorkerResumed, *, fresh: bool) -> None:
+        """A worker stands in a new generation; `fresh`: its first."""
+        if not fresh and told.worker not in self.by_worker:
+            return
+        newcomer = self._of(told.worker)
+        newcomer.stood_at = told.at
+        for stage, took in ((CONNECT, told.form_s), (HYDRATE, told.hydrate_s)):
+            if took:
+                newcomer.seconds[stage] = newcomer.seconds.get(stage, 0.0) + took
+
+    def committed(self, told: facts.WorkerCommitted) -> None:
+        """A worker has gone on."""
+        newcomer = self.by_worker.get(told.worker)
+        if newcomer is not None and newcomer.stood_at:
+            newcomer.seconds[FIRST_STEP] = max(0.0, told.at - newcomer.stood_at)
+            newcomer.stood_at = 0.0
+
+    def slowest(self) -> tuple[WorkerId, dict[str, Seconds]] | None:
+        """The one that took longest in all, of those that have gone on; None where nobody was replaced."""
+        done = {worker: each.seconds for worker, each in self.by_worker.items() if FIRST_STEP in each.seconds}
+        return max(done.items(), key=lambda item: sum(item[1].values()), default=None)
+
+    def _of(self, worker: WorkerId) -> Replacement:
+        return self.by_worker.setdefault(worker, Replacement())
 
 
 @dataclass
@@ -65,6 +110,7 @@ class Incident:
     """Nothing has gone wrong: the world is being changed."""
     before: int = 0
     after: int = 0
+    replacements: ReplacementStages = field(default_factory=ReplacementStages)
 
     def climb(self, rung: str) -> None:
         """Note the highest rung of the ladder that was needed."""
@@ -76,6 +122,7 @@ class Incident:
         halted = self.opened_at if self.halted_at is None else self.halted_at
         ordered = halted if self.ordered_at is None else self.ordered_at
         resumed = ordered if self.resumed_at is None else self.resumed_at
+        slowest, stages = self.replacements.slowest() or (None, {})
         return IncidentClosed(
             at=now,
             incident=self.number,
@@ -99,6 +146,8 @@ class Incident:
             before=self.before,
             after=self.after,
             ways=self.ways,
+            slowest=slowest,
+            stages=stages,
         )
 
 
@@ -206,12 +255,23 @@ class Incidents:
             self.open.waiting_for = ranks
             self.open.unexplained = False
 
-    def resumed(self, form_s: Seconds, hydrated_bytes: int, ways: Sequence[StateWay] = ()) -> None:
-        """A worker stands in the new membership."""
+    def built(self, told: facts.WorkerReady) -> None:
+        """A worker with a rank stands before its first step."""
         if self.open is not None:
-            self.open.form_s = max(self.open.form_s, form_s)
-            self.open.hydrated_bytes += hydrated_bytes
-            self.open.ways = merged([*self.open.ways, *ways])
+            self.open.replacements.ready(told)
+
+    def resumed(self, told: facts.WorkerResumed, *, fresh: bool) -> None:
+        """A worker stands in the new membership; `fresh`: it was in none before."""
+        if self.open is not None:
+            self.open.form_s = max(self.open.form_s, told.form_s)
+            self.open.hydrated_bytes += told.hydrated_bytes
+            self.open.ways = merged([*self.open.ways, *told.ways])
+            self.open.replacements.resumed(told, fresh=fresh)
+
+    def committed(self, told: facts.WorkerCommitted) -> None:
+        """A worker has committed a step."""
+        if self.open is not None:
+            self.open.replacements.committed(told)
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
         """Every worker stands in the new membership."""

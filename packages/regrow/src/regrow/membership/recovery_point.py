@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo
+from regrow.core.messages import facts
 from regrow.core.messages.copies import KeptCopy as KeptCopy
 from regrow.membership.roster import WorkerRecord
 
@@ -150,3 +151,21 @@ def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder
         return None
     _, _, node, rank = min(found)
     return CopyHolder(node, rank, step)
+
+
+def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
+    """A worker stands before its first step."""
+    worker.has_session, worker.ready = True, False
+    worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
+    worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
+    worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
+    worker.early, worker.parts, worker.unprovable = told.early, told.parts, told.unprovable
+    worker.training = told.training
+
+
+def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:
+    """A worker has left its groups."""
+    worker.state_at, worker.ready, worker.inside = told.state_at, told.ready, told.inside
+    worker.verified = told.verified
+    worker.whole_body = worker.whole_body or told.whole_body
+    worker.torn_at = told.step if told.state_at == NO_STATE and told.step != NO_STATE else None

@@ -2,7 +2,7 @@
 
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
-from regrow.core.ids import NO_STATE, Instant, Rank, StepNo, WorkerId
+from regrow.core.ids import Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.log_rules import LogRuleNews
@@ -27,6 +27,7 @@ from regrow.membership.recovery.auditing import Auditor
 from regrow.membership.recovery.corruption import Corruption
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
+from regrow.membership.recovery_point import enter_halted, enter_ready
 from regrow.membership.roster import BUILDING, IN_GENERATION, Stage, WorkerRecord
 from regrow.membership.states import RUNNING, Building, Closing, Forming, Releasing
 from regrow.membership.trainings import turning
@@ -172,7 +173,7 @@ class Workers:
             case facts.HaltMissed():
                 self._switch.missed(event, now)
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
-                self._job.incidents.resumed(event.form_s, event.hydrated_bytes, event.ways)
+                self._job.incidents.resumed(event, fresh=worker.entered == event.generation)
                 self._joined(worker, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard
@@ -243,6 +244,8 @@ class Workers:
         self._roster.grouped = self._roster.grouped or event.sharded
         self._roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
+        if worker.seated:
+            self._job.incidents.built(event)
         if worker.candidate_for is not None:
             self._resizing.candidate_ready(worker, now)
         else:
@@ -262,6 +265,7 @@ class Workers:
                 self._job.doubted(doubt, now)
         worker.committed, worker.state_at = event.step, max(worker.state_at, StepNo(event.step + 1))
         self._job.step = max(self._job.step, worker.state_at)
+        self._job.incidents.committed(event)
         self._served(worker, now)
 
     def _worker_faulted(self, worker: WorkerRecord, event: facts.WorkerFaulted, now: Instant) -> None:
@@ -380,21 +384,3 @@ class Workers:
 
 def _rank(worker: WorkerRecord) -> Rank:
     return worker.rank if worker.rank is not None else Rank(-1)
-
-
-def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
-    """A worker stands before its first step."""
-    worker.has_session, worker.ready = True, False
-    worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
-    worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
-    worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
-    worker.early, worker.parts, worker.unprovable = told.early, told.parts, told.unprovable
-    worker.training = told.training
-
-
-def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:
-    """A worker has left its groups."""
-    worker.state_at, worker.ready, worker.inside = told.state_at, told.ready, told.inside
-    worker.verified = told.verified
-    worker.whole_body = worker.whole_body or told.whole_body
-    worker.torn_at = told.step if told.state_at == NO_STATE and told.step != NO_STATE else None

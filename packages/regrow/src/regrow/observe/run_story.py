@@ -6,6 +6,7 @@ from statistics import median
 
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.state_ways import StateWay
+from regrow.core.process.stage_times import STAGES
 from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
@@ -26,7 +27,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import first_line, ranks, seconds, tell
+from regrow.observe.story import first_line, longest_stage, ranks, seconds, tell
 
 Place = Callable[[StepNo], str]
 _INDENT = " " * 10
@@ -99,12 +100,14 @@ def _lines(record: Record, place: Place) -> list[str]:
                 _fault(record, place),
                 f"mended by {record.rung} in {seconds(record.total)} ({_stages(record)})",
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
+                *_replacement(record),
                 *_ways(record.ways),
             ]
         case IncidentClosed():
             return [
                 f"{place(record.step)}: {first_line(record.cause)}",
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
+                *_replacement(record),
                 *_ways(record.ways),
             ]
         case IncidentOpened():
@@ -126,6 +129,13 @@ def _fault(record: IncidentOpened | IncidentClosed, place: Place) -> str:
 
 def _stages(incident: IncidentClosed) -> str:
     return ", ".join(f"{name} {seconds(getattr(incident, name))}" for name in _STAGES)
+
+
+def _replacement(incident: IncidentClosed) -> Iterator[str]:
+    """Stages of the slowest replacement, where there was one."""
+    stages = [f"{stage} {seconds(incident.stages[stage])}" for stage in STAGES if stage in incident.stages]
+    if stages:
+        yield f"{longest_stage(incident)} (worker {incident.slowest}: {', '.join(stages)})"
 
 
 def _steps(number: int) -> str:

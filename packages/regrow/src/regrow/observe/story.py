@@ -1,6 +1,7 @@
 """A job's records as sentences, for terminals that only take lines and for people who read logs."""
 
 from regrow.core.ids import Rank, Seconds
+from regrow.core.process.stage_times import longest
 from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
@@ -113,9 +114,17 @@ def _mended(incident: IncidentClosed) -> str:
         )
     )
     lost = count(incident.steps_lost, "step", "steps")
+    most = f"; {longest_stage(incident)}" if incident.stages else ""
     return (
-        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), {lost} lost"
+        f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), "
+        f"{lost} lost{most}"
     )
+
+
+def longest_stage(incident: IncidentClosed) -> str:
+    """The stage in which the slowest replacement was longest, where there was a replacement."""
+    stage = longest(incident.stages)
+    return f"most of the replacement: {stage} {seconds(incident.stages[stage])}"
 
 
 def first_line(text: str) -> str:

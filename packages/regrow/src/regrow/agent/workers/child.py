@@ -4,6 +4,7 @@ import atexit
 import contextlib
 import faulthandler
 import fcntl
+import functools
 import importlib
 import importlib.machinery
 import io
@@ -34,12 +35,14 @@ from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import Role, Warmth
 from regrow.core.process.priority import PromptThread, give_way, offer_memory
+from regrow.core.process.stage_times import CONTEXT, START, StageClock
 from regrow.core.process.streams import open_standard_streams
 
 if TYPE_CHECKING:
     from regrow.agent.workers.seed import WorkerSeed
 
 _ADOPTION_S: Seconds = 10.0
+_CONTEXT = "regrow.devices.context_times"
 _RENDEZVOUS = "regrow.comm.rendezvous"
 _FAR = 8192
 _PRODUCING = "regrow.train.producing"
@@ -52,12 +55,14 @@ def run_worker(seed: "WorkerSeed") -> None:
     link = WorkerLink.current()
     if link is None:
         raise RegrowError("a worker was forked without its channel", hint="this is a fault of regrow; please report it")
+    link.stages = StageClock(seed.request.at)
     if env.role is Role.PROVER:
         _be_in_nobodys_way(link)
     if env.role is Role.STANDBY and env.warmth is Warmth.IMPORTS:
         await_start(link, [seed.request.script.target, *seed.request.script.args])
     if not seed.request.script.binary:
         _meet_without_a_root()
+    _time_stages(link, binary=seed.request.script.binary)
     if link.env.role is not Role.RANK and env.producer is None:
         link.early.watch()
     if env.producer is None:
@@ -79,6 +84,17 @@ def run_worker(seed: "WorkerSeed") -> None:
     except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
         _report_failure(link, error)
         raise SystemExit(1) from None
+
+
+def _time_stages(link: WorkerLink, *, binary: bool) -> None:
+    """The script begins; one that joins a training, or starts again with all, also measures its accelerator's start."""
+    link.stages.reached(START, time.monotonic())
+    env = link.env
+    if binary or env.producer is not None or not (env.role is Role.JOINER or env.restarts):
+        return
+    with contextlib.suppress(ImportError):  # no torch: the script does without it
+        clock = importlib.import_module(_CONTEXT).ContextClock(functools.partial(link.stages.within, CONTEXT))
+        link.stages.stop = clock.stop
 
 
 def _be_in_nobodys_way(link: WorkerLink) -> None:

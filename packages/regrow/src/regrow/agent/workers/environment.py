@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -135,7 +136,10 @@ class SpawnRequests:
         config, port = self._config, self._ports.of(order.generation)
         variables = script_variables(order, config, port=port, inherited=self._inherited) | self._caches
         return SpawnRequest(
-            worker_env(order, config, store=store), worker_script(config.script, order.local_rank), variables
+            worker_env(order, config, store=store),
+            worker_script(config.script, order.local_rank),
+            variables,
+            time.monotonic(),
         )
 
 

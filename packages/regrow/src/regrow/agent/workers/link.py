@@ -18,6 +18,7 @@ from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.process.forks import hide_from_forks
 from regrow.core.process.memory_file import is_memory_file
 from regrow.core.process.priority import PromptThread
+from regrow.core.process.stage_times import StageClock
 from regrow.core.wire import BlockingChannel, FrameCodec
 
 
@@ -54,6 +55,8 @@ class WorkerLink:
         """As it was then."""
         self.prompt: PromptThread | None = None
         """Thread for work that others wait for, if this process gives way to all others; None: all work is prompt."""
+        self.stages = StageClock()
+        """Times of its stages until its loop."""
         self.pid = os.getpid()
         """The process that may use it; its forks may not."""
         self._gone = self._closed = False

@@ -4,6 +4,7 @@ import os
 import queue
 import sys
 import threading
+import time
 
 from regrow.agent.workers.imports import import_ahead
 from regrow.agent.workers.link import WorkerLink, placed
@@ -14,6 +15,7 @@ from regrow.core.ids import NO_STATE
 from regrow.core.messages import facts, orders
 from regrow.core.messages.sights import ProveAlive, WorkerAlive
 from regrow.core.messages.vocabulary import Role
+from regrow.core.process.stage_times import StageClock
 
 _Told = orders.StartScript | orders.ImportModules | orders.ReleaseWorker
 
@@ -83,5 +85,6 @@ def _take_place(link: WorkerLink, order: orders.StartScript) -> None:
         generation=order.generation,
     )
     link.take_place(env)
+    link.stages = StageClock(time.monotonic())
     os.environ.update(env.variables())
     publish_rank(order.rank, order.local_rank, world)

@@ -3,7 +3,7 @@
 import msgspec
 
 from regrow.core.config import Script, WorkerEnv
-from regrow.core.ids import Seconds, WorkerId
+from regrow.core.ids import Instant, Seconds, WorkerId
 
 
 class ZygoteSetup(msgspec.Struct, frozen=True, tag=True):
@@ -22,12 +22,13 @@ class ZygoteSetup(msgspec.Struct, frozen=True, tag=True):
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker; the packet carries channel, board, standard output and standard error, in this order.
 
-    `variables` come on top of the environment that the zygote was started in.
+    `variables` come on top of the environment that the zygote was started in. `at`: when, on the monotonic clock.
     """
 
     env: WorkerEnv
     script: Script
     variables: dict[str, str]
+    at: Instant = 0.0
 
 
 class ForgetWorker(msgspec.Struct, frozen=True, tag=True):

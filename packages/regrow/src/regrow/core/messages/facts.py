@@ -101,6 +101,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     `unprovable`: why nothing of this script can be compared in a shadow; empty: it can.
     `devices_taken`: it uses a device, and its node has no more of them than ranks.
     `training`: name of the training that its script has come to, where it has several.
+    `stages`: seconds of each of its stages so far, by `core.process.stage_times`.
     """
 
     worker: WorkerId
@@ -122,6 +123,7 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     unprovable: str = ""
     devices_taken: bool = False
     training: str = ""
+    stages: dict[str, Seconds] = {}
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
@@ -191,7 +193,7 @@ class HaltMissed(msgspec.Struct, frozen=True, tag=True):
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     """The worker's groups stand in the new generation and its state is that generation's.
 
-    `ways`: addresses over which the state came.
+    `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not told.
     """
 
     worker: WorkerId
@@ -200,6 +202,7 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     hydrate_s: Seconds = 0.0
     hydrated_bytes: int = 0
     ways: list[StateWay] = []
+    at: Instant = 0.0
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):

@@ -22,10 +22,11 @@ from regrow.membership.recovery import standbys
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
+from regrow.membership.recovery_point import enter_halted, enter_ready
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Building, Closing, Ended, Releasing, Training
 from regrow.membership.succession.memory import CoordinatorLoss, GivenBack, JobMemory
-from regrow.membership.workers import WorkerFailure, Workers, enter_halted, enter_ready
+from regrow.membership.workers import WorkerFailure, Workers
 
 TAKEN_OVER = "its decisions were taken over from a coordinator that had failed"
 

@@ -85,6 +85,7 @@ class IncidentSpans:
             "regrow.steps_lost": incident.steps_lost,
             "regrow.hydrated_bytes": incident.hydrated_bytes,
         }
+        more |= {f"regrow.replacement.{stage}": took for stage, took in incident.stages.items()}
         if incident.before or incident.after:
             more |= {"regrow.replicas.before": incident.before, "regrow.replicas.after": incident.after}
         root = self._root(incident, start, start + incident.total, failed=incident.faults > 0, more=more)

@@ -127,6 +127,7 @@ class Recovery:
                 hydrate_s=report.seconds,
                 hydrated_bytes=report.bytes,
                 ways=report.ways,
+                at=time.monotonic(),
             )
         )
         return outcome

@@ -31,7 +31,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
-from regrow.train.worker.assembly import Assembly, SetUpHearing
+from regrow.train.worker.assembly import Assembly, SetUpHearing, come_to_loop, stages_of
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
@@ -188,6 +188,7 @@ class SupervisedWorker:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
         if not self.reads_once:
             self._hear_no_more()
+        come_to_loop(self._link)
         with self.body.rehearsal(), self._groups.echo():
             yield
 
@@ -270,6 +271,7 @@ class SupervisedWorker:
                 unprovable=unprovable,
                 training=self.training.name,
                 devices_taken=accelerators.all_taken(env.spec.nproc),
+                stages=stages_of(self._link),
             )
         )
 
