@@ -221,8 +221,7 @@ class _Launch:
             coordinator.publish(_started(spec, command))
             self._say_start(spec, job_dir)
             asked = stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
-            end = await self._host(coordinator, machine, configs, desk)
-            asked.last = not isinstance(end, Deposed)
+            asked.last = not isinstance(end := await self._host(coordinator, machine, configs, desk), Deposed)
             self.close_entry(end)
         return end, machine.crash + coordinator.crash + desk.crash
 
