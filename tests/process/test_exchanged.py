@@ -47,6 +47,15 @@ def test_data_that_steps_exchange_in_a_class_comes_through_a_kill(here: Site, ca
 TOLD = "training goes on, and from now on no lost rank is replaced"
 
 
+def test_an_optimizer_that_nobody_protects_and_that_steps_late_ends_no_job(here: Site) -> None:
+    calm = run(here, "late-calm", "optimizer", "--since", "5")
+    assert calm.code == 0, calm.output
+    assert calm.output.count(TOLD) == 1 and "an optimizer (SGD) steps in the step's body" in calm.output
+    struck = run(here, "late-struck", "optimizer", "--since", "5", faults=[Fault(1, 8, "reduce")])
+    assert struck.code == 76, struck.output
+    assert [incident.rung for incident in struck.ledger.incidents] == ["all"], struck.output
+
+
 CODE = {"function": "steps change Game.gain", "own-function": "game.also (function) cannot be protected"}
 
 

@@ -58,11 +58,21 @@ def exchange(game: Game, number: int) -> None:
         game.place += Game.best  # type: ignore[attr-defined]
     elif args.what == "function":
         Game.gain = lambda self, by=number: by / 4  # type: ignore[method-assign]
+    elif args.what == "optimizer":
+        step_aside()
     elif args.what == "own-function":
         game.also = lambda by=number: by / 4
 
 
+def step_aside() -> None:
+    """Steps an optimizer that nobody protects."""
+    aside(torch.ones(1, 4)).sum().backward()
+    beside.step()
+
+
 session = regrow.init(seed=3)
+aside = nn.Linear(4, 1)
+beside = torch.optim.SGD(aside.parameters(), lr=1e-2)
 model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 game = Game()
@@ -79,7 +89,7 @@ for step in session.steps(loader, until=args.steps):
     with step as (x, y):
         if step.number >= args.since and args.only in (-1, session.rank) and not (args.since and step.rehearsal):
             exchange(game, step.number)
-        loss = nn.functional.mse_loss(model(x), y * game.value())
+        loss = nn.functional.mse_loss(model(x), y * (game.value() + aside.weight.detach().sum()))
         step.log(loss=loss)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

@@ -13,9 +13,15 @@ from regrow.train.state.unprotected import UnprotectedOptimizers
 
 
 @contextmanager
-def watched(*objects: object) -> Iterator[None]:
+def watched(*objects: object, told: list[UsageError] | None = None) -> Iterator[None]:
     state = ProtectedState(list(objects))
-    seen = UnprotectedOptimizers(lambda: state, body=lambda: True, training=lambda: False)
+
+    def goes_on(error: UsageError) -> bool:
+        if told is not None:
+            told.append(error)
+        return told is not None
+
+    seen = UnprotectedOptimizers(lambda: state, body=lambda: True, training=lambda: False, goes_on=goes_on)
     try:
         yield
     finally:
@@ -47,3 +53,15 @@ def test_slices_that_are_protected_with_their_optimizer_step() -> None:
     optimizer = torch.optim.SGD(own, lr=0.1)
     with watched(net, own, optimizer):
         optimizer.step()
+
+
+def test_one_that_steps_when_steps_count_is_told_once_and_steps() -> None:
+    other, told = nn.Linear(2, 2), list[UsageError]()
+    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+    other(torch.ones(1, 2)).sum().backward()
+    before = other.bias.detach().clone()
+    with watched(nn.Linear(2, 2), told=told):
+        optimizer.step()
+        optimizer.step()
+    assert [each.cause.split(" steps")[0] for each in told] == ["an optimizer (SGD)"]
+    assert not torch.equal(other.bias, before)

@@ -135,6 +135,8 @@ class Interruptions:
         self._signals = _STOP_SIGNALS if notice is None else (*_STOP_SIGNALS, notice)
         self._forcing = (signal.SIGINT,) if notice is None else self._signals
         self._asked = False
+        self.last = False
+        """True if nothing follows in this process: who asks for an end by then gets it, with the job's exit code."""
 
     def __enter__(self) -> "Interruptions":
         """Take over the signals; one that is ignored (`nohup`) stays ignored."""
@@ -145,10 +147,13 @@ class Interruptions:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Give the signals back."""
+        """Give the signals back, but Ctrl-C alone where nothing follows."""
         loop = asyncio.get_running_loop()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         for number in self._signals:
-            loop.remove_signal_handler(number)
+            if loop.remove_signal_handler(number) and self.last and number != signal.SIGINT:
+                signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _arrived(self, number: signal.Signals) -> None:
         if not self._asked:

@@ -220,8 +220,8 @@ class _Launch:
             folder.make_log_dir(Path(log_dir))
             coordinator.publish(_started(spec, command))
             self._say_start(spec, job_dir)
-            stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
-            end = await self._host(coordinator, machine, configs, desk)
+            asked = stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
+            asked.last = not isinstance(end := await self._host(coordinator, machine, configs, desk), Deposed)
             self.close_entry(end)
         return end, machine.crash + coordinator.crash + desk.crash
 

@@ -48,6 +48,7 @@ class LoopContext:
         self._stood = (member.rank, member.world)
         """The rank and the world that device meshes are of."""
         self._said_apart: set[str] = set()
+        self._unprotected = ""
 
     @property
     def replicas(self) -> int:
@@ -145,6 +146,19 @@ class LoopContext:
         self.protected().begin()
         self.tell_apart()
 
+    def goes_on(self, error: UsageError) -> bool:
+        """Something that a fault would lose is seen when steps count: it is said, and ends no training."""
+        self._unprotected = self._unprotected or error.cause
+        self._say_apart(str(error))
+        return True
+
+    def _say_apart(self, reason: str) -> None:
+        if reason not in self._said_apart:
+            self._said_apart.add(reason)
+            place = self.member.worker, Generation(self.member.generation), Rank(self.member.rank), self.member.step
+            self.member.send(ReplacementRefuted(*place, reason, alone=True))
+            self.member.note_of_script(f"{reason}: {_GOES_ON}")
+
     def tell_apart(self, *, closely: bool = False) -> None:
         """Say once what no newcomer could be given, and what this worker was not. `closely`: try to tell all of it."""
         member = self.member
@@ -152,14 +166,13 @@ class LoopContext:
             if closely:
                 with contextlib.suppress(NotCarried):
                     graph.state_dict()
-            if graph.apart and graph.apart not in self._said_apart:
-                self._said_apart.add(graph.apart)
-                place = member.worker, Generation(member.generation), Rank(member.rank), member.step
-                member.send(ReplacementRefuted(*place, graph.apart, alone=True))
-                member.note_of_script(f"{graph.apart}: {_GOES_ON}")
+            if graph.apart:
+                self._say_apart(graph.apart)
             missing, graph.missing = graph.missing, []
             if missing:
                 member.send(WorkerNoted(member.worker, missing[0], doubts=True))
+        if closely and self._unprotected:
+            member.send(WorkerNoted(member.worker, self._unprotected, doubts=True))
 
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""

@@ -42,6 +42,11 @@ class ScriptPlace:
         return not self.after.open and self._latest is not None and not self._latest.committed
 
     @property
+    def counts(self) -> bool:
+        """True if the loop of steps is under way, its rehearsal over."""
+        return self._looping and self._rehearsal.step is None
+
+    @property
     def behind_a_body(self) -> bool:
         """True if the script is past a step's body, rehearsed or real."""
         step = self._rehearsal.step or (None if self._at_boundary else self._latest)

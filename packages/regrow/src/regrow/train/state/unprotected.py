@@ -22,12 +22,18 @@ class UnprotectedOptimizers:
         state: what is protected, asked each time.
         body: whether the script is in the body of a step.
         training: whether it is in a function that is the whole training.
+        goes_on: is told of one that steps; whether training goes on all the same.
     """
 
     def __init__(
-        self, state: Callable[[], ProtectedState], *, body: Callable[[], bool], training: Callable[[], bool]
+        self,
+        state: Callable[[], ProtectedState],
+        *,
+        body: Callable[[], bool],
+        training: Callable[[], bool],
+        goes_on: Callable[[UsageError], bool],
     ) -> None:
-        self._state, self._body, self._training = state, body, training
+        self._state, self._body, self._training, self._goes_on = state, body, training, goes_on
         self._known: set[int] = set()
         self._hook = register_optimizer_step_pre_hook(self._steps)
 
@@ -47,11 +53,13 @@ class UnprotectedOptimizers:
             slices = foreign and not _storages(foreign) - _storages(state.parameters())
             what = f", and neither is its parameter of shape {list(foreign[0].shape)}" if foreign else ""
             where = "step's body" if self._body() else "training"
-            raise UsageError(
+            error = UsageError(
                 f"an optimizer ({type(optimizer).__name__}) steps in the {where}, but is not protected{what}: "
                 "after a fault the ranks would differ",
                 hint=_OF_SLICES if slices else f"give it {'and its module ' if foreign else ''}to protect() too",
             )
+            if not self._goes_on(error):
+                raise error
         self._known.add(id(optimizer))
 
 
