@@ -274,6 +274,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_an_example_loses_ranks_and_ends_the_same[04-hsdp]",
         "test_an_example_loses_ranks_and_ends_the_same[06-data]",
         "test_an_example_loses_ranks_and_ends_the_same[07-elastic]",
+        "test_an_example_loses_ranks_and_ends_the_same[10-folds]",
         "test_an_example_on_hugging_face_loses_a_rank_and_ends_the_same",
     ),
     "tests/process/test_elastic_launch.py": (
