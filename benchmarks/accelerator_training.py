@@ -1,7 +1,8 @@
 """SIDE FILE: a small model that trains on the tests' stand-in device when it is told; SIDE is `plain` or `regrow`.
 
 Its losses and a digest of its parameters come into FILE. Two ranks take the mean of their gradients over the host
-themselves, so both sides have the same work, and the same waits that are the script's own.
+themselves, so both sides have the same work, and the same waits that are the script's own; with `TURN_DDP=1` it is
+DistributedDataParallel's work, over groups of the device's own, and no wait is the script's.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
@@ -26,6 +28,7 @@ if NAME == "standin":
 
     STEERING = standin.load()
 DEVICE = torch.device(NAME)
+DDP = os.environ.get("TURN_DDP") == "1"
 ROUNDS, BLOCK = int(os.environ["TURN_ROUNDS"]), int(os.environ["TURN_BLOCK"])
 STEPS = ROUNDS * BLOCK
 WIDTH, LAYERS, BATCH = 32, 5, 8
@@ -114,7 +117,9 @@ class Training:
     def __init__(self, world: int, reduce: Callable[[Tensor], None]) -> None:
         torch.manual_seed(0)
         layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH), nn.GELU()) for _ in range(LAYERS)]
-        self.model = nn.Sequential(*layers, nn.Linear(WIDTH, 1)).to(DEVICE)
+        self.model: nn.Module = nn.Sequential(*layers, nn.Linear(WIDTH, 1)).to(DEVICE)
+        if DDP:
+            self.model = DistributedDataParallel(self.model, bucket_cap_mb=0.01)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self._world, self._reduce = world, reduce
 
@@ -123,7 +128,7 @@ class Training:
         x, y = (each.to(DEVICE, non_blocking=True) for each in batch)
         loss = nn.functional.mse_loss(self.model(x), y)
         loss.backward()  # type: ignore[no-untyped-call]
-        if self._world > 1:
+        if self._world > 1 and not DDP:
             self._average()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -152,10 +157,17 @@ def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     return x, x.sum(1, keepdim=True).sin()
 
 
+def take_device(rank: int) -> None:
+    """With groups of the device's own each rank has a device."""
+    if DDP and NAME == "standin":
+        torch.accelerator.set_device_index(rank)
+
+
 def plain(rank: int, world: int) -> None:
     """The training alone."""
+    take_device(rank)
     if world > 1:
-        dist.init_process_group("gloo")
+        dist.init_process_group("cpu:gloo,standin:standinccl" if DDP and NAME == "standin" else "gloo")
     device = Device()
     training, turns, losses = Training(world, dist.all_reduce), Turns(device, rank), []
     for number in range(STEPS):
@@ -164,7 +176,7 @@ def plain(rank: int, world: int) -> None:
         turns.after()
     if rank == 0:
         training.tell([float(each) for each in losses])
-    if world > 1:
+    if world > 1 and not (DDP and NAME == "standin"):  # those of the stand-in end with the process
         dist.destroy_process_group()
 
 
@@ -176,6 +188,7 @@ def under_regrow() -> None:
     device.count_sleeps()
     session = regrow.init(seed=3)
     rank, world = session.rank, session.world_size
+    take_device(rank)
     training, turns, losses = Training(world, dist.all_reduce), Turns(device, rank), []
     session.protect(training.model, training.optimizer)
     for step in session.steps(lambda number: batch_of(number, rank), until=STEPS, data=(0, 1)):

@@ -19,7 +19,7 @@ _PART = 0.01
 It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
 """
 _NEAR, _NEAR_PART = 0.1, 0.001
-"""Where a wait is expected to end, give or take this part of it, the pauses are this part of it."""
+"""Within the first part before and after the expected end of a wait, pauses are the second part of it."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
