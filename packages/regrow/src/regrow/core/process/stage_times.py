@@ -21,7 +21,8 @@ HYDRATE = "hydrate"
 FIRST_STEP = "first step"
 """From there to its first commit."""
 STAGES = (START, CONTEXT, BUILD, COMPILE, REHEARSE, CONNECT, HYDRATE, FIRST_STEP)
-"""In their order; `CONTEXT` and `COMPILE` come within those around them, and are not counted twice."""
+"""In their order. `CONTEXT` and `COMPILE` come within those around them, and are not counted twice; a worker without
+state of its own receives it while it connects."""
 
 
 def longest(stages: Mapping[str, Seconds]) -> str:
