@@ -39,6 +39,8 @@ from rich.console import Console
 from rich.table import Table
 from targets import tell, warn_if_busy
 
+from regrow.core.process.stage_times import STAGES
+
 HERE = Path(__file__).resolve().parent
 WORLD = 4
 ENDLESS = 1_000_000
@@ -60,6 +62,8 @@ class Result:
     redone: int = 0
     step: float = 0.0
     stuck: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    """Median of each stage of the replacements, in seconds."""
 
     @property
     def not_recovered(self) -> int:
@@ -107,6 +111,9 @@ def measure_kills(job: Job, *, kills: int, seed: int, standbys: int) -> Result:
             result.lost.append(lost)
             result.redone += redone_steps(job.ledger, kill)
     result.step = job.ledger.step_median or 0.0
+    for stage in STAGES:
+        if took := [each.stages[stage] for each in job.ledger.incidents if stage in each.stages]:
+            result.stages[stage] = median(took)
     return result
 
 
@@ -154,6 +161,10 @@ def show(results: list[Result], overhead: list[tuple[float, float]], console: Co
         table.add_row(result.side, *counts, *lost, str(result.redone), f"{result.step:.3f}")
     console.print(table)
     console.print("failed: kills not recovered. redone: committed steps that ran again. step: median in seconds.")
+    for result in results:
+        if result.stages:
+            told = ", ".join(f"{stage} {took:.3f}" for stage, took in result.stages.items())
+            console.print(f"{result.side}, medians of the replacements' stages: {told}", highlight=False)
     by_side = {result.side: median(result.lost) for result in results if result.lost}
     if base := by_side.get("torchrun"):
         for side, typical in by_side.items():
@@ -176,6 +187,8 @@ def figures(results: list[Result], overhead: list[tuple[float, float]]) -> Itera
     for result in results:
         if result.lost:
             yield names[result.side], median(result.lost)
+        for stage, took in result.stages.items():
+            yield names[result.side].removesuffix("_s") + f"_{stage.replace(' ', '_')}_s", took
     yield "steps_redone", float(sum(result.redone for result in results if result.side != "torchrun"))
     if overhead:
         yield "overhead_percent", median(100 * (ours / plain - 1) for plain, ours in overhead)

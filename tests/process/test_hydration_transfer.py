@@ -355,6 +355,73 @@ def test_cancel_also_ends_the_wait_for_a_holder_that_is_not_ready(local: Any) ->
     assert time.monotonic() - began < 100, "it was waited for until the deadline"
 
 
+def beside(sink: Any, server: Any, work: Any) -> Hydration:
+    """A reception beside which `work` is done."""
+    return Hydration(
+        sink,
+        step=StepNo(3),
+        generation=Generation(1),
+        token=TOKEN,
+        endpoints=[server.endpoint],
+        deadline=time.monotonic() + 300,
+        beside=work,
+    )
+
+
+def test_all_bytes_may_arrive_while_groups_are_formed(local: Any) -> None:
+    server = local(Tensors(big(1)))
+    server.offer(Generation(1), StepNo(3))
+    sink, seen = Tensors(empty(big(1))), []
+
+    def form() -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not all(torch.equal(t, big(1)[name]) for name, t in sink.tensors.items()):
+            threading.Event().wait(0.01)
+        assert_equal(sink.tensors, big(1))
+        seen.append(sink.finished)
+
+    beside(sink, server, form).run()
+    assert seen == [False] and sink.finished
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_an_error_beside_a_reception_ends_it_and_is_the_one_that_is_raised(
+    local: Any, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    for module in (client, flows, streams):
+        monkeypatch.setattr(module, "allow", lambda sock, *_, **__: sock.settimeout(300.0))
+    blocked, release = threading.Event(), threading.Event()
+
+    def block(name: Any) -> None:
+        blocked.set()
+        release.wait(120)
+
+    server = local(Tensors(big(1), touch=block))
+    server.offer(Generation(1), StepNo(3))
+    sink = Tensors(empty(big(1)))
+
+    def fail() -> None:
+        assert blocked.wait(60)
+        if cancelled:
+            hydration.cancel()
+        raise StateError("this worker was built for another rank")
+
+    hydration = beside(sink, server, fail)
+    with pytest.raises(GenerationHalted if cancelled else StateError, match="cancelled" if cancelled else "another"):
+        hydration.run()
+    reading = [each for each in threading.enumerate() if each.name == "regrow-hydrate-from"]
+    assert not release.is_set() and not sink.finished and not reading, "it ends while the holder still reads"
+    release.set()
+
+
+def test_where_there_is_nothing_to_receive_the_work_beside_it_is_done_all_the_same(local: Any) -> None:
+    server = local(Tensors({}))
+    server.offer(Generation(1), StepNo(3))
+    sink, done = Tensors({}), []
+    beside(sink, server, lambda: done.append(sink.finished)).run()
+    assert done == [False] and sink.finished
+
+
 def test_a_newcomer_that_comes_before_its_holder_is_ready_waits(local: Any) -> None:
     server = local(Tensors(big(1)))
     server.offer(1, 2)

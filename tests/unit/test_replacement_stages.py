@@ -10,13 +10,13 @@ import torch
 from tests.unit.membership_job import Job
 from tests.unit.test_run_story import closed
 
-from regrow.comm.torch_private.compile_times import compiled
+from regrow.comm.torch_private.internals import compiled
 from regrow.core.ids import Rank
 from regrow.core.messages import facts
 from regrow.core.process.stage_times import BUILD, COMPILE, CONTEXT, REHEARSE, START, StageClock
 from regrow.core.records import IncidentClosed
 from regrow.devices import accelerators
-from regrow.devices.context_times import ContextClock
+from regrow.devices.context_times import time_context
 from regrow.observe.run_story import run_lines
 from regrow.observe.spans.incidents import IncidentSpans
 from regrow.observe.story import tell
@@ -29,9 +29,8 @@ def test_a_stage_within_another_is_not_counted_twice() -> None:
     clock.reached(START, 10.5)
     clock.within(CONTEXT, 0.25)
     clock.reached(BUILD, 12.5)
-    clock.reached(BUILD, 13.0)  # a second loop of the script's is no second build
-    clock.within(COMPILE, 0.0)
-    assert clock.seconds == {START: 0.5, CONTEXT: 0.25, BUILD: 1.75}
+    clock.reached(REHEARSE, 14.5, compiled=1.5)
+    assert clock.seconds == {START: 0.5, CONTEXT: 0.25, BUILD: 1.75, COMPILE: 1.5, REHEARSE: 0.5}
 
 
 def test_without_a_time_of_the_order_there_is_no_start() -> None:
@@ -147,10 +146,10 @@ def test_the_first_use_of_an_accelerator_is_timed_and_its_calls_are_put_back(mon
     monkeypatch.setattr(accelerators, "kind", lambda: "odd")
     monkeypatch.setattr(torch, "get_device_module", lambda kind: device)
     index = torch.accelerator.set_device_index
-    clock = ContextClock(took.append)
+    stop = time_context(took.append)
     assert device.set_device(0) == "done"
     assert len(took) == 1 and took[0] >= 0.02, "a call within another is part of that"
-    clock.stop()
+    stop()
     assert vars(device) == plain and torch.accelerator.set_device_index is index
     device.set_device(0)
     assert len(took) == 1
@@ -159,7 +158,7 @@ def test_the_first_use_of_an_accelerator_is_timed_and_its_calls_are_put_back(mon
 def test_without_an_accelerator_nothing_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(accelerators, "kind", lambda: "")
     index = torch.accelerator.set_device_index
-    ContextClock(lambda took: None)
+    time_context(lambda took: None)
     assert torch.accelerator.set_device_index is index
 
 

@@ -90,6 +90,7 @@ class Hydration:
             script's variables that they have alike.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
         proof: the state before the holder's next step is wanted, whatever `step` says: `plain` or `closely`.
+        beside: called once by the thread of `run`, while the first bytes arrive; `run` raises what it raises.
     """
 
     def __init__(
@@ -102,8 +103,10 @@ class Hydration:
         endpoints: Sequence[str],
         deadline: Instant,
         proof: str = "",
+        beside: Callable[[], None] | None = None,
     ) -> None:
         self._sink = sink
+        self._beside = beside
         self._step = step
         self._proof = proof
         self._generation = generation
@@ -149,6 +152,7 @@ class Hydration:
             incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
+            self._do_beside()  # where nothing was to be received
             self._say_done()
             incoming.settle()
             self._sink.finish()
@@ -231,7 +235,7 @@ class Hydration:
             turn = Round(pending, flows)
             tasks: list[Callable[[], object]] = [partial(fetch, flow, turn, incoming, self._deadline) for flow in flows]
             tasks += [partial(self._add_flow, turn, incoming, *call) for call in calls]
-            outcomes, calls = self._in_threads(tasks), []
+            outcomes, calls = self._in_threads(tasks, meanwhile=self._do_beside), []
             for at, outcome in enumerate(outcomes):
                 # A further flow that could not be had is no error.
                 if isinstance(outcome, BaseException) and not (at >= len(flows) and isinstance(outcome, OSError)):
@@ -250,6 +254,11 @@ class Hydration:
                 self._check()
                 left = sum(span.length for span in pending)
                 raise HydrationError(f"{left} bytes of state@{self._step} could not be had: {'; '.join(self._lost)}")
+
+    def _do_beside(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside()
 
     def _add_flow(self, turn: Round, incoming: Incoming, endpoint: str, ticket: str) -> None:
         """Read over one more connection, if it can be had before all is there."""
@@ -288,9 +297,16 @@ class Hydration:
                 f"state@{self._step} did not arrive in time: {'; '.join(self._lost) or 'no holder was done'}"
             )
 
-    def _in_threads(self, tasks: Sequence[Callable[[], object]], *, grace: Seconds | None = None) -> list[object]:
+    def _in_threads(
+        self,
+        tasks: Sequence[Callable[[], object]],
+        *,
+        grace: Seconds | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> list[object]:
         """Result or error of each task, in order.
 
+        `meanwhile` is called when they run; what it raises is raised when they have ended, which they do at once.
         With `grace`, tasks that still run `grace` seconds after the first success are left behind, and all of them when
         cancelled; without it every task is waited for, for it writes into tensors.
         """
@@ -315,6 +331,15 @@ class Hydration:
             except RuntimeError as error:
                 results[at] = OSError(errno.EAGAIN, str(error))
                 finished.put(at)
+        failure: BaseException | None = None
+        try:
+            meanwhile()
+        except BaseException as error:  # noqa: BLE001 - raised below, when no task writes into tensors any more
+            failure = error
+            with self._lock:
+                self._over = True
+                for sock in self._open:
+                    hang_up(sock)
         # The tasks hold the deadline themselves; the second on top is for their last words.
         until = self._deadline + 1.0
         running = set(range(len(tasks)))
@@ -328,4 +353,6 @@ class Hydration:
             running.discard(at)
             if grace is not None and at >= 0 and not isinstance(results[at], BaseException):
                 until = min(until, time.monotonic() + grace)
+        if failure is not None:
+            raise failure
         return list(results)

@@ -37,50 +37,6 @@ _OF_BODIES = ("exception", "collective")
 
 
 @dataclass
-class Replacement:
-    """One newcomer: what it has said of each stage, and when it stood in its generation, on its node's clock."""
-
-    seconds: dict[str, Seconds] = field(default_factory=dict)
-    stood_at: Instant = 0.0
-
-
-@dataclass
-class ReplacementStages:
-    """Newcomers of one incident that is not over."""
-
-    by_worker: dict[WorkerId, Replacement] = field(default_factory=dict)
-
-    def ready(self, told: facts.WorkerReady) -> None:
-        """One was built for this incident."""
-        self._of(told.worker).seconds |= told.stages
-
-    def resumed(self, told: facts.WorkerResumed, *, fresh: bool) -> None:
-        """A worker stands in a new generation; `fresh`: its first."""
-        if not fresh and told.worker not in self.by_worker:
-            return
-        newcomer = self._of(told.worker)
-        newcomer.stood_at = told.at
-        for stage, took in ((CONNECT, told.form_s), (HYDRATE, told.hydrate_s)):
-            if took:
-                newcomer.seconds[stage] = newcomer.seconds.get(stage, 0.0) + took
-
-    def committed(self, told: facts.WorkerCommitted) -> None:
-        """A worker has gone on."""
-        newcomer = self.by_worker.get(told.worker)
-        if newcomer is not None and newcomer.stood_at:
-            newcomer.seconds[FIRST_STEP] = max(0.0, told.at - newcomer.stood_at)
-            newcomer.stood_at = 0.0
-
-    def slowest(self) -> tuple[WorkerId, dict[str, Seconds]] | None:
-        """The one that took longest in all, of those that have gone on; None where nobody was replaced."""
-        done = {worker: each.seconds for worker, each in self.by_worker.items() if FIRST_STEP in each.seconds}
-        return max(done.items(), key=lambda item: sum(item[1].values()), default=None)
-
-    def _of(self, worker: WorkerId) -> Replacement:
-        return self.by_worker.setdefault(worker, Replacement())
-
-
-@dataclass
 class Incident:
     """One fault from detection to the next committed step, while it lasts; others on the way are merged into it.
 
@@ -110,7 +66,10 @@ class Incident:
     """Nothing has gone wrong: the world is being changed."""
     before: int = 0
     after: int = 0
-    replacements: ReplacementStages = field(default_factory=ReplacementStages)
+    replacements: dict[WorkerId, dict[str, Seconds]] = field(default_factory=dict)
+    """Stages of workers that are new in it."""
+    stood: dict[WorkerId, Instant] = field(default_factory=dict)
+    """Times, on their nodes' clocks, at which these have come to the step that they have not committed yet."""
 
     def climb(self, rung: str) -> None:
         """Note the highest rung of the ladder that was needed."""
@@ -122,7 +81,8 @@ class Incident:
         halted = self.opened_at if self.halted_at is None else self.halted_at
         ordered = halted if self.ordered_at is None else self.ordered_at
         resumed = ordered if self.resumed_at is None else self.resumed_at
-        slowest, stages = self.replacements.slowest() or (None, {})
+        done = {worker: stages for worker, stages in self.replacements.items() if FIRST_STEP in stages}
+        slowest = max(done, key=lambda worker: sum(done[worker].values()), default=None)
         return IncidentClosed(
             at=now,
             incident=self.number,
@@ -147,7 +107,7 @@ class Incident:
             after=self.after,
             ways=self.ways,
             slowest=slowest,
-            stages=stages,
+            stages={} if slowest is None else done[slowest],
         )
 
 
@@ -258,7 +218,7 @@ class Incidents:
     def built(self, told: facts.WorkerReady) -> None:
         """A worker with a rank stands before its first step."""
         if self.open is not None:
-            self.open.replacements.ready(told)
+            self.open.replacements[told.worker] = dict(told.stages)
 
     def resumed(self, told: facts.WorkerResumed, *, fresh: bool) -> None:
         """A worker stands in the new membership; `fresh`: it was in none before."""
@@ -266,12 +226,16 @@ class Incidents:
             self.open.form_s = max(self.open.form_s, told.form_s)
             self.open.hydrated_bytes += told.hydrated_bytes
             self.open.ways = merged([*self.open.ways, *told.ways])
-            self.open.replacements.resumed(told, fresh=fresh)
+            if fresh or told.worker in self.open.replacements:
+                took = {CONNECT: told.form_s, HYDRATE: told.hydrate_s}
+                stages = self.open.replacements.setdefault(told.worker, {})
+                stages.update({stage: seconds for stage, seconds in took.items() if seconds})
+                self.open.stood[told.worker] = told.at
 
     def committed(self, told: facts.WorkerCommitted) -> None:
         """A worker has committed a step."""
-        if self.open is not None:
-            self.open.replacements.committed(told)
+        if self.open is not None and (since := self.open.stood.pop(told.worker, 0.0)):
+            self.open.replacements[told.worker][FIRST_STEP] = max(0.0, told.at - since)
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
         """Every worker stands in the new membership."""

@@ -1,7 +1,6 @@
 """A job's records as sentences, for terminals that only take lines and for people who read logs."""
 
 from regrow.core.ids import Rank, Seconds
-from regrow.core.process.stage_times import longest
 from regrow.core.records import (
     FaultInjected,
     GenerationFormed,
@@ -123,7 +122,7 @@ def _mended(incident: IncidentClosed) -> str:
 
 def longest_stage(incident: IncidentClosed) -> str:
     """The stage in which the slowest replacement was longest, where there was a replacement."""
-    stage = longest(incident.stages)
+    stage = max(incident.stages, key=lambda each: incident.stages[each])
     return f"most of the replacement: {stage} {seconds(incident.stages[stage])}"
 
 

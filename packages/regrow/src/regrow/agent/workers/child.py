@@ -93,8 +93,8 @@ def _time_stages(link: WorkerLink, *, binary: bool) -> None:
     if binary or env.producer is not None or not (env.role is Role.JOINER or env.restarts):
         return
     with contextlib.suppress(ImportError):  # no torch: the script does without it
-        clock = importlib.import_module(_CONTEXT).ContextClock(functools.partial(link.stages.within, CONTEXT))
-        link.stages.stop = clock.stop
+        within = functools.partial(link.stages.within, CONTEXT)
+        link.stages.stop = importlib.import_module(_CONTEXT).time_context(within)
 
 
 def _be_in_nobodys_way(link: WorkerLink) -> None:

@@ -1,6 +1,7 @@
 """The one place where names that torch does not promise to keep are imported."""
 
 import functools
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import Backend, _world
 from torch.distributed.rendezvous import _rendezvous_handlers as rendezvous_handlers
 from torch.multiprocessing.reductions import StorageWeakRef
+
+
+def compiled() -> float:
+    """Seconds that torch has spent on compiling here; 0 where nothing was compiled, or this torch does not tell."""
+    module = sys.modules.get("torch._dynamo.utils")
+    return float(sum(getattr(module, "compilation_time_metrics", {}).get("_compile.compile_inner", ())))
 
 
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:

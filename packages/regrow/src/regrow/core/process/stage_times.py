@@ -1,32 +1,17 @@
-"""Stages on the way of a worker that joins a training, with the time of each. Pure."""
+"""Stages on the way of a worker that joins a training, with the time of each. Pure.
 
-from collections.abc import Callable, Mapping
+`start`: from its order to the first line of its script; `context`: its accelerator is initialized and chosen; `build`:
+the script runs up to its loop; `compile`: `torch.compile`, until the loop; `rehearse`: the first run of the body;
+`connect`: groups are formed; `hydrate`: state is received, by a newcomer while it connects; `first step`: from there to
+its first commit. Context and compile come within those around them, and are not counted twice.
+"""
+
+from collections.abc import Callable
 
 from regrow.core.ids import Instant, Seconds
 
-START = "start"
-"""From the order to start it to the first line of the script: the fork, or the wait for one."""
-CONTEXT = "context"
-"""Its accelerator is initialized, and a device chosen."""
-BUILD = "build"
-"""The script runs up to its loop, but for what the context and compiling take."""
-COMPILE = "compile"
-"""`torch.compile`, until the loop."""
-REHEARSE = "rehearse"
-"""The first run of the body, with local answers to collectives."""
-CONNECT = "connect"
-"""Groups are formed."""
-HYDRATE = "hydrate"
-"""State is received."""
-FIRST_STEP = "first step"
-"""From there to its first commit."""
-STAGES = (START, CONTEXT, BUILD, COMPILE, REHEARSE, CONNECT, HYDRATE, FIRST_STEP)
-"""In their order; `CONTEXT` and `COMPILE` come within those around them, and are not counted twice."""
-
-
-def longest(stages: Mapping[str, Seconds]) -> str:
-    """The stage that took most; empty where there is none."""
-    return max(stages, key=lambda stage: stages[stage], default="")
+STAGES = ("start", "context", "build", "compile", "rehearse", "connect", "hydrate", "first step")
+START, CONTEXT, BUILD, COMPILE, REHEARSE, CONNECT, HYDRATE, FIRST_STEP = STAGES
 
 
 class StageClock:
@@ -37,18 +22,16 @@ class StageClock:
     """
 
     def __init__(self, since: Instant = 0.0) -> None:
-        self._since = since
-        self._within: Seconds = 0.0
+        self._since, self._within = since, 0.0
         self.seconds: dict[str, Seconds] = {}
         """By stage; a stage that did not happen is absent."""
         self.stop: Callable[[], None] = lambda: None
         """Ends what measures within a stage."""
 
-    def reached(self, stage: str, now: Instant) -> None:
-        """A stage ends; the first time that it does counts."""
-        if stage in self.seconds:
-            return
-        if self._since:
+    def reached(self, stage: str, now: Instant, compiled: Seconds = 0.0) -> None:
+        """A stage ends; the first time that it does counts. `compiled`: the process's time of compiling so far."""
+        self.within(COMPILE, compiled - self.seconds.get(COMPILE, 0.0))
+        if self._since and stage not in self.seconds:
             self.seconds[stage] = max(0.0, now - self._since - self._within)
         self._since, self._within = now, 0.0
 

@@ -1,6 +1,5 @@
 """Parts of a worker that hear while it builds, and those it needs once built: recovery, durable state, comparison."""
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,13 +12,11 @@ from regrow.comm.groups import Groups
 from regrow.comm.set_up.desk import AgentDesk
 from regrow.comm.set_up.recording import Recording
 from regrow.comm.set_up.replay import Replay
-from regrow.comm.torch_private.compile_times import compiled
 from regrow.core.ids import NO_STATE, Seconds
 from regrow.core.messages import facts
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.vocabulary import Role
 from regrow.core.process.forks import at_exit
-from regrow.core.process.stage_times import BUILD, COMPILE, REHEARSE
 from regrow.hydration.server import HydrationServer
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
@@ -149,28 +146,6 @@ class SetUpHearing:
     def _refute(self, reason: str) -> None:
         env = self._link.env
         self._link.send(ReplacementRefuted(env.worker, env.generation, env.rank, NO_STATE, reason))
-
-
-def come_to_loop(link: WorkerLink) -> None:
-    """The script has built all that it needs for its loop; the first call counts."""
-    _reached(link, BUILD)
-    link.stages.stop()
-
-
-def stages_of(link: WorkerLink) -> dict[str, Seconds]:
-    """The worker stands before its first step; returns the seconds of each stage until then.
-
-    A standby's are none of a replacement's: it began before anybody was lost.
-    """
-    _reached(link, REHEARSE if BUILD in link.stages.seconds else BUILD)
-    link.stages.stop()
-    return {} if link.env.role is Role.STANDBY else link.stages.seconds
-
-
-def _reached(link: WorkerLink, stage: str) -> None:
-    stages = link.stages
-    stages.within(COMPILE, compiled() - stages.seconds.get(COMPILE, 0.0))
-    stages.reached(stage, time.monotonic())
 
 
 def _tensors(state: ProtectedState) -> Iterator[torch.Tensor]:

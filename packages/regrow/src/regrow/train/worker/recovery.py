@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from regrow.agent.workers.link import WorkerLink, placed
@@ -110,9 +111,7 @@ class Recovery:
         if holder:
             self._offer(form)
         self.faults.strike(FaultStage.FORM, form.step)
-        form_s = self._form_groups(form)
-        self.faults.strike(FaultStage.HYDRATE, form.step)
-        report = HydrationReport(0, 0.0, 0) if holder else self._receive(form)
+        form_s, report = self._enter_groups(form) if holder else self._receive(form)
         if self.comparison is not None and not holder:
             self.comparison.received()
         self.copies.rewind(form.step)
@@ -164,8 +163,23 @@ class Recovery:
         formation = Formation(form.generation, form.rank, len(form.members), env.store, site_of(env))
         return self.groups.form(formation, lambda: self.control.is_over(form.generation))
 
-    def _receive(self, form: orders.FormGeneration) -> HydrationReport:
-        return self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
+    def _enter_groups(self, form: orders.FormGeneration) -> tuple[Seconds, HydrationReport]:
+        form_s = self._form_groups(form)
+        self.faults.strike(FaultStage.HYDRATE, form.step)
+        return form_s, HydrationReport(0, 0.0, 0)
+
+    def _receive(self, form: orders.FormGeneration) -> tuple[Seconds, HydrationReport]:
+        """Form the groups and receive state.
+
+        At the same time in a newcomer: its holders need no groups to give it. One with state of its own, or on its way
+        back to a copy, has calls of an older generation to end first, so that its device stands still.
+        """
+        if form.restore is not None or self.control.holds_state:
+            form_s, _ = self._enter_groups(form)
+            return form_s, self._hydrate(form) if form.restore is None else self._restore(form, form.restore)
+        took: list[Seconds] = []
+        report = self._hydrate(form, beside=lambda: took.append(self._enter_groups(form)[0]))
+        return took[0], report
 
     def _restore(self, form: orders.FormGeneration, source: CopySource) -> HydrationReport:
         """Go back to a copy in an agent's memory."""
@@ -183,7 +197,7 @@ class Recovery:
             self.control.replaced(form.step)
         return report
 
-    def _hydrate(self, form: orders.FormGeneration) -> HydrationReport:
+    def _hydrate(self, form: orders.FormGeneration, beside: Callable[[], None] | None = None) -> HydrationReport:
         holders = {Rank(rank) for rank in form.holders}
         mine = next(member.holding for member in form.members if member.rank == form.rank)
         endpoints = [m.endpoint for m in form.members if m.rank in holders and m.holding == mine]
@@ -201,6 +215,7 @@ class Recovery:
             token=self.link.env.token,
             endpoints=endpoints,
             deadline=time.monotonic() + HYDRATE_S,
+            beside=beside,
         )
         return self._run(form, reception)
 

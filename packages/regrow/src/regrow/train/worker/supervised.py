@@ -16,7 +16,7 @@ from regrow.comm.groups import Formation, Groups
 from regrow.comm.on_device.waits import WAITS
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.process_group import Between
-from regrow.comm.torch_private import device_mesh, expected_names
+from regrow.comm.torch_private import device_mesh, expected_names, internals
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
 from regrow.core.messages import facts
@@ -25,13 +25,14 @@ from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
+from regrow.core.process.stage_times import BUILD, REHEARSE
 from regrow.data.loader import Caching
 from regrow.devices import accelerators
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
-from regrow.train.worker.assembly import Assembly, SetUpHearing, come_to_loop, stages_of
+from regrow.train.worker.assembly import Assembly, SetUpHearing
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
@@ -188,9 +189,17 @@ class SupervisedWorker:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
         if not self.reads_once:
             self._hear_no_more()
-        come_to_loop(self._link)
+        self._reached(BUILD)
         with self.body.rehearsal(), self._groups.echo():
             yield
+
+    def _reached(self, stage: str) -> dict[str, Seconds]:
+        """A stage before the loop ends; returns all so far. A standby's are told to nobody: it began before a fault."""
+        stages = self._link.stages
+        if stage not in stages.seconds:
+            stages.reached(stage, time.monotonic(), internals.compiled())
+            stages.stop()
+        return {} if self._link.env.role is Role.STANDBY else stages.seconds
 
     def _hear_no_more(self) -> None:
         """The script has come to its loop."""
@@ -271,7 +280,7 @@ class SupervisedWorker:
                 unprovable=unprovable,
                 training=self.training.name,
                 devices_taken=accelerators.all_taken(env.spec.nproc),
-                stages=stages_of(self._link),
+                stages=self._reached(REHEARSE if BUILD in self._link.stages.seconds else BUILD),
             )
         )
 
