@@ -29,6 +29,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     """The little that counts of a pod; the rest is not kept."""
 
     name: str
+    uid: str
     version: str
     job: str
     replica: str
@@ -88,6 +89,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
     gates = [each.get("name") for each in spec.get("schedulingGates") or []]
     return PodSeen(
         name=meta["name"],
+        uid=str(meta.get("uid", "")),
         version=str(meta.get("resourceVersion", "")),
         job=labels[JOB_LABEL],
         replica=labels[REPLICA_LABEL],
