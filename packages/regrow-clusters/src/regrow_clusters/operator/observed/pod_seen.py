@@ -39,6 +39,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     leader: bool
     phase: str
     created: Instant
+    image: str = ""
+    """Of the container that trains."""
     node: str = ""
     ip: str = ""
     gated: bool = False
@@ -99,6 +101,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         leader=is_leader(found),
         phase=status.get("phase", "Pending"),
         created=instant(meta.get("creationTimestamp")) or 0.0,
+        image=containers[0].get("image", ""),
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         gated=bool(gates),
