@@ -25,7 +25,7 @@ def dstack(name: str) -> Any:
 
 
 def sky_script(task: Any) -> str:
-    """What a node runs after its set-up."""
+    """Script of a node after its set-up."""
     return str(task["run"])
 
 
