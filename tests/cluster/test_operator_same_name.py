@@ -1,11 +1,19 @@
 """Pods that get a name as the operator is about to write it: the one that it meant is gone, and they stay untouched."""
 
+import asyncio
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.cluster.fake_store import Manifest
+from tests.cluster.bed import bed
+from tests.cluster.fake_kubelet import kubeconfig
+from tests.cluster.fake_store import Manifest, Refused
+from tests.cluster.jobs import training_job
 from tests.cluster.turned import TurnedJob
 
+from regrow.core.errors import UsageError
+from regrow_clusters.operator import commands
 from regrow_clusters.operator.api import ApiKind
 from regrow_clusters.operator.backends import KUEUE_FINALIZER
 from regrow_clusters.operator.objects import NODE_RANK, TOPOLOGY, UID_LABEL
@@ -89,3 +97,21 @@ def test_a_pod_that_has_the_name_of_one_that_is_to_be_told_its_place_is_told_not
     assert other.is_as_it_was() and other.found is not None
     assert not {NODE_RANK, TOPOLOGY} & other.found["metadata"]["annotations"].keys()
     assert "PodsPlaced" not in {each["type"] for each in job.status()["conditions"] if each["status"] == "False"}
+
+
+async def test_a_conflict_says_to_try_again_and_a_name_that_is_taken_to_give_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "job.json").write_text(json.dumps(training_job(maxReplicaCount=3)))
+    async with bed(tmp_path, {}) as cluster:
+        (tmp_path / "kubeconfig").write_text(kubeconfig(cluster.address))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+        await asyncio.to_thread(commands.submit, tmp_path / "job.json", "team")
+        with pytest.raises(UsageError) as taken:
+            await asyncio.to_thread(commands.submit, tmp_path / "job.json", "team")
+        assert taken.value.hint == "give it another name, or kubectl delete the one that is there"
+        crossed = Refused(409, "Conflict", "the object has been modified")
+        cluster.store.refuse = lambda verb, plural, body: crossed if verb == "update" else None
+        with pytest.raises(UsageError) as conflict:
+            await asyncio.to_thread(commands.scale, "job", "team", 3)
+        assert conflict.value.hint == "somebody has changed it meanwhile: try again"
