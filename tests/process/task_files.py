@@ -65,4 +65,5 @@ def start(script: str, env: Mapping[str, str], folder: Path, name: str) -> "subp
     paths = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     given = {**os.environ, **env, "PATH": paths, "REGROW_HOME": str(folder / f"{name}.home")}
     with (folder / f"{name}.log").open("wb") as log:
-        return subprocess.Popen(["bash", "-c", script], env=given, cwd=folder, stdout=log, stderr=log)
+        words = ["bash", "-c", script]
+        return subprocess.Popen(words, env=given, cwd=folder, stdout=log, stderr=log, start_new_session=True)
