@@ -85,3 +85,6 @@ def test_a_replica_with_pod_0s_image_that_is_refused_names_the_log_that_says_why
     job.kubelets.end(job.at(2), USAGE)
     job.until(lambda: job.condition("ReplicasJoin").get("status") == "False")
     assert f"kubectl logs {lost} says why" in job.condition("ReplicasJoin")["message"]
+    job.kubelets.end(job.at(0), OK)
+    job.until(lambda: job.status()["phase"] == "Succeeded")
+    job.until(lambda: job.condition("ReplicasJoin")["status"] == "True")

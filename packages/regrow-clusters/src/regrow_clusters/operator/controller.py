@@ -325,9 +325,9 @@ def _pod_findings(
         found.append(JobFinding("PodsCreated", True, "Created"))
     if reading.started and (text := join_trouble(job, seen)):
         found.append(JobFinding("ReplicasJoin", False, "Refused", text))
-    elif reading.anew or reading.running >= wanted_size(job.spec.elastic()):
+    elif reading.anew or reading.over or reading.running >= wanted_size(job.spec.elastic()):
         told = any(each.type == "ReplicasJoin" for each in job.status.conditions)
-        found += [JobFinding("ReplicasJoin", True, "Joined")] if told else []
+        found += [JobFinding("ReplicasJoin", True, "NoneRefused")] if told else []
     return found
 
 
