@@ -125,10 +125,12 @@ class FakeApi:
             return _json(self.store.replace(plural, namespace, name, await request.json(), part=part))
         if request.method == "PATCH":
             return _json(self.store.patch(plural, namespace, name, await request.json(), part=part))
-        grace = request.query.get("gracePeriodSeconds")
-        if request.can_read_body and (body := await request.json()):
-            grace = body.get("gracePeriodSeconds", grace)
-        return _json(self.store.delete(plural, namespace, name, grace=None if grace is None else int(grace)))
+        grace, uid = request.query.get("gracePeriodSeconds"), ""
+        if request.can_read_body and (body := await request.json()):  # then nothing of the query counts
+            grace = body.get("gracePeriodSeconds")
+            uid = (body.get("preconditions") or {}).get("uid", "")
+        seconds = None if grace is None else int(grace)
+        return _json(self.store.delete(plural, namespace, name, grace=seconds, uid=uid))
 
     async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
         found = self.store.get("pods", namespace, name)

@@ -35,6 +35,8 @@ class FakeKubelet:
         """Since when, by the node."""
         self._stopped: dict[str, list[int]] = {}
         """Processes of nodes that are cut off, by the node."""
+        self.other_images: set[str] = set()
+        """Those in which is another regrow: it does not know a flag of the commands that this operator gives."""
 
     def be_ready(self) -> None:
         """Pods start at once from now on, and nothing else of this process waits for it."""
@@ -156,6 +158,7 @@ class FakeKubelet:
         names = {f"{each['metadata']['name']}.{meta['namespace']}.svc" for each in self._store.all_of("services")}
         names |= {f"{at['hostname']}.{at['subdomain']}" for at in self._specs() if at.get("subdomain")}
         given = [*container["command"], *container.get("args", [])]
+        given += ["--of-another-version"] if container.get("image") in self.other_images else []
         words = [self._resolved(word, names, env) for word in given]
         for there, here in self._mounted(pod).items():
             words = [word.replace(there, str(here)) for word in words]

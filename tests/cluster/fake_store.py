@@ -145,6 +145,9 @@ class FakeStore:
         old = self.get(plural, namespace, name)
         self._check_refused("update", plural, body)
         given = body.get("metadata", {}).get("resourceVersion")
+        if not given and (plural in self.crds or plural in ("leases", "poddisruptionbudgets")):
+            text = "metadata.resourceVersion: Invalid value: 0: must be specified for an update"
+            raise Refused(422, "Invalid", f'{plural} "{name}" is invalid: {text}')
         if given and given != old["metadata"]["resourceVersion"]:
             text = f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified'
             raise Refused(409, "Conflict", f"{text}; please apply your changes to the latest version and try again")
@@ -165,6 +168,9 @@ class FakeStore:
     def patch(self, plural: str, namespace: str, name: str, changes: Manifest, *, part: str = "") -> Manifest:
         """A merge patch (RFC 7386)."""
         old = self.get(plural, namespace, name)
+        if (uid := (changes.get("metadata") or {}).get("uid")) not in (None, old["metadata"]["uid"]):
+            text = f'metadata.uid: Invalid value: "{uid}": field is immutable'
+            raise Refused(422, "Invalid", f'{plural} "{name}" is invalid: {text}')
         merged = merge(old, changes)
         merged["metadata"].setdefault("resourceVersion", old["metadata"]["resourceVersion"])
         return self.replace(plural, namespace, name, merged, part=part)
@@ -182,9 +188,12 @@ class FakeStore:
             return self._remove(key, new)
         return self._store("MODIFIED", key, old, new)
 
-    def delete(self, plural: str, namespace: str, name: str, *, grace: int | None = None) -> Manifest:
+    def delete(self, plural: str, namespace: str, name: str, *, grace: int | None = None, uid: str = "") -> Manifest:
         """Ask an object to end: a pod that has a node gets its grace, finalizers are waited for."""
         old = self.get(plural, namespace, name)
+        if uid not in ("", old["metadata"]["uid"]):
+            text = f"the UID in the precondition ({uid}) does not match the UID in record ({old['metadata']['uid']})"
+            raise Refused(409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": {text}')
         self._check_refused("delete", plural, old)
         new = _copied(old)
         meta = new["metadata"]

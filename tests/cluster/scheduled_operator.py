@@ -34,7 +34,7 @@ class StoreApi:
     ) -> None:
         self._store = store
         self._lost = lost
-        self._before = before
+        self.before = before
         self.asked_to_end: set[str] = set()
         """Pods that were deleted with their grace."""
         self.deleted: set[str] = set()
@@ -52,45 +52,47 @@ class StoreApi:
             yield change.what, change.new
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
-        self._before("get", kind, namespace, name)
+        self.before("get", kind, namespace, name)
         return self._ask(lambda: self._store.get(kind, namespace, name))
 
     async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
         meta = body["metadata"]
-        self._before("create", kind, meta["namespace"], meta.get("name", ""))
+        self.before("create", kind, meta["namespace"], meta.get("name", ""))
         return self._ask(lambda: self._store.create(kind, meta["namespace"], body))
 
     async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
         meta = body["metadata"]
-        self._before("update", kind, meta["namespace"], meta["name"])
+        self.before("update", kind, meta["namespace"], meta["name"])
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body))
 
     async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
         meta = body["metadata"]
-        self._before("update", kind, meta["namespace"], meta["name"])
+        self.before("update", kind, meta["namespace"], meta["name"])
         return self._ask(lambda: self._store.replace(kind, meta["namespace"], meta["name"], body, part="status"))
 
-    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
-        change = {"metadata": {"annotations": notes}}
-        self._before("patch", kind, namespace, name)
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str], *, uid: str) -> Manifest:
+        change = {"metadata": {"annotations": notes, "uid": uid}}
+        self.before("patch", kind, namespace, name)
         return self._ask(lambda: self._store.patch(kind, namespace, name, change))
 
-    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str, *, uid: str) -> None:
         def drop() -> Manifest:
             found = self._store.get(kind, namespace, name)
+            if found["metadata"]["uid"] != uid:
+                return found
             found["metadata"]["finalizers"] = [
                 each for each in found["metadata"].get("finalizers") or [] if each != finalizer
             ]
             return self._store.replace(kind, namespace, name, found)
 
-        self._before("patch", kind, namespace, name)
+        self.before("patch", kind, namespace, name)
         self._ask(drop)
 
-    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
-        self._before("delete", kind, namespace, name)
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, uid: str, force: bool = False) -> None:
+        self.before("delete", kind, namespace, name)
         self.deleted.add(name)
         (self.forced if force else self.asked_to_end).add(name)
-        self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None))
+        self._ask(lambda: self._store.delete(kind, namespace, name, grace=0 if force else None, uid=uid))
 
     def _ask(self, act: Callable[[], Manifest]) -> Manifest:
         self.calls += 1

@@ -8,6 +8,7 @@ Against the fake one, or a real one: `REGROW_TEST_KUBECONFIG=~/.kube/config`, wi
 * CRDS: kubernetes.io/docs/tasks/extend-kubernetes/custom-resources/custom-resource-definitions
 * PODS: kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle
 * META: kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta
+* DELETION: kubernetes.io/docs/reference/kubernetes-api/common-definitions/delete-options
 * COLLECTION: kubernetes.io/docs/concepts/architecture/garbage-collection
 """
 
@@ -304,8 +305,45 @@ async def test_a_finalizer_keeps_a_deleted_object_until_it_is_taken_away(server:
     for name in ("example.com/x", "example.com/none", "example.com/y"):
         meta = (await server.api.get(ApiKind.PODS, NAMESPACE, "kept"))["metadata"]
         assert meta["deletionTimestamp"] and meta["deletionGracePeriodSeconds"] == 0
-        await server.api.drop_finalizer(ApiKind.PODS, NAMESPACE, "kept", name)
+        await server.api.drop_finalizer(ApiKind.PODS, NAMESPACE, "kept", name, uid="another")
+        assert (await server.api.get(ApiKind.PODS, NAMESPACE, "kept"))["metadata"] == meta
+        await server.api.drop_finalizer(ApiKind.PODS, NAMESPACE, "kept", name, uid=meta["uid"])
     assert await _missing(server, ApiKind.PODS, "kept")
+
+
+@pytest.mark.parametrize("force", [False, True])
+async def test_a_deletion_that_names_a_uid_leaves_another_object_of_the_name_as_it_is(
+    server: Server, force: bool
+) -> None:
+    """DELETION, preconditions: "If not possible, a 409 Conflict status will be returned"."""
+    first = (await server.api.create(ApiKind.PODS, pod("again")))["metadata"]["uid"]
+    await server.api.delete(ApiKind.PODS, NAMESPACE, "again", uid=first)
+    second = (await server.api.create(ApiKind.PODS, pod("again")))["metadata"]
+    failure = await refused(server.api.delete(ApiKind.PODS, NAMESPACE, "again", uid=first, force=force))
+    assert (failure.conflict, failure.reason) == (True, "Conflict")
+    assert (await server.api.get(ApiKind.PODS, NAMESPACE, "again"))["metadata"] == second
+    await server.api.delete(ApiKind.PODS, NAMESPACE, "again", uid=second["uid"], force=force)
+    assert (await refused(server.api.delete(ApiKind.PODS, NAMESPACE, "again", uid=second["uid"]))).missing
+
+
+async def test_a_patch_that_names_another_uid_is_not_valid(server: Server) -> None:
+    """META, uid: "Populated by the system. Read-only"; as kubernetes' own controllers rely on it: 422 for a pod that is
+    made again (pkg/controller/controller_ref_manager.go, ReleasePod)."""
+    made = (await server.api.create(ApiKind.PODS, pod("noted")))["metadata"]
+    failure = await refused(server.api.annotate(ApiKind.PODS, NAMESPACE, "noted", {"a": "b"}, uid="another"))
+    assert (failure.code, failure.missing) == (422, True)
+    noted = await server.api.annotate(ApiKind.PODS, NAMESPACE, "noted", {"a": "b"}, uid=made["uid"])
+    assert noted["metadata"]["annotations"] == {"a": "b"}
+    await server.api.delete(ApiKind.PODS, NAMESPACE, "noted")
+
+
+async def test_jobs_leases_and_budgets_are_not_written_without_the_version_that_was_read(server: Server) -> None:
+    """CONVENTIONS, Concurrency Control and Consistency; AllowUnconditionalUpdate of their strategies is false."""
+    made = await server.api.create(ApiKind.JOBS, a_job("blind"))
+    del made["metadata"]["resourceVersion"]
+    failure = await refused(server.api.replace(ApiKind.JOBS, made))
+    assert failure.code == 422 and "resourceVersion" in str(failure)
+    await server.api.delete(ApiKind.JOBS, NAMESPACE, "blind")
 
 
 async def test_a_term_about_a_nodes_name_has_one_value(server: Server) -> None:

@@ -137,7 +137,9 @@ class Cluster:
     async def list(self, _kind: object) -> tuple[list[dict[str, Any]], str]:
         return [{"metadata": {"name": name, "labels": labels}} for name, labels in self.labels.items()], "1"
 
-    async def annotate(self, _kind: object, _namespace: str, name: str, notes: dict[str, str]) -> dict[str, Any]:
+    async def annotate(
+        self, _kind: object, _namespace: str, name: str, notes: dict[str, str], *, uid: str
+    ) -> dict[str, Any]:
         if self.refused:
             raise ApiFailure(403, "Forbidden", "pods is forbidden")
         self.told[name] = notes

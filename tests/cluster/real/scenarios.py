@@ -240,7 +240,7 @@ async def a_finalizer_keeps_a_pod(trial: Trial) -> None:
         assert name in [each["metadata"]["name"] for each in await trial.pods()]
         assert (await trial.status())["badNodes"] == []
     finally:
-        await trial.api.drop_finalizer(ApiKind.PODS, trial.namespace, name, _KEEPER)
+        await trial.api.drop_finalizer(ApiKind.PODS, trial.namespace, name, _KEEPER, uid=lost["metadata"]["uid"])
     await trial.gone(lost)
 
 

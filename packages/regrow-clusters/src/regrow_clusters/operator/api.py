@@ -35,8 +35,8 @@ class ApiFailure(RegrowError):
 
     @property
     def missing(self) -> bool:
-        """There is no such object."""
-        return self.code == 404
+        """There is no such object, or another one has its name since."""
+        return self.code == 404 or (self.code == 422 and "metadata.uid: " in str(self))
 
     @property
     def conflict(self) -> bool:
@@ -81,14 +81,17 @@ class ClusterApi(Protocol):
         """Write its status alone, unless it has changed since it was read."""
         ...
 
-    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
-        """Add annotations to it, whatever else has changed since it was read."""
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str], *, uid: str) -> Manifest:
+        """Add annotations to the object of this uid, whatever else has changed since it was read."""
         ...
 
-    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
-        """Take a finalizer away, if nobody has written the object meanwhile; nothing where it has none of that name."""
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str, *, uid: str) -> None:
+        """Take a finalizer away, if nobody has written the object meanwhile; nothing if the object has another uid."""
         ...
 
-    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
-        """End it in its own grace; `force`: forget it at once, for nothing of it runs any more."""
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, uid: str, force: bool = False) -> None:
+        """End it in its own grace, or a conflict where its name is another one's now (`uid`).
+
+        `force`: forget it at once, for nothing of it runs any more.
+        """
         ...

@@ -77,13 +77,14 @@ class ClusterCache:
         self._gone[(meta["namespace"], pod.name)] = _version(meta)
         known = self._pods.get(key, {}).get(pod.name)
         if known is not None and int(known.version or 0) <= _version(meta):
-            self.forget_pod(key, pod.name)  # else another one of its name was made since
+            self.forget_pod(key, known)  # else another one of its name was made since
         return {key}
 
-    def forget_pod(self, key: JobKey, name: str) -> None:
-        """It is not there any more."""
+    def forget_pod(self, key: JobKey, pod: PodSeen) -> None:
+        """It is not there any more; one that has its name now stays."""
         known = self._pods.get(key, {})
-        known.pop(name, None)
+        if pod.name in known and known[pod.name].uid == pod.uid:
+            del known[pod.name]
         if not known:
             self._pods.pop(key, None)
 

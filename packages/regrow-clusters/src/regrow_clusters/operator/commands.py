@@ -23,8 +23,9 @@ _CURES = {
     401: "log in to the cluster again",
     403: "ask for the right to do this in the namespace",
     404: "is the name right, and the CRD installed (regrow operator manifests | kubectl apply -f -)?",
-    409: "give it another name, or kubectl delete the one that is there",
+    409: "somebody has changed it meanwhile: try again",
 }
+_TAKEN = "give it another name, or kubectl delete the one that is there"
 
 
 def submit(path: Path, namespace: str) -> str:
@@ -166,4 +167,5 @@ def _asked(ask: Callable[[LightkubeApi], Coroutine[Any, Any, Manifest]]) -> Mani
     try:
         return asyncio.run(go())
     except ApiFailure as failure:
-        raise UsageError(f"the cluster says: {failure}", hint=_CURES.get(failure.code, "")) from failure
+        cure = _TAKEN if failure.reason == "AlreadyExists" else _CURES.get(failure.code, "")
+        raise UsageError(f"the cluster says: {failure}", hint=cure) from failure

@@ -18,6 +18,7 @@ from regrow.core.process.tasks import TaskScope
 from regrow.observe.watch.present import JobFigures
 from regrow_clusters.cluster.actions import PlannedAction, StartGang, StartReplica
 from regrow_clusters.cluster.observed import JobStage
+from regrow_clusters.cluster.sizes import wanted_size
 from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow_clusters.operator.asking import JobAsker
 from regrow_clusters.operator.cache import ClusterCache, JobKey
@@ -26,7 +27,14 @@ from regrow_clusters.operator.making.budgets import BudgetKeeper
 from regrow_clusters.operator.making.pod_hands import PodHands
 from regrow_clusters.operator.nodes import BadMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
-from regrow_clusters.operator.observed.observing import JobReading, against, found_nodes, read, start_trouble
+from regrow_clusters.operator.observed.observing import (
+    JobReading,
+    against,
+    found_nodes,
+    join_trouble,
+    read,
+    start_trouble,
+)
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.telling import PodPlacer
 from regrow_clusters.operator.planning import job_plan, next_turn, pod_steps
@@ -239,7 +247,11 @@ class Controller:
         found_bad = found_nodes(job, seen, figures, now)
         planned = job_plan(job, reading, now)
         actions = planned.actions
-        said = [*findings(job, reading), *_pod_findings(seen, actions), *await self._queue_trouble(job, reading)]
+        said = [
+            *findings(job, reading),
+            *_pod_findings(job, reading, seen, actions),
+            *await self._queue_trouble(job, reading),
+        ]
         said += self._placer.findings(job, seen)
         if self._nodes is not None or found_bad:
             known = {} if self._nodes is None else self._nodes.verdicts
@@ -303,12 +315,19 @@ class Controller:
             await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
 
 
-def _pod_findings(seen: list[PodSeen], actions: list[PlannedAction]) -> list[JobFinding]:
-    """Findings on whether pods are made and start. A refusal stays until nothing is left to be made."""
+def _pod_findings(
+    job: TrainingJob, reading: JobReading, seen: list[PodSeen], actions: list[PlannedAction]
+) -> list[JobFinding]:
+    """Findings on whether pods are made, start and join. A refusal stays until nothing is left to be made."""
     trouble = start_trouble(seen)
     found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
     if seen and not any(isinstance(each, StartGang | StartReplica) for each in actions):
         found.append(JobFinding("PodsCreated", True, "Created"))
+    if reading.started and (text := join_trouble(job, seen)):
+        found.append(JobFinding("ReplicasJoin", False, "Refused", text))
+    elif reading.anew or reading.over or reading.running >= wanted_size(job.spec.elastic()):
+        told = any(each.type == "ReplicasJoin" for each in job.status.conditions)
+        found += [JobFinding("ReplicasJoin", True, "NoneRefused")] if told else []
     return found
 
 

@@ -149,27 +149,32 @@ class LightkubeApi:
         where = meta.get("namespace") or None
         return await self._ask(self._client.replace(_KINDS[kind][1](body), meta["name"], namespace=where))
 
-    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str]) -> Manifest:
+    async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str], *, uid: str) -> Manifest:
         """As `ClusterApi.annotate`."""
-        change = {"metadata": {"annotations": notes}}
+        change = {"metadata": {"annotations": notes, "uid": uid}}
         asked = self._client.patch(_KINDS[kind][0], name, change, namespace=namespace, patch_type=PatchType.MERGE)
         return await self._ask(asked)
 
-    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str) -> None:
+    async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str, *, uid: str) -> None:
         """As `ClusterApi.drop_finalizer`."""
         meta = (await self.get(kind, namespace, name))["metadata"]
-        if finalizer not in (given := meta.get("finalizers") or []):
+        if meta["uid"] != uid or finalizer not in (given := meta.get("finalizers") or []):
             return
         rest = [each for each in given if each != finalizer]
         change = {"metadata": {"finalizers": rest or None, "resourceVersion": meta["resourceVersion"]}}
         asked = self._client.patch(_KINDS[kind][0], name, change, namespace=namespace, patch_type=PatchType.MERGE)
         await self._ask(asked)
 
-    async def delete(self, kind: ApiKind, namespace: str, name: str, *, force: bool = False) -> None:
-        """As `ClusterApi.delete`."""
-        asked = self._client.delete(_KINDS[kind][0], name, namespace=namespace, grace_period=0 if force else None)
+    async def delete(self, kind: ApiKind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:
+        """As `ClusterApi.delete`; without a `uid`, whatever has the name."""
+        # lightkube's own call has no body, and preconditions stand nowhere else.
+        client = self._client._client  # noqa: SLF001
+        asked = client.prepare_request("delete", _KINDS[kind][0], name=name, namespace=namespace)
+        asked.data = {"apiVersion": "v1", "kind": "DeleteOptions"}
+        asked.data |= {"preconditions": {"uid": uid}} if uid else {}
+        asked.data |= {"gracePeriodSeconds": 0} if force else {}
         try:
-            await asked
+            client.handle_response("delete", await client.send(client.build_adapter_request(asked)), asked)
         except httpx2.HTTPError as error:
             raise _failure(error) from error
 

@@ -94,16 +94,23 @@ class PodHands:
         """End a pod. `force`: nothing of it runs any more."""
         if force and pod.phase == "Running" and not has_ended(pod):
             await self._drop(job, pod)
+        key = (job.namespace, job.name)
         try:
             if force and pod.group and not has_ended(pod):
                 # Kueue would keep it for one that is active, and take its replacement for one too many.
-                await self._api.drop_finalizer(ApiKind.PODS, job.namespace, pod.name, KUEUE_FINALIZER)
-            await self._api.delete(ApiKind.PODS, job.namespace, pod.name, force=force)
+                await self._api.drop_finalizer(ApiKind.PODS, job.namespace, pod.name, KUEUE_FINALIZER, uid=pod.uid)
         except ApiFailure as failure:
             if not failure.missing:
                 raise
-            self._cache.forget_pod((job.namespace, job.name), pod.name)
-            self._again((job.namespace, job.name))
+        try:
+            await self._api.delete(ApiKind.PODS, job.namespace, pod.name, uid=pod.uid, force=force)
+        except ApiFailure as failure:
+            if not failure.missing and not failure.conflict:
+                raise
+            if failure.conflict:  # another one has its name, so this one is gone
+                self._unsure.setdefault(key, set()).add(pod.name)
+            self._cache.forget_pod(key, pod)
+            self._again(key)
 
     async def _prepare(self, job: TrainingJob, now: Instant) -> None:
         for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from regrow.core.exit_codes import OK, RUN_AGAIN, UNPROVEN
+from regrow.core.exit_codes import OK, RUN_AGAIN, UNPROVEN, USAGE
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
@@ -166,6 +166,23 @@ def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
             what = "image" if "Image" in pod.waiting else "container"
             return pod.waiting, f"pod {pod.name}: its {what} cannot be started; see kubectl describe pod {pod.name}"
     return None
+
+
+def join_trouble(job: TrainingJob, pods: list[PodSeen]) -> str:
+    """Why a replica cannot join the job that trains, with the cure; empty: none was refused.
+
+    Its regrow and pod 0's may be of different versions: neither flags nor messages promise to stay between two.
+    """
+    current = [pod for pod in pods if pod.attempt == job.status.attempt]
+    leader = next((pod for pod in current if pod.leader and not has_ended(pod)), None)
+    turned = next((pod for pod in current if not pod.leader and pod.exit_code == USAGE), None)
+    if leader is None or turned is None:
+        return ""
+    text = f"pod {turned.name} ended with code {USAGE}: pod 0 refuses it, or its regrow does not know its flags"
+    if turned.image == leader.image:
+        return f"{text}; kubectl logs {turned.name} says why; the pods that train go on"
+    text = f"{text}; its image is {turned.image}, and pod 0 has {leader.image}; the pods that train go on"
+    return f"{text}; name pod 0's image in spec.template, or suspend and resume the job to have the other in all pods"
 
 
 def found_nodes(

@@ -29,6 +29,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     """The little that counts of a pod; the rest is not kept."""
 
     name: str
+    uid: str
     version: str
     job: str
     replica: str
@@ -38,6 +39,8 @@ class PodSeen(msgspec.Struct, frozen=True):
     leader: bool
     phase: str
     created: Instant
+    image: str = ""
+    """Of the container that trains."""
     node: str = ""
     ip: str = ""
     gated: bool = False
@@ -88,6 +91,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
     gates = [each.get("name") for each in spec.get("schedulingGates") or []]
     return PodSeen(
         name=meta["name"],
+        uid=str(meta.get("uid", "")),
         version=str(meta.get("resourceVersion", "")),
         job=labels[JOB_LABEL],
         replica=labels[REPLICA_LABEL],
@@ -97,6 +101,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         leader=is_leader(found),
         phase=status.get("phase", "Pending"),
         created=instant(meta.get("creationTimestamp")) or 0.0,
+        image=containers[0].get("image", ""),
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         gated=bool(gates),

@@ -46,13 +46,14 @@ class PodPlacer:
             if not pod.seated:
                 notes[NODE_RANK] = str(job.node_rank(pod.place, index_of(job, pod)))
             try:
-                told.append(await self._api.annotate(ApiKind.PODS, job.namespace, pod.name, notes))
+                told.append(await self._api.annotate(ApiKind.PODS, job.namespace, pod.name, notes, uid=pod.uid))
             except ApiFailure as failure:
-                if failure.refused:
-                    self._refused[job.uid] = str(failure)
-                    break
-                if not failure.missing:
+                if failure.missing:
+                    continue
+                if not failure.refused:
                     raise
+                self._refused[job.uid] = str(failure)
+                break
             else:
                 self._refused.pop(job.uid, None)
         return told
