@@ -1,6 +1,7 @@
 """Values that steps exchange in a class or a function: data goes back and travels, code stays and ends no training."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,26 @@ def test_data_that_a_step_exchanges_goes_back_and_reaches_a_newcomer(
     third.load_state_dict(sent(theirs))
     assert shown(again) == expected
     assert mine.apart == ""
+
+
+def namesakes() -> Any:
+    """A class, its base and that one's base, all of one name, as an environment of a script often is."""
+    kind: Any = object
+    for made in (1, 2):
+        kind = type("Env", (kind,), {"made": made, "__module__": __name__})
+    return type("Env", (kind,), {"__module__": __name__})
+
+
+@pytest.mark.parametrize("base", [1, 2])
+def test_a_base_of_the_same_name_has_what_it_had(base: int) -> None:
+    one, other = namesakes(), namesakes()
+    mine, theirs = ObjectGraph({"env": one()}), ObjectGraph({"env": other()})
+    mine.begin()
+    memory = mine.remember()
+    one.__mro__[base].made += 5
+    theirs.load_state_dict(sent(mine))
+    assert [vars(each).get("made") for each in other.__mro__] == [vars(each).get("made") for each in one.__mro__]
+    assert mine.go_back(memory) and [vars(each).get("made") for each in one.__mro__] == [None, 2, 1, None]
 
 
 def test_a_state_of_before_takes_back_what_was_exchanged_since() -> None:
@@ -281,3 +302,26 @@ def test_a_function_with_another_default_is_told_to_be_apart() -> None:
     act.__defaults__ = ([2],)
     assert graph.remember() is not None
     assert "steps change act default 0" in graph.apart
+
+
+def test_a_function_that_each_step_makes_anew_is_not_kept() -> None:
+    one = Held(None)
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    made = []
+    for step in range(3):
+        one.thing = lambda step=[step]: step
+        made.append(weakref.ref(one.thing))
+        memory = graph.remember()
+    del memory
+    assert [each() is not None for each in made] == [False, False, True]
+
+
+def test_what_cannot_be_told_is_seen_without_a_copy_of_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Held(np.zeros(1000))
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.also = closing()  # type: ignore[attr-defined]
+    monkeypatch.delattr(np, "concatenate")
+    graph.look_closely()
+    assert graph.apart.startswith("env.also")

@@ -12,7 +12,6 @@ from regrow.core.messages.facts import WorkerNoted
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.hooks.regroups import RegroupHooks
 from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
@@ -150,8 +149,8 @@ class LoopContext:
         member = self.member
         for graph in self.protected().graphs():
             if closely:
-                with contextlib.suppress(NotCarried):
-                    graph.state_dict()
+                with contextlib.suppress(Exception):  # of objects in the middle of a body: a giver meets it again
+                    graph.look_closely()
             if graph.apart and graph.apart not in self._said_apart:
                 self._said_apart.add(graph.apart)
                 place = member.worker, Generation(member.generation), Rank(member.rank), member.step
