@@ -13,6 +13,7 @@ from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, encode
 from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.object_graph import ObjectGraph
+from regrow.train.graphs.walk import Thing, walk
 
 
 class Held:
@@ -271,6 +272,42 @@ def test_an_attribute_that_is_left_out_is_as_it_was_built() -> None:
     one.thing = closing()
     theirs.load_state_dict(sent(mine))
     assert other.thing is print
+
+
+def counted(walked: list[object]) -> Callable[..., list[Thing]]:
+    """Go through a graph, and note that."""
+
+    def noted(*of: Any) -> list[Thing]:
+        walked.append(of)
+        return walk(*of)
+
+    return noted
+
+
+@pytest.mark.parametrize(("thing", "looks"), [(closing, 3), (lambda: {1, 2}, 2), (lambda: {(Unknown(),): 1}, 2)])
+def test_many_things_that_cannot_be_carried_are_seen_in_one_look(
+    thing: Callable[[], object], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, walked = Held(None), list[object]()
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.thing = [thing() for _ in range(20)]
+    monkeypatch.setattr("regrow.train.graphs.object_graph.walk", counted(walked))
+    assert graph.remember() is not None
+    graph.look_closely()
+    assert len(walked) <= looks + 1
+
+
+def test_too_many_things_are_gone_through_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, walked = Held(None), list[object]()
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.thing = [[each] for each in range(100)]
+    monkeypatch.setattr("regrow.train.graphs.walk.MOST", 20)
+    monkeypatch.setattr("regrow.train.graphs.object_graph.walk", counted(walked))
+    assert graph.remember() is None and len(walked) == 2
+    one.thing = None
+    assert graph.remember() is not None
 
 
 def test_the_same_thing_is_refused_before_steps_count() -> None:

@@ -135,12 +135,21 @@ class NotCarried(UsageError):
 
     def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
         self.path, self.value = path, value if of is None else of
+        self.more: list[NotCarried] = []
+        """Of other values, seen in the same look."""
         name = re.split(r"[.\[]", path, maxsplit=1)[0]
         super().__init__(
             f"{path} ({type(value).__name__}) cannot be protected: {reason}",
             hint=f"give `{name}` state_dict() and load_state_dict(), or get_state() and set_state(), for all that "
             "steps change in it",
         )
+
+
+def raise_all(errors: list[NotCarried]) -> None:
+    """Raise the first of them, if there are any, with the others in `more`."""
+    if errors:
+        errors[0].more = errors[1:]
+        raise errors[0]
 
 
 def kind_of(value: object, path: str) -> ThingKind:

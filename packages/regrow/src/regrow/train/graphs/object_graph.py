@@ -82,7 +82,8 @@ class ObjectGraph:
             except NotCarried as error:
                 if not self._live or id(error.value) in left or len(left) >= _MOST_LEFT:
                     raise
-                left[id(error.value)] = error.value, error.path
+                for each in [error, *error.more][: _MOST_LEFT - len(left)]:
+                    left[id(each.value)] = each.value, each.path
                 self.apart = self.apart or error.cause
             else:
                 for gone in left.keys() - self._met:

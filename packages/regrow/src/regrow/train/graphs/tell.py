@@ -9,7 +9,7 @@ import torch
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
 from regrow.train.graphs.exchanges import Exchanges
-from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
+from regrow.train.graphs.kinds import NotCarried, ThingKind, raise_all, slot_values
 from regrow.train.graphs.outside import Given, built_alike
 from regrow.train.graphs.places import Count, places
 from regrow.train.graphs.read import LEFT, Originals, method_of
@@ -79,7 +79,15 @@ class _Teller:
         with torch.no_grad():
             for key, piece in pieces(self._things).items():
                 self._places[key] = self._place(piece)
-        return [self._node(thing) for thing in self._things]
+        found: list[list[object]] = []
+        refused: list[NotCarried] = []
+        for thing in self._things:
+            try:
+                found.append(self._node(thing))
+            except NotCarried as error:
+                refused.append(error)
+        raise_all(refused)
+        return found
 
     def told(self) -> dict[str, object]:
         nodes = self.nodes()
