@@ -16,10 +16,9 @@ import pytest
 import torch
 from torch import nn
 
-from regrow.core.errors import StateError, UsageError
+from regrow.core.errors import NotCarried, StateError, UsageError
 from regrow.core.ids import NO_STATE
 from regrow.hydration.codec import decode, encode
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.protected import ProtectedState
 

@@ -1,6 +1,7 @@
 """Values that steps exchange in a class or a function: data goes back and travels, code stays and ends no training."""
 
 import itertools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from regrow.core.errors import StateError
+from regrow.core.errors import NotCarried, StateError
 from regrow.hydration.codec import decode, encode
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.object_graph import ObjectGraph
+from regrow.train.graphs.walk import Thing, walk
 
 
 class Held:
@@ -137,6 +138,26 @@ def test_data_that_a_step_exchanges_goes_back_and_reaches_a_newcomer(
     assert mine.apart == ""
 
 
+def namesakes() -> Any:
+    """A class, its base and that one's base, all of one name, as an environment of a script often is."""
+    kind: Any = object
+    for made in (1, 2):
+        kind = type("Env", (kind,), {"made": made, "__module__": __name__})
+    return type("Env", (kind,), {"__module__": __name__})
+
+
+@pytest.mark.parametrize("base", [1, 2])
+def test_a_base_of_the_same_name_has_what_it_had(base: int) -> None:
+    one, other = namesakes(), namesakes()
+    mine, theirs = ObjectGraph({"env": one()}), ObjectGraph({"env": other()})
+    mine.begin()
+    memory = mine.remember()
+    one.__mro__[base].made += 5
+    theirs.load_state_dict(sent(mine))
+    assert [vars(each).get("made") for each in other.__mro__] == [vars(each).get("made") for each in one.__mro__]
+    assert mine.go_back(memory) and [vars(each).get("made") for each in one.__mro__] == [None, 2, 1, None]
+
+
 def test_a_state_of_before_takes_back_what_was_exchanged_since() -> None:
     env = env_class()
     graph = ObjectGraph({"env": env()})
@@ -252,6 +273,42 @@ def test_an_attribute_that_is_left_out_is_as_it_was_built() -> None:
     assert other.thing is print
 
 
+def counted(walked: list[object]) -> Callable[..., list[Thing]]:
+    """Go through a graph, and note that."""
+
+    def noted(*of: Any) -> list[Thing]:
+        walked.append(of)
+        return walk(*of)
+
+    return noted
+
+
+@pytest.mark.parametrize(("thing", "looks"), [(closing, 3), (lambda: {1, 2}, 2), (lambda: {(Unknown(),): 1}, 2)])
+def test_many_things_that_cannot_be_carried_are_seen_in_one_look(
+    thing: Callable[[], object], looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, walked = Held(None), list[object]()
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.thing = [thing() for _ in range(20)]
+    monkeypatch.setattr("regrow.train.graphs.object_graph.walk", counted(walked))
+    assert graph.remember() is not None
+    graph.look_closely()
+    assert len(walked) <= looks + 1
+
+
+def test_too_many_things_are_gone_through_twice_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, walked = Held(None), list[object]()
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.thing = [[each] for each in range(100)]
+    monkeypatch.setattr("regrow.train.graphs.walk.MOST", 20)
+    monkeypatch.setattr("regrow.train.graphs.object_graph.walk", counted(walked))
+    assert graph.remember() is None and len(walked) == 2
+    one.thing = None
+    assert graph.remember() is not None
+
+
 def test_the_same_thing_is_refused_before_steps_count() -> None:
     one = Held(None)
     graph = ObjectGraph({"env": one})
@@ -281,3 +338,26 @@ def test_a_function_with_another_default_is_told_to_be_apart() -> None:
     act.__defaults__ = ([2],)
     assert graph.remember() is not None
     assert "steps change act default 0" in graph.apart
+
+
+def test_a_function_that_each_step_makes_anew_is_not_kept() -> None:
+    one = Held(None)
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    made = []
+    for step in range(3):
+        one.thing = lambda step=[step]: step
+        made.append(weakref.ref(one.thing))
+        memory = graph.remember()
+    del memory
+    assert [each() is not None for each in made] == [False, False, True]
+
+
+def test_what_cannot_be_told_is_seen_without_a_copy_of_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Held(np.zeros(1000))
+    graph = ObjectGraph({"env": one})
+    graph.begin()
+    one.also = closing()  # type: ignore[attr-defined]
+    monkeypatch.delattr(np, "concatenate")
+    graph.look_closely()
+    assert graph.apart.startswith("env.also")

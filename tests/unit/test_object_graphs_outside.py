@@ -13,9 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from regrow.core.errors import StateError
+from regrow.core.errors import NotCarried, StateError
 from regrow.hydration.codec import decode, encode
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.object_graph import ObjectGraph
 
 

@@ -202,7 +202,7 @@ def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(mon
     class Late:
         enqueues = True
 
-        def wait(self) -> None:
+        def wait(self, meanwhile: Any = None) -> None:
             waited.append("for the device")
 
     frozen: list[Any] = []

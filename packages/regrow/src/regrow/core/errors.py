@@ -3,6 +3,7 @@
 Every error names cause, place and cure. `PUBLIC` are those that a script or a program of the user's may meet.
 """
 
+import re
 from errno import (
     EACCES,
     EAGAIN,
@@ -163,6 +164,21 @@ class NotCacheable(RegrowError):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
+
+
+class NotCarried(UsageError):
+    """A value whose state cannot be read, or not be written again. `of`: what has it, where it is no thing itself."""
+
+    def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
+        self.path, self.value = path, value if of is None else of
+        self.more: list[NotCarried] = []
+        """Of other values, seen in the same look."""
+        name = re.split(r"[.\[]", path, maxsplit=1)[0]
+        super().__init__(
+            f"{path} ({type(value).__name__}) cannot be protected: {reason}",
+            hint=f"give `{name}` state_dict() and load_state_dict(), or get_state() and set_state(), for all that "
+            "steps change in it",
+        )
 
 
 class NotPlain(Exception):

@@ -52,8 +52,8 @@ class AfterLoop:
         """True while the script is behind its loop and a fault there is still repaired."""
         return self._begun and not self._ended
 
-    def begin(self) -> None:
-        """The script has left its loop, as all ranks have, or will."""
+    def begin(self, *, early: bool = False) -> None:
+        """The script has left its loop, as all ranks have, or will. `early`: some time ago, and not at the end."""
         member, state = self._loop.standing.member, self._loop.standing.protected()
         if self._begun or not member.over:
             return
@@ -61,7 +61,8 @@ class AfterLoop:
         self._loop.regions.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
-        if self._loop.standing.batches is not None:  # a rank that comes in later has not drawn what the last body drew
+        if self._loop.standing.batches is not None and not early:  # the script may have seeded generators meanwhile
+            # A rank that comes in later has not drawn what the last body drew.
             self._loop.standing.batches.seed_body(member.step)
         member.before_leaving(self.end)
         at_exit(self.end)
@@ -83,7 +84,7 @@ class AfterLoop:
             self._early = False
             not_at_exit(self.finish)
             self.finish(goes_on=True)
-            self.begin()
+            self.begin(early=True)
 
     def passes_by(self) -> None:
         """This worker came in when all were behind the loop, and still has the rest of its last turn before it."""

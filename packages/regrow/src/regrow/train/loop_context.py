@@ -12,7 +12,6 @@ from regrow.core.messages.facts import WorkerNoted
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.hooks.regroups import RegroupHooks
 from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
@@ -164,8 +163,8 @@ class LoopContext:
         member = self.member
         for graph in self.protected().graphs():
             if closely:
-                with contextlib.suppress(NotCarried):
-                    graph.state_dict()
+                with contextlib.suppress(Exception):  # of objects in the middle of a body: a giver meets it again
+                    graph.look_closely()
             if graph.apart:
                 self._say_apart(graph.apart)
             missing, graph.missing = graph.missing, []

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from regrow.train.graphs.kinds import NotCarried
+from regrow.core.errors import NotCarried
 from regrow.train.graphs.outside import alike, apart, given_to
 from regrow.train.graphs.places import Places, exchanged_in, is_code, is_plain_code, places, put, receive
 from regrow.train.graphs.walk import HOLDERS, Thing
@@ -17,6 +17,7 @@ class Exchanges:
     def __init__(self) -> None:
         self._first: Held = {}
         self._others: dict[int, dict[str, object]] = {}
+        self._passing: set[int] = set()  # code without places that steps have put there: kept while it is there
         self.told: dict[int, dict[str, bool]] = {}
         """By holder, places whose values steps have exchanged; True: data, which travels."""
         self.code = ""
@@ -36,6 +37,10 @@ class Exchanges:
                 if not isinstance(thing.value, type):
                     self._refuse_others(thing)
                 self._compare(thing.value, now[id(thing.value)][1], live)
+        for gone in self._passing - now.keys():
+            del self._first[gone]
+            self._others.pop(gone, None)
+        self._passing &= now.keys()
         return now
 
     def _refuse_others(self, thing: Thing) -> None:
@@ -47,6 +52,8 @@ class Exchanges:
                 raise NotCarried(thing.path, thing.value, f"steps change {name}, which is no attribute of an object")
 
     def _compare(self, holder: object, now: Places, live: bool) -> None:
+        if live and not now and id(holder) not in self._first and not isinstance(holder, type):
+            self._passing.add(id(holder))
         first = self._first.setdefault(id(holder), (holder, dict(now)))[1]
         for at in exchanged_in(first, now):
             if not live and is_plain_code(first.get(at)) and is_plain_code(now.get(at)):

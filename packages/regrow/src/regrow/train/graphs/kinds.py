@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from regrow.core.errors import UsageError
+from regrow.core.errors import NotCarried
 from regrow.core.process.own_code import is_own_name
 from regrow.train.graphs.received import is_plain
 
@@ -130,17 +130,11 @@ _EXACT: dict[type, ThingKind] = {
 }
 
 
-class NotCarried(UsageError):
-    """A value whose state cannot be read, or not be written again. `of`: what has it, where it is no thing itself."""
-
-    def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
-        self.path, self.value = path, value if of is None else of
-        name = re.split(r"[.\[]", path, maxsplit=1)[0]
-        super().__init__(
-            f"{path} ({type(value).__name__}) cannot be protected: {reason}",
-            hint=f"give `{name}` state_dict() and load_state_dict(), or get_state() and set_state(), for all that "
-            "steps change in it",
-        )
+def raise_all(errors: list[NotCarried]) -> None:
+    """Raise the first of them, if there are any, with the others in `more`."""
+    if errors:
+        errors[0].more = errors[1:]
+        raise errors[0]
 
 
 def kind_of(value: object, path: str) -> ThingKind:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
+from regrow.core.errors import NotCarried
 from regrow.train.graphs.exchanges import Held
-from regrow.train.graphs.kinds import NotCarried, ThingKind, put_slots, slot_values
+from regrow.train.graphs.kinds import ThingKind, put_slots, slot_values
 from regrow.train.graphs.nested import fitted, held
 from regrow.train.graphs.walk import (
     GENERATORS,

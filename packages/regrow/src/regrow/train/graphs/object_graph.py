@@ -6,13 +6,12 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from regrow.core.errors import StateError
+from regrow.core.errors import NotCarried, StateError
 from regrow.train.graphs.classes import Classes
 from regrow.train.graphs.exchanges import Exchanges, Held
-from regrow.train.graphs.kinds import NotCarried
 from regrow.train.graphs.memory import Memory, go_back, remember
 from regrow.train.graphs.read import Originals, hear
-from regrow.train.graphs.tell import Left, tell
+from regrow.train.graphs.tell import Left, tell, try_to_tell
 from regrow.train.graphs.walk import Thing, walk
 
 T = TypeVar("T")
@@ -82,7 +81,8 @@ class ObjectGraph:
             except NotCarried as error:
                 if not self._live or id(error.value) in left or len(left) >= _MOST_LEFT:
                     raise
-                left[id(error.value)] = error.value, error.path
+                for each in [error, *error.more][: _MOST_LEFT - len(left)]:
+                    left[id(each.value)] = each.value, each.path
                 self.apart = self.apart or error.cause
             else:
                 for gone in left.keys() - self._met:
@@ -132,11 +132,15 @@ class ObjectGraph:
         """
         return self._without(self._untold, self._tell)
 
-    def _tell(self) -> dict[str, object]:
+    def look_closely(self) -> None:
+        """Let `apart` say all that cannot be told; copies no array. Raises what objects that say their state raise."""
+        self._without(self._untold, partial(self._tell, try_to_tell))
+
+    def _tell(self, telling: Callable[..., dict[str, object]] = tell) -> dict[str, object]:
         left = {**self._unfollowed, **self._untold}
         things, _ = self._look(left)
         there = {each: left[each] for each in left if each in self._met}
-        return tell(things, self._originals, self._classes, self._exchanges, there)
+        return telling(things, self._originals, self._classes, self._exchanges, there)
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""

@@ -51,6 +51,17 @@ def is_followed(kind: type) -> bool:
     return module.partition(".")[0] not in _LIBRARIES or bool(file and is_script(file))
 
 
+def followed_bases(kind: type) -> dict[str, type]:
+    """Those classes of `kind` that are followed, itself among them, by what the path of an attribute begins with."""
+    found: dict[str, type] = {}
+    for base in kind.__mro__ if is_followed(kind) else ():
+        at = "" if base is kind else f".{base.__name__}"
+        while at in found:  # a class may be called as one of its bases is
+            at += "'"
+        found[at] = base
+    return {at: base for at, base in found.items() if is_followed(base)}
+
+
 def given_to(code: object) -> Given:
     """Values that a function, a class, an enum's member or the like has, each with what its path has in addition."""
     if isinstance(code, type):
@@ -119,9 +130,8 @@ def _is_state(value: object) -> bool:
 
 
 def _of_class(kind: type) -> Iterator[tuple[str, object]]:
-    for base in kind.__mro__:
-        at = "" if base is kind else f".{base.__name__}"
-        for name, value in vars(base).items() if is_followed(base) else ():
+    for at, base in followed_bases(kind).items():
+        for name, value in vars(base).items():
             hidden = name.startswith(("__", "_abc_")) and not isinstance(
                 value, FunctionType | staticmethod | classmethod
             )

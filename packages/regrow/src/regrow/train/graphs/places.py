@@ -8,7 +8,7 @@ from types import FunctionType, GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple
 
 from regrow.core.errors import StateError
-from regrow.train.graphs.outside import FIELDS, alike, given_to, is_followed
+from regrow.train.graphs.outside import FIELDS, alike, followed_bases, given_to
 
 _GONE = object()
 
@@ -43,9 +43,8 @@ def places(holder: object) -> Places:
 
 def _of_class(kind: type) -> Places:
     found: Places = {}
-    for base in kind.__mro__:
-        at = "" if base is kind else f".{base.__name__}"
-        for name, value in vars(base).items() if is_followed(base) else ():
+    for at, base in followed_bases(kind).items():
+        for name, value in vars(base).items():
             hidden = name.startswith(("__", "_abc_")) and not isinstance(
                 value, FunctionType | staticmethod | classmethod
             )
@@ -87,10 +86,10 @@ def put(before: Places, now: Places) -> None:
 
 def receive(holder: object, at: str, value: object, *, gone: bool) -> None:
     """Put a received value into a place. Raises `StateError` for one that may have none, such as a method's."""
-    base, _, name = at.removeprefix(".").rpartition(".")
+    base, _, name = at.rpartition(".")
     owner: Any = None
     if isinstance(holder, type) and not issubclass(holder, enum.Enum):
-        owner = next((each for each in holder.__mro__ if base in ("", each.__name__) and is_followed(each)), None)
+        owner = followed_bases(holder).get(base)
     elif isinstance(holder, FunctionType | enum.Enum) and not base and not name.startswith("_"):
         owner = vars(holder)
     there = (owner if isinstance(owner, dict) else vars(owner)).get(name) if owner is not None else None

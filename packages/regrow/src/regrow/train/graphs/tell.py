@@ -6,10 +6,11 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from regrow.core.errors import NotCarried
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
 from regrow.train.graphs.exchanges import Exchanges
-from regrow.train.graphs.kinds import NotCarried, ThingKind, slot_values
+from regrow.train.graphs.kinds import ThingKind, raise_all, slot_values
 from regrow.train.graphs.outside import Given, built_alike
 from regrow.train.graphs.places import Count, places
 from regrow.train.graphs.read import LEFT, Originals, method_of
@@ -51,6 +52,14 @@ def tell(
     return _Teller(things, originals, classes, exchanges, left).told()
 
 
+def try_to_tell(
+    things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
+) -> dict[str, object]:
+    """Raises `NotCarried` where `tell` does, and copies no memory of arrays. Returns nothing."""
+    _Teller(things, originals, classes, exchanges, left).nodes()
+    return {}
+
+
 class _Teller:
     def __init__(
         self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
@@ -67,11 +76,22 @@ class _Teller:
     def _built(self, code: object) -> Given:
         return built_alike(code, self._exchanges.told.get(id(code), ()))
 
-    def told(self) -> dict[str, object]:
+    def nodes(self) -> list[list[object]]:
         with torch.no_grad():
             for key, piece in pieces(self._things).items():
                 self._places[key] = self._place(piece)
-        nodes = [self._node(thing) for thing in self._things]
+        found: list[list[object]] = []
+        refused: list[NotCarried] = []
+        for thing in self._things:
+            try:
+                found.append(self._node(thing))
+            except NotCarried as error:
+                refused.append(error)
+        raise_all(refused)
+        return found
+
+    def told(self) -> dict[str, object]:
+        nodes = self.nodes()
         exchanged = [each for thing in self._things for each in self._exchanged(thing)]
         path = self._things[0].path
         graph = np.frombuffer(encode(nodes, path=path), np.uint8)

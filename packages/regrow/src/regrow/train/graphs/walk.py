@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import torch
 
-from regrow.train.graphs.kinds import NotCarried, ThingKind, is_key, kind_of, slot_values
+from regrow.core.errors import NotCarried
+from regrow.train.graphs.kinds import ThingKind, is_key, kind_of, raise_all, slot_values
 from regrow.train.graphs.nested import held
 from regrow.train.graphs.outside import Given, given_to, is_followed
 
@@ -37,6 +38,8 @@ class Piece(NamedTuple):
 def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] | None = None) -> list[Thing]:
     """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
 
+    The error has those of all other values in `more`.
+
     Args:
         roots: where to begin.
         left: ids of what is not followed.
@@ -44,6 +47,7 @@ def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] 
     """
     found: list[Thing] = []
     seen: set[int] = set()
+    refused: list[NotCarried] = []
     near: list[tuple[str, object]] = list(roots.items())[::-1]
     while near:
         path, value = near.pop()
@@ -53,15 +57,22 @@ def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] 
             if met is not None:
                 met.add(id(value))
             continue
-        kind = kind_of(value, path)
-        if kind is ThingKind.ATOM:
-            continue
-        if len(found) >= MOST:
-            raise NotCarried(path, value, f"more than {MOST:,} things are held; keep them in arrays")
+        try:
+            thing = Thing(value, kind_of(value, path), path)
+            if thing.kind is ThingKind.ATOM:
+                continue
+            inside = [(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC]
+        except NotCarried as error:
+            refused.append(error)
+            inside = []
+        else:
+            if len(found) >= MOST:
+                reason = f"more than {MOST:,} things are held; keep them in arrays"
+                raise NotCarried(path, value, reason, of=roots)  # nothing is won without this one
+            found.append(thing)
         seen.add(id(value))
-        thing = Thing(value, kind, path)
-        found.append(thing)
-        near += reversed([(path + at, each) for at, each in children(thing) if type(each) not in _ATOMIC])
+        near += reversed(inside)
+    raise_all(refused)
     return found
 
 
