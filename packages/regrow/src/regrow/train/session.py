@@ -250,12 +250,8 @@ class Session:
         self._member.body.watch(standing.objects)
         if self._member.rehearses and former is None:
             body = self._member.body
-            UnprotectedOptimizers(
-                standing.protected,
-                body=lambda: body.entered,
-                training=lambda: loop.regions.inside,
-                goes_on=lambda error: loop.counts and standing.goes_on(error),
-            )
+            inside, goes_on = lambda: loop.regions.inside, lambda error: loop.counts and standing.goes_on(error)
+            UnprotectedOptimizers(standing.protected, body=lambda: body.entered, training=inside, goes_on=goes_on)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""
