@@ -59,3 +59,10 @@ def test_a_script_that_left_its_loop_early_keeps_what_it_has_seeded_since(after:
     behind.left_early(over=True)
     behind.meets_others()  # a collective, before which the script may have called torch.manual_seed
     assert behind.open and loop.seeded == []
+
+
+def test_generators_are_seeded_where_nobody_waits_for_others_too(after: tuple[AfterLoop, Loop]) -> None:
+    behind, loop = after
+    loop.standing.member.over = False  # as of a script under plain python, or torchrun
+    behind.begin()
+    assert loop.seeded == [5] and not behind.open

@@ -55,15 +55,17 @@ class AfterLoop:
     def begin(self, *, early: bool = False) -> None:
         """The script has left its loop, as all ranks have, or will. `early`: some time ago, and not at the end."""
         member, state = self._loop.standing.member, self._loop.standing.protected()
-        if self._begun or not member.over:
+        if self._begun:
+            return
+        if self._loop.standing.batches is not None and not early:  # the script may have seeded generators meanwhile
+            # A newcomer has not drawn what the last body drew. Under plain python or torchrun numbers are the same.
+            self._loop.standing.batches.seed_body(member.step)
+        if not member.over:
             return
         self._begun = True
         self._loop.regions.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
-        if self._loop.standing.batches is not None and not early:  # the script may have seeded generators meanwhile
-            # A rank that comes in later has not drawn what the last body drew.
-            self._loop.standing.batches.seed_body(member.step)
         member.before_leaving(self.end)
         at_exit(self.end)
 
