@@ -41,7 +41,7 @@ def main() -> None:
         session.protect(model, optimizer)
         for step in session.steps(loader, until=steps):
             with step as (points, wanted):
-                loss = nn.functional.mse_loss(model(points), wanted)
+                loss = nn.MSELoss()(model(points), wanted)
                 loss.backward()
                 step.log(loss=loss)
                 optimizer.step()
