@@ -233,3 +233,91 @@ def test_private_counts_are_learnt_and_flags_of_what_is_made_once_are_not() -> N
     assert state.modes.learn(before) == [("model", "_updates"), ("model", "_rate")]
     state.modes.undo(before)
     assert (model._updates, model._rate, model._made) == (0, 0.5, True)
+
+
+class AddingScheduler:
+    """As Megatron's: what it loads is added to what it has counted, and the rate follows at once."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.num_steps = optimizer, 0
+
+    def step(self, increment: int = 1) -> None:
+        self.num_steps += increment
+        for group in self.optimizer.param_groups:
+            group["lr"] = 1.0 / (1 + self.num_steps)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"num_steps": self.num_steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step(state["num_steps"])
+
+
+def scheduled(steps: int) -> tuple[ProtectedState, AddingScheduler]:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = AddingScheduler(optimizer)
+    scheduler.step(steps)
+    return begun(model, optimizer, scheduler), scheduler
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["at once", "after its step"])
+def test_a_scheduler_that_adds_what_it_loads_comes_back_with_its_rate(stepped: bool) -> None:
+    state, scheduler = scheduled(3)
+    if stepped:
+        scheduler.step()
+    state.rollback()
+    assert scheduler.num_steps == 3
+    assert scheduler.optimizer.param_groups[0]["lr"] == 1 / 4
+
+
+def test_a_scheduler_that_adds_what_it_loads_travels_to_one_that_has_counted() -> None:
+    holder, _ = scheduled(5)
+    receiver, there = scheduled(2)
+    copied(holder, receiver)
+    assert there.num_steps == 5
+    assert there.optimizer.param_groups[0]["lr"] == 1 / 6
+
+
+class Untold:
+    """Counts its calls of `state_dict`, so that it never tells what it was given."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def state_dict(self) -> dict[str, int]:
+        self._asked += 1
+        return {"asked": self._asked}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._asked = state["asked"]
+
+
+def test_an_object_that_does_not_take_over_its_state_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    state = begun(nn.Linear(2, 2), Untold())
+    with caplog.at_level("WARNING", "regrow"):
+        state.rollback()
+        state.begin()
+        state.rollback()
+    assert [each.getMessage().split(":")[0] for each in caplog.records] == ["untold"]
+
+
+class OwnBuffers(nn.Module):
+    """As Megatron's `DistributedDataParallel`: an attribute of its own in the place of a method of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.BatchNorm1d(2)
+        self.buffers = [torch.zeros(3)]  # type: ignore[assignment]
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_a_module_may_call_something_else_its_buffers() -> None:
+    module = OwnBuffers()
+    state = begun(module)
+    module(torch.randn(4, 2))
+    state.rollback()
+    assert module.inner.num_batches_tracked == torch.tensor(0)
+    assert state.buffers_of_no([module]) == set()

@@ -306,7 +306,7 @@ def _dtensors(objects: list[object]) -> Iterator[DTensor]:
     for item in objects:
         tensors: list[Any] = []
         if isinstance(item, nn.Module):
-            tensors += [*item.parameters(), *(each.grad for each in item.parameters()), *item.buffers()]
+            tensors += [*item.parameters(), *(each.grad for each in item.parameters()), *nn.Module.buffers(item)]
         elif isinstance(item, torch.optim.Optimizer):
             tensors += [value for state in item.state.values() for value in state.values()]
         yield from (each for each in tensors if isinstance(each, DTensor))

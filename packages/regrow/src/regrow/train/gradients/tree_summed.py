@@ -230,7 +230,7 @@ class TreeSummed:
 
     def _versions(self) -> dict[str, int]:
         modules: list[torch.nn.Module] = [*self._modules.replicated, *self._modules.plain]
-        return {name: buffer._version for module in modules for name, buffer in module.named_buffers()}
+        return {name: buffer._version for module in modules for name, buffer in torch.nn.Module.named_buffers(module)}
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class Unprotected:
         self._tensors = {id(each) for each in state.parameters()}
         for each in objects:
             if isinstance(each, nn.Module):
-                self._tensors.update(map(id, chain(each.parameters(), each.buffers())))
+                self._tensors.update(map(id, chain(each.parameters(), nn.Module.buffers(each))))
         self._stateful = [each for each in objects if _is_stateful(each)]
         known = {id(each) for each in _inside(objects)}
         self._graphs = state.graphs()
@@ -210,7 +210,7 @@ class Unprotected:
 
     def _look(self, thing: Looked) -> object:
         if isinstance(thing, nn.Module):
-            named = chain(thing.named_parameters(), thing.named_buffers())
+            named = chain(thing.named_parameters(), nn.Module.named_buffers(thing))
             return {name: (each._version, _first(each)) for name, each in named if id(each) not in self._tensors}
         if isinstance(thing, Generator):
             return environments.drawn_so_far(thing)
@@ -265,7 +265,7 @@ def _tells_of(protected: object, thing: Looked) -> bool:
         parts = list(_parts(told_state(protected)))
         if isinstance(thing, nn.Module):
             told = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
-            own = [each for each in chain(thing.parameters(), thing.buffers()) if each.numel()]
+            own = [each for each in chain(thing.parameters(), nn.Module.buffers(thing)) if each.numel()]
             return bool(own) and all(each.data_ptr() in told for each in own)
         state = _state_of(thing)
         return any(type(each) is not str and token(each) == state for each in parts)

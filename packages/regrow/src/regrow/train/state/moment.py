@@ -6,6 +6,7 @@ update alone.
 """
 
 import itertools
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from regrow.train.state.modes import Modes
 from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
 from regrow.train.state.variables import Variables
 
+_PLAIN = (int, float, bool, str)
+_told_unlike = set[str]()
+_log = logging.getLogger("regrow")
 _ALWAYS_COPIED_BYTES = 16 << 10
 """Buffers up to this are copied at every step: some kernels write without counting versions. Larger ones are copied
 when their version has changed, running statistics always."""
@@ -151,10 +155,6 @@ class Moment:
             raise StateError("nothing was remembered of this step", hint="call begin() first")
         with torch.no_grad():
             self._buffers.restore()
-            for state in self._optimizer_state:
-                state.put_back()
-            for group, saved in zip(self._groups(), self._settings, strict=True):
-                put_settings(group, held(saved, None))
             for name, saved in self._states.items():
                 thing = self._roster.objects[name]
                 if isinstance(thing, ObjectGraph):
@@ -162,6 +162,10 @@ class Moment:
                         unlike.append(name)
                 else:
                     put_object(name, thing, saved)
+            for state in self._optimizer_state:  # after objects: a scheduler may set rates as it takes a state over
+                state.put_back()
+            for group, saved in zip(self._groups(), self._settings, strict=True):
+                put_settings(group, held(saved, None))
             for copy in self._parameters.values():
                 copy.put_back()
         self._modes.put_back(self._remembered)
@@ -315,5 +319,37 @@ def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = Tr
     """
     try:
         thing.load_state_dict(fitted(thing.state_dict(), state, in_place=in_place))
+        _correct(name, thing, state)
     except Exception as error:
         raise StateError(f"{name}: load_state_dict() of {type(thing).__name__} failed: {error!r}") from error
+
+
+def _correct(name: str, thing: Stateful, state: object) -> None:
+    """Set the numbers and texts that an object has not taken over: some add what they load to what they have."""
+    for key, value in _unlike(thing, state).items():
+        if type(getattr(thing, "__dict__", {}).get(key)) in _PLAIN:
+            setattr(thing, key, value)
+    if (unlike := _unlike(thing, state)) and name not in _told_unlike:
+        _told_unlike.add(name)
+        _log.warning(
+            "%s: a %s has another %s after load_state_dict() than the state_dict() that it was given: after a fault "
+            "ranks may differ",
+            name,
+            type(thing).__name__,
+            min(unlike),
+        )
+
+
+def _unlike(thing: Stateful, state: object) -> dict[str, object]:
+    """Numbers and texts of a state, by name, that the object tells otherwise."""
+    present = thing.state_dict()
+    if not isinstance(state, dict) or not isinstance(present, dict):
+        return {}
+    return {
+        key: value
+        for key, value in state.items()
+        if isinstance(key, str)
+        and type(value) in _PLAIN
+        and type(there := present.get(key, value)) in _PLAIN
+        and (there != value and not (there != there and value != value))
+    }

@@ -217,7 +217,7 @@ class ProtectedState:
 
     def buffers_of_no(self, modules: Sequence[torch.nn.Module]) -> set[str]:
         """The names of protected buffers that belong to none of these modules."""
-        shared = {id(buffer) for module in modules for buffer in module.buffers()}
+        shared = {id(buffer) for module in modules for buffer in nn.Module.buffers(module)}
         return {name for name, buffer in self._buffers().items() if id(buffer) not in shared}
 
     def digest(self) -> str:
@@ -373,10 +373,10 @@ class ProtectedState:
             raise StateError("finish() without prepare()")
         arrival, self._arrival = self._arrival, None
         with torch.no_grad():
-            for name, optimizer in self._roster.optimizers.items():
-                put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
             for name, thing in self._roster.objects.items():
                 put_object(name, thing, arrival.objects[name], in_place=False)
+            for name, optimizer in self._roster.optimizers.items():
+                put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
         if isinstance(arrival.modes, dict):
             self.modes.hear(arrival.modes)
         self.variables.hear(arrival.variables)

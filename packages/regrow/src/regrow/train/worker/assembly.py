@@ -149,6 +149,6 @@ class SetUpHearing:
 
 
 def _tensors(state: ProtectedState) -> Iterator[torch.Tensor]:
-    buffers = (buffer for module in state.modules for buffer in module.buffers(recurse=False))
+    buffers = (buffer for module in state.modules for buffer in torch.nn.Module.buffers(module, recurse=False))
     for tensor in (*state.parameters(), *buffers):
         yield tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -117,7 +117,7 @@ def _tensors(objects: list[object]) -> dict[str, object]:
         f"{kind} {at} {path}": (id(tensor), tensor._version)
         for at, thing in enumerate(objects)
         if isinstance(thing, nn.Module)
-        for kind, tensors in (("parameter", thing.named_parameters()), ("buffer", thing.named_buffers()))
+        for kind, tensors in (("parameter", thing.named_parameters()), ("buffer", nn.Module.named_buffers(thing)))
         for path, tensor in tensors
         if id(tensor) not in owned
     }
