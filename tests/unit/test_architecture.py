@@ -269,3 +269,53 @@ def test_a_stiff_docstring_would_be_seen(tmp_path: Path, head: str, text: str, f
     (tmp_path / "src/file.py").write_text(f'{head}"""{text}"""\n')
     line = head.count("\n") + 1
     assert list(stiff_docstrings(tmp_path)) == ([f"src/file.py:{line}: {found}"] if found else [])
+
+
+REWRITING = Path("core/process/rewriting.py")
+"""The one file of the engine that changes frames of a script, or the class of an object. See decision 0110."""
+
+
+def rewrites(package: Path) -> Iterator[tuple[Path, str]]:
+    """Places that set an object's class, a frame's line, variables or tracer, or a thread's tracer."""
+    changed, called = {"__class__", "f_lineno", "f_trace"}, {"settrace", "PyFrame_LocalsToFast"}
+    for path in sources(package):
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if name in changed:
+                    yield path.relative_to(package), name
+                case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name) if name in called:
+                    yield path.relative_to(package), name
+                case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=name), *_]) if name in changed:
+                    yield path.relative_to(package), str(name)
+                case ast.Attribute(value=ast.Attribute(attr="f_locals"), attr="update" as name):
+                    yield path.relative_to(package), f"f_locals.{name}"
+                case ast.Subscript(value=ast.Attribute(attr="f_locals"), ctx=ast.Store() | ast.Del()):
+                    yield path.relative_to(package), "f_locals[]"
+
+
+@each_package
+def test_one_file_changes_frames_of_a_script_and_classes_of_objects(package: Path) -> None:
+    assert [found for found in rewrites(package) if (package.name, found[0]) != ("regrow", REWRITING)] == []
+
+
+def test_that_file_changes_each_of_them() -> None:
+    found = {name for path, name in rewrites(SOURCE) if path == REWRITING}
+    assert found == {"__class__", "f_lineno", "f_trace", "settrace", "PyFrame_LocalsToFast"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a.__class__ = B", "__class__"),
+        ("setattr(a, '__class__', B)", "__class__"),
+        ("frame.f_lineno += 1", "f_lineno"),
+        ("frame.f_trace = None", "f_trace"),
+        ("from sys import settrace", "settrace"),
+        ("threading.settrace(f)", "settrace"),
+        ("frame.f_locals['x'] = 1", "f_locals[]"),
+        ("frame.f_locals.update(x=1)", "f_locals.update"),
+    ],
+)
+def test_a_change_of_a_frame_elsewhere_would_be_seen(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "file.py").write_text(f"{text}\n")
+    assert list(rewrites(tmp_path)) == [(Path("file.py"), found)]

@@ -6,8 +6,8 @@ from regrow.core.ids import StepNo
 from regrow.train.after_loop import AfterLoop
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
-from regrow.train.next_turn import Turns
 from regrow.train.rehearsal.rehearsal import Rehearsal
+from regrow.train.script.next_turn import Turns
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
 
@@ -16,7 +16,7 @@ class ScriptPlace:
     """The part of a loop that knows where the script is."""
 
     member: Participation
-    turns: Turns
+    turns: Turns[Step]
     settling: Settling
     modules: Modules
     after: AfterLoop

@@ -29,7 +29,7 @@ from regrow.train.proving.naming import refutation
 from regrow.train.proving.recorder import Recorder
 from regrow.train.proving.surroundings import BodyListener, surroundings
 from regrow.train.proving.trace import Computation, Difference, Trace, counts, differences
-from regrow.train.rehearsal.callers import script_frames
+from regrow.train.script.callers import script_frames
 from regrow.train.state.naming import unwrapped
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.rollback import copied_gradients, give_gradients

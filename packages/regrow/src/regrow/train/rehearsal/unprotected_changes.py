@@ -29,7 +29,7 @@ from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.players import Players
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.updates import token
