@@ -74,8 +74,10 @@ class Loop:
 
     def commit(self, step: Any) -> None:
         """The host has come through it, and asks for the next."""
+        from regrow.train.preparation import StepTimes
+
         step.inside, step.committed = False, True
-        self.announcing.committed(step, 0.0, None, adopted=False)
+        self.announcing.committed(step, StepTimes(), None, adopted=False)
         self.announcing.send()
 
 

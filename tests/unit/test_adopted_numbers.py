@@ -8,6 +8,7 @@ import torch
 from regrow.core.ids import StepNo
 from regrow.core.messages import facts
 from regrow.train.announcing import Announcing
+from regrow.train.preparation import StepTimes
 from regrow.train.step import Step
 
 
@@ -28,7 +29,7 @@ class Said:
         step.inside = True
         step.log(**(inside or {}))
         step.inside, step.committed = False, True
-        self.announcing.committed(step, 0.0, None, adopted=adopted)
+        self.announcing.committed(step, StepTimes(), None, adopted=adopted)
         step.log(**(behind or {}))
         self.announcing.send()
         (last,) = [each for each in self.sent[-1:] if isinstance(each, facts.WorkerCommitted)]

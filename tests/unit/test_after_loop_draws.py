@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -21,11 +21,13 @@ class Loop:
             between=SimpleNamespace(over=lambda step: None), variables=SimpleNamespace(leave=lambda over: None)
         )
         batches = SimpleNamespace(seed_body=self.seeded.append)
-        self.regions: Any = SimpleNamespace(over=lambda: None)
         self.standing: Any = SimpleNamespace(member=member, batches=batches, protected=lambda: state)
 
     def stops(self) -> None:
         """Nothing runs."""
+
+    def over(self) -> None:
+        """Nothing stands between its steps."""
 
     def recover(self) -> None:
         """Nothing was lost."""
@@ -42,7 +44,7 @@ class Loop:
 @pytest.fixture
 def after() -> Iterator[tuple[AfterLoop, Loop]]:
     loop = Loop()
-    after = AfterLoop(loop)
+    after = AfterLoop(cast(Any, loop))
     yield after, loop
     not_at_exit(after.end)
 

@@ -202,6 +202,14 @@ def test_a_task_is_made_in_one_place(package: Path) -> None:
     assert list(raw_tasks(package)) == [], "see core/process/tasks.py"
 
 
+def test_no_import_is_hidden_from_the_contracts() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert linter["exclude_type_checking_imports"] is False, "they would cross the rooms upwards unseen"
+    ignored = {each["id"]: each["ignore_imports"] for each in linter["contracts"] if "ignore_imports" in each}
+    assert set(ignored) == {"torch", "membership"}, "imports of others' libraries; none of our own is ignored"
+    assert not any(" -> regrow" in line for lines in ignored.values() for line in lines)
+
+
 def test_the_exported_names_are_frozen() -> None:
     assert set(regrow.__all__) == EXPORTED
     assert all(hasattr(regrow, name) for name in EXPORTED)

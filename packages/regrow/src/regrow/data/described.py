@@ -1,6 +1,6 @@
 """A loader of the script's, described for a cache, and the source of its batches in this process."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
