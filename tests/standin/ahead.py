@@ -294,7 +294,7 @@ def numbers_that_are_not_finite_are_looked_for_without_a_wait_and_found() -> Non
         before = STEERING.waits()
         with STEERING.gate() if stands else nullcontext():
             checked.logged({"loss": logged})
-            checked.given("allreduce", ([part], torch.distributed.AllreduceOptions()), {})
+            checked.starts(SimpleNamespace(), "allreduce", ([part], torch.distributed.AllreduceOptions()), {})
             checked.look()
             assert not stands or STEERING.waits() == before
         try:

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from regrow.comm.groups import Groups
+from regrow.comm.observers import CallObserver
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
 from regrow.core.phase import Phase
@@ -124,6 +127,16 @@ def test_alone_it_is_built_at_once_and_asked_for_before_the_loop() -> None:
 # --- what a hook may do ------------------------------------------------------------------------------------------
 
 
+class Heard(CallObserver):
+    """Notes the calls, not those of hooks."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def called(self, name: str, size: int) -> None:
+        self._told.append(name)
+
+
 @pytest.fixture
 def groups() -> Iterator[Groups]:
     made = Groups()
@@ -139,8 +152,8 @@ def board() -> Board:
 
 def test_collectives_are_plain_in_it_and_refused_once_the_groups_are_given_up(groups: Groups, board: Board) -> None:
     told: list[str] = []
-    groups.on_call = lambda name, _: told.append(name)
-    groups.between = lambda _: pytest.fail("it is no call between two steps")
+    groups.observers = (Heard(told),)
+    groups.between = cast(Any, SimpleNamespace(lone=lambda _: pytest.fail("it is no call between two steps")))
     beside = Beside(board, groups, told.append)
     with beside.run("the hook", 60.0, calls=True):
         dist.all_reduce(torch.ones(1))

@@ -101,7 +101,7 @@ class StepLoop(ScriptPlace):
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         end = self.began + until
-        member.take_over(self.regions.lone, self.regions.past)
+        member.take_over(self.regions)
         variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from regrow.comm.observers import AskedCollective as Asked
 from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, Rehearsed, UsageError
 from regrow.core.ids import Generation

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from regrow.comm.process_group import Done
+from regrow.comm.observers import Done
 from regrow.core.errors import GenerationHalted
 from regrow.core.process.own_code import is_own_file
 from regrow.devices import accelerators

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook, register_m
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
+from regrow.comm.observers import CallObserver
 from regrow.core.exit_codes import ON_DEMAND
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
@@ -20,6 +21,18 @@ from regrow.hydration.shards import is_distributed, local
 PAUSE_S: Seconds = 10.0
 """At most: whoever is paused waits for the fault of another that is to find it so."""
 _GLANCE_S: Seconds = 0.01
+
+
+class _Answers(CallObserver):
+    """Hears when a collective has been answered."""
+
+    in_hooks = True
+
+    def __init__(self, strike: Callable[[str], None]) -> None:
+        self._strike = strike
+
+    def answered(self, name: str) -> None:
+        self._strike(name)
 
 
 class FaultInjector:
@@ -43,6 +56,7 @@ class FaultInjector:
         self._armed: dict[str, FaultSpec] = {}
         self._hooks: list[Any] = []
         self._step = StepNo(-1)
+        self._watched: _Answers | None = None
 
     @property
     def armed(self) -> bool:
@@ -66,15 +80,17 @@ class FaultInjector:
         if self._due(FaultStage.BACKWARD):
             self._hooks += self._in_backward(step)
         if self._due(FaultStage.REDUCE):
-            self._groups.after_collective = lambda name: (
-                self.strike(FaultStage.REDUCE, step) if "reduce" in name else None
-            )
+            self._watch(lambda name: self.strike(FaultStage.REDUCE, step) if "reduce" in name else None)
 
     def enter_between(self, step: StepNo) -> None:
         """A restartable function between two steps is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
-            self._groups.after_collective = lambda name: self.strike(FaultStage.BETWEEN, step)
+            self._watch(lambda name: self.strike(FaultStage.BETWEEN, step))
+
+    def _watch(self, answered: Callable[[str], None]) -> None:
+        self._watched = _Answers(answered)
+        self._groups.observers = (*self._groups.observers, self._watched)
 
     def _in_backward(self, step: StepNo) -> list[Any]:
         # A frozen parameter has no gradient to hook.
@@ -94,7 +110,9 @@ class FaultInjector:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._groups.after_collective = None
+        if self._watched is not None:
+            self._groups.observers = tuple(each for each in self._groups.observers if each is not self._watched)
+            self._watched = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
         return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)

@@ -6,8 +6,7 @@ from typing import Protocol
 
 import torch
 
-from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import Between, Tape
+from regrow.comm.observers import CallTaker, Tape
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
@@ -297,8 +296,8 @@ class Participation(Protocol):
     def before_leaving(self, last: Callable[[], None]) -> None:
         """Call this before the script destroys the group of all ranks."""
 
-    def take_over(self, between: Between, past: PastCalls) -> None:
-        """Ask `between` first for each call of a collective; `past` hears of its answer."""
+    def take_over(self, between: CallTaker) -> None:
+        """Ask this first for each call of a collective; its `past` hears of the answers."""
 
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""

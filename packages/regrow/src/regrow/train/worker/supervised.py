@@ -13,9 +13,8 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.observers import CallTaker
 from regrow.comm.on_device.waits import WAITS
-from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names, internals
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
@@ -83,6 +82,7 @@ class SupervisedWorker:
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
+        groups.observers = (self.body, self._stray, *self.body.checks)
         self._beside = Beside(link.board, groups, self.note_of_script)
         self.reading = Reading(link, self.control, self.body)
         self.proofs: ProofParty | None = ShadowProofs(link, self.control, groups, self.body)
@@ -102,11 +102,9 @@ class SupervisedWorker:
         link.failing = partial(judge_failure, link)
         link.advice = lambda: member._stray.advice() if member._state is not None else ""
         member.control.start()
-        groups.on_asked = link.early.note if link.early.watching else None
+        groups.early = link.early if link.early.watching else None
         member._set_up = SetUpHearing(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
-        groups.on_collective = member._stray.called
-        groups.on_counted = link.board.show_count
         if told := expected_names.shortfalls():
             member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
@@ -204,7 +202,7 @@ class SupervisedWorker:
     def _hear_no_more(self) -> None:
         """The script has come to its loop."""
         self.early.stop()
-        self._groups.on_asked = None
+        self._groups.early = None
         if self._set_up is not None:
             self._set_up.stop()
 
@@ -336,9 +334,9 @@ class SupervisedWorker:
         """Call this before the script destroys the group of all ranks."""
         self._groups.on_leaving = last
 
-    def take_over(self, between: Between, past: PastCalls) -> None:
-        """Ask `between` first for each call of a collective; `past` hears of its answer."""
-        self._groups.between, self._groups.past = between, past
+    def take_over(self, between: CallTaker) -> None:
+        """Ask this first for each call of a collective; its `past` hears of the answers."""
+        self._groups.between, self._groups.past = between, between.past
 
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
