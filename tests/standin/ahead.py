@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 CHECKS: dict[str, Callable[[], None]] = {}
 DEVICE, BROKEN = "standin:0", 1
@@ -74,10 +74,10 @@ class Loop:
 
     def commit(self, step: Any) -> None:
         """The host has come through it, and asks for the next."""
-        from regrow.train.preparation import StepTimes
+        from regrow.train.preparation import Preparation
 
         step.inside, step.committed = False, True
-        self.announcing.committed(step, StepTimes(), None, adopted=False)
+        self.announcing.committed(step, Preparation(cast(Any, None)), None, adopted=False)
         self.announcing.send()
 
 

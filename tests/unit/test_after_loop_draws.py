@@ -16,7 +16,9 @@ class Loop:
 
     def __init__(self) -> None:
         self.left, self.seeded = False, list[StepNo]()
-        member = SimpleNamespace(step=StepNo(5), over=True, leaves_others=False, before_leaving=lambda last: None)
+        member = SimpleNamespace(
+            step=StepNo(5), over=True, leaves_others=False, groups=SimpleNamespace(on_leaving=None)
+        )
         state = SimpleNamespace(
             between=SimpleNamespace(over=lambda step: None), variables=SimpleNamespace(leave=lambda over: None)
         )

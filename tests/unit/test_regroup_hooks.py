@@ -27,7 +27,7 @@ class Member:
     """A worker whose groups are of the generation that a test says."""
 
     def __init__(self, *, newcomer: bool = False) -> None:
-        self.formed, self.newcomer, self.body = 1, newcomer, MagicMock()
+        self.groups, self.newcomer, self.body = SimpleNamespace(generation=1), newcomer, MagicMock()
         self.notes: list[str] = []
 
     @contextmanager
@@ -54,7 +54,7 @@ def test_they_are_called_in_order_and_given_up_in_reverse_and_once_a_generation(
     assert mine.stand(MagicMock())
     mine.give_up()
     mine.give_up()
-    member.formed = 4
+    member.groups.generation = 4
     assert mine.stand(MagicMock()) and mine.stand(MagicMock())
     assert called == [("after a", 1), ("after b", 1), ("before b", 1), ("before a", 1), ("after a", 4), ("after b", 4)]
 
@@ -65,7 +65,7 @@ def test_a_newcomer_builds_when_it_stands_and_has_nothing_to_give_up_before() ->
     mine.add(lambda _: called.append("before"), lambda generation: called.append(f"after {generation}"), within=1.0)
     mine.give_up()
     assert called == []
-    member.formed = 3
+    member.groups.generation = 3
     mine.stand(MagicMock())
     assert called == ["after 3"]
 
@@ -95,13 +95,13 @@ def test_what_after_has_half_built_is_given_up_and_its_error_named() -> None:
 
     mine = hooks(member)
     mine.add(given_up.append, build, within=1.0)
-    member.formed = 2
+    member.groups.generation = 2
     assert not mine.stand(MagicMock())
     (error, _), _ = member.body.abort.call_args
     assert "`after` hook" in error.__notes__[0] and "generation 2" in error.__notes__[0]
     mine.give_up()
     assert given_up == [2]
-    member.formed = 3
+    member.groups.generation = 3
     assert mine.stand(MagicMock())
 
 

@@ -262,6 +262,10 @@ class Groups:
             return True
         return False if any(group is each for each in self._inside) else None
 
+    def take_over(self, between: CallTaker) -> None:
+        """Ask this first for each call of a collective; its `past` hears of the answers."""
+        self.between, self.past = between, between.past
+
     def fixed(self) -> str:
         """Why the world of these groups can have no other size, for people; empty: it can."""
         reasons = (fixed(each.ranks, self._seated, self.unit, follows=self._follows(each)) for each in self._groups)

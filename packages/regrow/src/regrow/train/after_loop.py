@@ -42,7 +42,7 @@ class AfterLoop:
         self._loop.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
-        member.before_leaving(self.end)
+        member.groups.on_leaving = self.end
         at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:

@@ -15,7 +15,7 @@ from regrow.core.messages.data import BatchRecord
 from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import LateNumber, StreamPoint, late
 from regrow.train.batches import Batches
-from regrow.train.preparation import StepTimes
+from regrow.train.preparation import Preparation
 from regrow.train.step import Step
 from regrow.train.worker.accelerator import Accelerator, Processor
 from regrow.train.worker.participation import Participation
@@ -122,12 +122,12 @@ class Announcing:
             taken[name] = self._late[name]
         return taken
 
-    def committed(self, step: Step, times: StepTimes, batches: Batches | None, *, adopted: bool) -> None:
+    def committed(self, step: Step, prepared: Preparation, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
 
         Args:
             step: whose numbers may still grow.
-            times: of it.
+            prepared: has its times.
             batches: know what was read for it.
             adopted: it happened on other ranks, with what this one had computed.
         """
@@ -135,8 +135,8 @@ class Announcing:
         read, parts = (batches.record(step.at), batches.parts(step.at)) if batches else (None, [])
         inside = frozenset(step.staged)
         computed = self._member.body.own_time
-        waits = (times.data_wait, times.stall, times.data_wait + computed if computed else 0.0)
-        self._unsent = _Unsent(step, now, now - times.begun_at, generation, adopted, read, parts, inside, *waits)
+        waits = (prepared.data_wait, prepared.stall, prepared.data_wait + computed if computed else 0.0)
+        self._unsent = _Unsent(step, now, now - prepared.begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
         """Say what has not been said, as soon as it is known."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager
 
@@ -59,7 +60,7 @@ class StepLoop(ScriptPlace):
         """True if this worker has reported an error after its update, and so waits for the next membership."""
         self._at_boundary = True
         """True once the script has done all its work between two steps."""
-        self.settling = Settling(member.local)
+        self.settling = Settling(member.groups.echo)
         self._rehearsal = Rehearsal(self, self.standing)
         self.shadow = Shadow(self, self.standing)
         self.bindings, self.hear = BodyBindings(), member.body.logged
@@ -101,7 +102,7 @@ class StepLoop(ScriptPlace):
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         end = self.began + until
-        member.take_over(self.regions)
+        member.groups.take_over(self.regions)
         variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:
@@ -186,7 +187,7 @@ class StepLoop(ScriptPlace):
         self.shadow.begins(number, batch)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
-        self._preparation.begins()
+        self._preparation.begun_at = time.monotonic()
         step = Step(self, number, batch, attempt=attempt)
         if member.trial_steps:
             step.staged[STATE_METRIC] = float(int(state.digest()[:_EXACT], 16))
@@ -275,7 +276,7 @@ class StepLoop(ScriptPlace):
         step.committed = True
         self.shadow.ends(well=not adopted)
         self.regions.committed()
-        self._announcing.committed(step, self._preparation.times, self.standing.batches, adopted=adopted)
+        self._announcing.committed(step, self._preparation, self.standing.batches, adopted=adopted)
 
     def failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.

@@ -1,24 +1,11 @@
-"""Work before the body of a step: the copies of the state that are due, and the batch."""
+"""Work before the body of a step: the copies of the state that are due, and the batch; with their times."""
 
 import time
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from regrow.core.ids import Instant, Seconds, StepNo
+from regrow.core.ids import StepNo
 from regrow.train.loop_context import LoopContext
-
-
-@dataclass
-class StepTimes:
-    """Times of the newest step."""
-
-    stall: Seconds = 0.0
-    """Time for which training stood still for copies of the state."""
-    data_wait: Seconds = 0.0
-    """Time for which its batch was waited for."""
-    begun_at: Instant = 0.0
-    """When its body started."""
 
 
 class Preparation:
@@ -29,20 +16,22 @@ class Preparation:
     """
 
     def __init__(self, standing: LoopContext) -> None:
-        self._standing, self.times = standing, StepTimes()
+        self._standing = standing
+        self.begun_at = self.stall = self.data_wait = 0.0
+        """When the newest body started; seconds for which copies, and the batch, were waited for before it."""
 
     def checkpoint(self) -> None:
         """At a step's boundary: take the copies of the state that are due; training stands still meanwhile."""
         since = time.monotonic()
         self._standing.member.waiting.checkpoint()
-        self.times.stall = time.monotonic() - since
+        self.stall = time.monotonic() - since
 
     def fetch(self, number: StepNo) -> Any:
         """The batch of a step. Raises what the loader raises."""
         member, batches, since = self._standing.member, self._standing.data(), time.monotonic()
         member.fetches(number)
         batch = batches.batch(number)
-        self.times.data_wait = time.monotonic() - since
+        self.data_wait = time.monotonic() - since
         member.body.reads = partial(batches.told, number)
         return batch
 
@@ -51,7 +40,3 @@ class Preparation:
         self._standing.member.show_read(number, self._standing.data().record(number))
         if self._standing.first_reads is not None:
             self._standing.first_reads.fetched(number)
-
-    def begins(self) -> None:
-        """The body of the step starts now."""
-        self.times.begun_at = time.monotonic()

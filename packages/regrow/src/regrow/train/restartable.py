@@ -121,7 +121,7 @@ class RestartableCalls:
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
-            with self._member.local():  # the others may not be here; all come here when the step has happened
+            with self._member.groups.echo():  # the others may not be here; all come here when the step has happened
                 return call()
         self._calls.append(_Called(name, call, lone))
         number = len(self._calls)
@@ -129,7 +129,7 @@ class RestartableCalls:
             return self._run(number)
         # The others are past it, unless all have gone back, and will come here again.
         again = self.past.again(number) if self._due < sys.maxsize else contextlib.nullcontext()
-        with self._member.local(), again:
+        with self._member.groups.echo(), again:
             return call()
 
     def _run(self, number: int) -> Any:
@@ -145,7 +145,7 @@ class RestartableCalls:
         while True:
             if not self._training and self._member.step != stands:
                 # All went back to an older state, and will come here again; the others are not here now.
-                with self._member.local():
+                with self._member.groups.echo():
                     return call()
             if loop.recover_if_halted():
                 continue

@@ -23,19 +23,7 @@ PAUSE_S: Seconds = 10.0
 _GLANCE_S: Seconds = 0.01
 
 
-class _Answers(CallObserver):
-    """Hears when a collective has been answered."""
-
-    in_hooks = True
-
-    def __init__(self, strike: Callable[[str], None]) -> None:
-        self._strike = strike
-
-    def answered(self, name: str) -> None:
-        self._strike(name)
-
-
-class FaultInjector:
+class FaultInjector(CallObserver):
     """Strikes armed faults at their stage.
 
     Args:
@@ -44,6 +32,8 @@ class FaultInjector:
         parameters: the protected parameters; a hook on one of them strikes in the backward pass.
         halted: whether the generation is over for this worker, which ends a pause.
     """
+
+    in_hooks = True
 
     def __init__(
         self,
@@ -56,7 +46,7 @@ class FaultInjector:
         self._armed: dict[str, FaultSpec] = {}
         self._hooks: list[Any] = []
         self._step = StepNo(-1)
-        self._watched: _Answers | None = None
+        self._heard: FaultStage | None = None
 
     @property
     def armed(self) -> bool:
@@ -80,17 +70,24 @@ class FaultInjector:
         if self._due(FaultStage.BACKWARD):
             self._hooks += self._in_backward(step)
         if self._due(FaultStage.REDUCE):
-            self._watch(lambda name: self.strike(FaultStage.REDUCE, step) if "reduce" in name else None)
+            self._hear(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
         """A restartable function between two steps is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
-            self._watch(lambda name: self.strike(FaultStage.BETWEEN, step))
+            self._hear(FaultStage.BETWEEN)
 
-    def _watch(self, answered: Callable[[str], None]) -> None:
-        self._watched = _Answers(answered)
-        self._groups.observers = (*self._groups.observers, self._watched)
+    def answered(self, name: str) -> None:
+        """As `CallObserver.answered`; heard only while one of these stages is due."""
+        stage = self._heard
+        if stage is not None and (stage is FaultStage.BETWEEN or "reduce" in name):
+            self.strike(stage, self._step)
+
+    def _hear(self, stage: FaultStage) -> None:
+        if self._heard is None:
+            self._groups.observers = (*self._groups.observers, self)
+        self._heard = stage
 
     def _in_backward(self, step: StepNo) -> list[Any]:
         # A frozen parameter has no gradient to hook.
@@ -110,9 +107,9 @@ class FaultInjector:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if self._watched is not None:
-            self._groups.observers = tuple(each for each in self._groups.observers if each is not self._watched)
-            self._watched = None
+        if self._heard is not None:
+            self._groups.observers = tuple(each for each in self._groups.observers if each is not self)
+            self._heard = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
         return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
