@@ -14,34 +14,24 @@ POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class AskedCollective(NamedTuple):
-    """A collective that the script calls.
-
-    Attributes:
-        name: of the collective.
-        size: of its group.
-        echoed: whether it would be answered locally.
-        answer: calls it now, with what it is given.
-        args: of the script's call.
-        options: the same by name.
-    """
+    """A collective that the script calls. `size`: of its group."""
 
     name: str
     size: int
     echoed: bool
+    """True if it would be answered locally."""
     answer: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
+    """Calls it now, with what it is given."""
     args: tuple[Any, ...]
     options: dict[str, Any]
 
 
 class CountedGroup(Protocol):
-    """View of a group that observers of its collectives need."""
+    """View of a group for observers of its collectives; see `RegrowGroup`. `calls`: before the present one."""
 
     number: int
-    """Number among this worker's groups, in the order in which the script made them."""
     sign: int
-    """The group's name as a number, the same on all of its ranks."""
     calls: int
-    """Collectives of this generation before the present one, without those of two ranks alone."""
 
 
 class CallObserver:
@@ -64,7 +54,7 @@ class CallObserver:
 
 
 class Moments(NamedTuple):
-    """Methods of observers to call at each moment."""
+    """Methods to call at each moment: those that observers override, in their order."""
 
     called: tuple[Callable[[str, int], None], ...] = ()
     starts: tuple[Callable[[CountedGroup, str, tuple[Any, ...], dict[str, Any]], None], ...] = ()
@@ -72,7 +62,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, observers: Iterable[CallObserver]) -> "Moments":
-        """Those that these observers override, in their order."""
+        """Those of these observers."""
         mine = tuple(observers)
         return cls(
             tuple(each.called for each in mine if type(each).called is not CallObserver.called),
@@ -104,8 +94,5 @@ class Tape(Protocol):
         Args:
             group: which of this worker's groups, in the order in which the script made them.
             rank: this worker's in that group.
-            name: of the collective.
-            args: of the call.
-            options: the same by name.
+            name, args, options: of the call.
         """
-        ...

@@ -92,17 +92,13 @@ def source_of(loader: object, *, seed: int) -> Source:
             f"session.steps was given the data set {type(loader).__name__} itself, which has samples, not batches",
             hint="wrap it: regrow.DataLoader(dataset, batch_size=...)",
         )
-    if isinstance(loader, torch.Tensor | str | bytes | dict):
-        raise UsageError(
-            f"session.steps was given a {type(loader).__name__}, which is not a loader",
-            hint="give it a DataLoader, a callable fn(step), or an iterable of batches",
-        )
-    if isinstance(loader, Sequence):
-        return SequenceSource(loader)
-    if isinstance(loader, Iterable | Iterator):
-        return IterableSource(loader, seed=seed)
-    if callable(loader):
-        return CallableSource(loader, seed=seed)
+    if not isinstance(loader, torch.Tensor | str | bytes | dict):
+        if isinstance(loader, Sequence):
+            return SequenceSource(loader)
+        if isinstance(loader, Iterable | Iterator):
+            return IterableSource(loader, seed=seed)
+        if callable(loader):
+            return CallableSource(loader, seed=seed)
     raise UsageError(
         f"session.steps was given a {type(loader).__name__}, which is not a loader",
         hint="give it a DataLoader, a callable fn(step), or an iterable of batches",

@@ -38,18 +38,13 @@ def change_class(thing: object, kind: type) -> None:
 
 
 class Turn(NamedTuple):
-    """Position of a loop in its present turn.
-
-    Attributes:
-        frame: the call that the loop is in.
-        first: the line with which its body begins.
-        through: the last line of the statement of its body that is under way.
-        last: the line with which the body ends.
-    """
+    """Position of a loop in its present turn."""
 
     frame: FrameType
     first: int
+    """Line with which its body begins."""
     through: int
+    """Last line of the statement of its body that is under way."""
     last: int
 
 
