@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import AdamW
 
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.observers import CallObserver, CountedGroup
 from regrow.comm.torch_private import ddp, fsdp, pipeline
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation
@@ -26,7 +27,7 @@ STEPS = 4
 
 
 @dataclass
-class Halter:
+class Halter(CallObserver):
     """Halts the groups of all ranks when the parent says so, and lets one rank say when it reaches a certain call."""
 
     groups: Groups
@@ -44,7 +45,7 @@ class Halter:
         except EOFError:
             return
 
-    def count(self, name: str) -> None:
+    def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
         self.calls += 1
         if self.calls == self.at:
             self.pipe.send(("", "halt"))
@@ -139,7 +140,7 @@ def halted_everywhere(seat: Seat, address: str, arguments: list[str], *, pipe: C
     rank = Rank(seat, address, arguments, pipe)
     rank.build(alone=False)
     threading.Thread(target=rank.halter.obey, daemon=True).start()
-    rank.groups.on_collective = rank.halter.count
+    rank.groups.observers = (rank.halter,)
     losses, after = rank.undisturbed()
     calls = rank.halter.calls // STEPS
     halted = []

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 CHECKS: dict[str, Callable[[], None]] = {}
 DEVICE, BROKEN = "standin:0", 1
@@ -74,8 +74,10 @@ class Loop:
 
     def commit(self, step: Any) -> None:
         """The host has come through it, and asks for the next."""
+        from regrow.train.preparation import Preparation
+
         step.inside, step.committed = False, True
-        self.announcing.committed(step, 0.0, None, adopted=False)
+        self.announcing.committed(step, Preparation(cast(Any, None)), None, adopted=False)
         self.announcing.send()
 
 
@@ -292,7 +294,7 @@ def numbers_that_are_not_finite_are_looked_for_without_a_wait_and_found() -> Non
         before = STEERING.waits()
         with STEERING.gate() if stands else nullcontext():
             checked.logged({"loss": logged})
-            checked.given("allreduce", ([part], torch.distributed.AllreduceOptions()), {})
+            checked.starts(SimpleNamespace(), "allreduce", ([part], torch.distributed.AllreduceOptions()), {})
             checked.look()
             assert not stands or STEERING.waits() == before
         try:

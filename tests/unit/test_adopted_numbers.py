@@ -1,13 +1,14 @@
 """Numbers logged behind a step that happened on other ranks while this one's body was cut off."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from regrow.core.ids import StepNo
 from regrow.core.messages import facts
 from regrow.train.announcing import Announcing
+from regrow.train.preparation import Preparation
 from regrow.train.step import Step
 
 
@@ -28,7 +29,7 @@ class Said:
         step.inside = True
         step.log(**(inside or {}))
         step.inside, step.committed = False, True
-        self.announcing.committed(step, 0.0, None, adopted=adopted)
+        self.announcing.committed(step, Preparation(cast(Any, None)), None, adopted=adopted)
         step.log(**(behind or {}))
         self.announcing.send()
         (last,) = [each for each in self.sent[-1:] if isinstance(each, facts.WorkerCommitted)]

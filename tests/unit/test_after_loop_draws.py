@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,16 +16,20 @@ class Loop:
 
     def __init__(self) -> None:
         self.left, self.seeded = False, list[StepNo]()
-        member = SimpleNamespace(step=StepNo(5), over=True, leaves_others=False, before_leaving=lambda last: None)
+        member = SimpleNamespace(
+            step=StepNo(5), over=True, leaves_others=False, groups=SimpleNamespace(on_leaving=None)
+        )
         state = SimpleNamespace(
             between=SimpleNamespace(over=lambda step: None), variables=SimpleNamespace(leave=lambda over: None)
         )
         batches = SimpleNamespace(seed_body=self.seeded.append)
-        self.regions: Any = SimpleNamespace(over=lambda: None)
         self.standing: Any = SimpleNamespace(member=member, batches=batches, protected=lambda: state)
 
     def stops(self) -> None:
         """Nothing runs."""
+
+    def over(self) -> None:
+        """Nothing stands between its steps."""
 
     def recover(self) -> None:
         """Nothing was lost."""
@@ -42,7 +46,7 @@ class Loop:
 @pytest.fixture
 def after() -> Iterator[tuple[AfterLoop, Loop]]:
     loop = Loop()
-    after = AfterLoop(loop)
+    after = AfterLoop(cast(Any, loop))
     yield after, loop
     not_at_exit(after.end)
 

@@ -202,6 +202,31 @@ def test_a_task_is_made_in_one_place(package: Path) -> None:
     assert list(raw_tasks(package)) == [], "see core/process/tasks.py"
 
 
+def test_no_import_is_hidden_from_the_contracts() -> None:
+    linter = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    assert linter["exclude_type_checking_imports"] is False, "they would cross the rooms upwards unseen"
+    ignored = {each["id"]: each["ignore_imports"] for each in linter["contracts"] if "ignore_imports" in each}
+    assert set(ignored) == {"torch", "membership"}, "imports of others' libraries; none of our own is ignored"
+    assert not any(" -> regrow" in line for lines in ignored.values() for line in lines)
+
+
+def modules() -> dict[str, Path]:
+    """Files of all packages by their names as modules; those of packages, which describe rooms, are left out."""
+    files = [(package, path) for package in SOURCES for path in sources(package) if path.name != "__init__.py"]
+    return {".".join(path.relative_to(package.parent).with_suffix("").parts): path for package, path in files}
+
+
+def test_what_says_that_it_is_pure_is_in_the_contract_and_the_other_way_round() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (listed,) = [each["source_modules"] for each in contracts if each["id"] == "machines"]
+    patterns = [re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")) for pattern in listed]
+    held = {name for name in modules() if any(pattern.fullmatch(name) for pattern in patterns)}
+    named = {name for name, path in modules().items() if re.search(r"\bPure\b", ast.get_docstring(parsed(path)) or "")}
+    assert len(named) > 100
+    assert sorted(named - held) == [], "add it to the contract `machines`, or do not say Pure"
+    assert sorted(held - named) == [], "say Pure in its docstring"
+
+
 def test_the_exported_names_are_frozen() -> None:
     assert set(regrow.__all__) == EXPORTED
     assert all(hasattr(regrow, name) for name in EXPORTED)
@@ -269,3 +294,100 @@ def test_a_stiff_docstring_would_be_seen(tmp_path: Path, head: str, text: str, f
     (tmp_path / "src/file.py").write_text(f'{head}"""{text}"""\n')
     line = head.count("\n") + 1
     assert list(stiff_docstrings(tmp_path)) == ([f"src/file.py:{line}: {found}"] if found else [])
+
+
+REWRITING = Path("core/process/rewriting.py")
+"""The one file of the engine that changes frames of a script, or the class of an object. See decision 0110."""
+
+
+def rewrites(package: Path) -> Iterator[tuple[Path, str]]:
+    """Places that set an object's class, a frame's line, variables or tracer, or a thread's tracer."""
+    changed, called = {"__class__", "f_lineno", "f_trace"}, {"settrace", "PyFrame_LocalsToFast"}
+    for path in sources(package):
+        for node in ast.walk(parsed(path)):
+            match node:
+                case ast.Attribute(attr=name, ctx=ast.Store() | ast.Del()) if name in changed:
+                    yield path.relative_to(package), name
+                case ast.Attribute(attr=name) | ast.Name(id=name) | ast.alias(name=name) if name in called:
+                    yield path.relative_to(package), name
+                case ast.Call(func=ast.Name(id="setattr"), args=[_, ast.Constant(value=name), *_]) if name in changed:
+                    yield path.relative_to(package), str(name)
+                case ast.Attribute(value=ast.Attribute(attr="f_locals"), attr="update" as name):
+                    yield path.relative_to(package), f"f_locals.{name}"
+                case ast.Subscript(value=ast.Attribute(attr="f_locals"), ctx=ast.Store() | ast.Del()):
+                    yield path.relative_to(package), "f_locals[]"
+
+
+@each_package
+def test_one_file_changes_frames_of_a_script_and_classes_of_objects(package: Path) -> None:
+    assert [found for found in rewrites(package) if (package.name, found[0]) != ("regrow", REWRITING)] == []
+
+
+def test_that_file_changes_each_of_them() -> None:
+    found = {name for path, name in rewrites(SOURCE) if path == REWRITING}
+    assert found == {"__class__", "f_lineno", "f_trace", "settrace", "PyFrame_LocalsToFast"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a.__class__ = B", "__class__"),
+        ("setattr(a, '__class__', B)", "__class__"),
+        ("frame.f_lineno += 1", "f_lineno"),
+        ("frame.f_trace = None", "f_trace"),
+        ("from sys import settrace", "settrace"),
+        ("threading.settrace(f)", "settrace"),
+        ("frame.f_locals['x'] = 1", "f_locals[]"),
+        ("frame.f_locals.update(x=1)", "f_locals.update"),
+    ],
+)
+def test_a_change_of_a_frame_elsewhere_would_be_seen(tmp_path: Path, text: str, found: str) -> None:
+    (tmp_path / "file.py").write_text(f"{text}\n")
+    assert list(rewrites(tmp_path)) == [(Path("file.py"), found)]
+
+
+PRIVATE_IN_STRINGS = {
+    ("regrow.data.cache.lane", "_data_queue"),
+    ("regrow.data.cache.lane", "_reader"),
+    ("regrow.data.cache.lane", "_try_put_index"),
+    ("regrow.data.cache.lane", "_workers"),
+    ("regrow.data.mapstyle", "_shutdown_workers"),
+    ("regrow.train.graphs.kinds", "_inst"),
+    ("regrow.train.graphs.kinds", "_rand"),
+    ("regrow.train.state.variables", "_target"),
+}
+"""Of DataLoader's iterators, by rooms below `comm`; numpy's and Python's own generators; a thread's function."""
+ROOMS_OF_PRIVATE_NAMES = ("regrow.comm.torch_private.", "regrow_recipes.adapters.private_names")
+PUBLIC = {"_fields"}
+"""Python documents it, for named tuples."""
+
+
+def private_in_strings(path: Path) -> Iterator[str]:
+    """Names with an underscore that a file asks of other objects by `getattr` and the like, unseen by linters."""
+    for node in ast.walk(parsed(path)):
+        match node:
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr" | "setattr" | "delattr"), args=[thing, name, *_]):
+                of_its_own = isinstance(thing, ast.Name) and thing.id in ("self", "cls")
+                text = name.value if isinstance(name, ast.Constant) and isinstance(name.value, str) else ""
+                if text.startswith("_") and not text.startswith("__") and not of_its_own and text not in PUBLIC:
+                    yield text
+
+
+def test_private_names_in_strings_stay_in_their_rooms() -> None:
+    rooms = ((name, path) for name, path in modules().items() if not name.startswith(ROOMS_OF_PRIVATE_NAMES))
+    assert {(name, text) for name, path in rooms for text in private_in_strings(path)} == PRIVATE_IN_STRINGS
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("getattr(loader, '_reader')", ["_reader"]),
+        ("hasattr(module, '_orig_mod')", ["_orig_mod"]),
+        ("getattr(self, '_mine', None)", []),
+        ("getattr(kind, '__name__')", []),
+        ("hasattr(row, '_fields')", []),
+    ],
+)
+def test_a_private_name_in_a_string_would_be_seen(tmp_path: Path, text: str, found: list[str]) -> None:
+    (tmp_path / "file.py").write_text(text)
+    assert list(private_in_strings(tmp_path / "file.py")) == found

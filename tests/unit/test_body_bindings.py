@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.train.state.body_bindings import BodyBindings
+from regrow.train.script.body_bindings import BodyBindings
 
 
 class CutOff(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from regrow.train.rehearsal.callers import counted_by, loop_around, script_frames
+from regrow.train.script.callers import counted_by, loop_around, script_frames
 
 
 class Steps:

@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from regrow.core.errors import UsageError
-from regrow.train.rehearsal.callers import script_frames
-from regrow.train.rehearsal.filled_anew import harmless
 from regrow.train.rehearsal.players import shows
-from regrow.train.rehearsal.read_first import names_read_first
 from regrow.train.rehearsal.unprotected_changes import Unprotected
+from regrow.train.script.callers import script_frames
+from regrow.train.script.filled_anew import harmless
+from regrow.train.script.read_first import names_read_first
 from regrow.train.state.protected import ProtectedState
 
 

@@ -16,6 +16,7 @@ import torch.distributed.distributed_c10d as c10d
 from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.nccl import NcclTransport
+from regrow.comm.observers import Moments
 from regrow.comm.process_group import Owner, RegrowGroup, send_together
 from regrow.comm.torch_private import internals, nccl_group
 from regrow.comm.torch_private.internals import HashStore
@@ -275,11 +276,7 @@ def group(monkeypatch: pytest.MonkeyPatch) -> RegrowGroup:
         in_flight=False,
         refused=False,
         draining=False,
-        on_call=None,
-        on_collective=None,
-        on_counted=None,
-        after_collective=None,
-        on_given=None,
+        moments=Moments(),
         tape=None,
         between=None,
         past=None,

@@ -20,8 +20,9 @@ from torch.utils.data import (
 import regrow
 from regrow.core.errors import UsageError
 from regrow.data.dataloader import Cached, on_made
+from regrow.data.described import CachedLoader, cached_loader
 from regrow.data.fetched import Fetched, Source
-from regrow.data.loader import CachedLoader, StepLoader, cached_loader
+from regrow.data.loader import StepLoader
 from regrow.data.mixed import Mixture
 
 

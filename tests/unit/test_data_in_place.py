@@ -14,8 +14,9 @@ import regrow
 from regrow.core.errors import DataError
 from regrow.core.messages.data import BatchRecord
 from regrow.data.cache.entry import digest_of
+from regrow.data.described import cached_loader
 from regrow.data.inplace import InPlaceSource, is_in_place
-from regrow.data.loader import StepLoader, cached_loader
+from regrow.data.loader import StepLoader
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.mixed import Mixture
 from regrow.data.tokens import PackedTokens

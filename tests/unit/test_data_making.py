@@ -24,7 +24,8 @@ from regrow.data.cache.identity import described
 from regrow.data.cache.layout import Encoded, Key
 from regrow.data.cache.making import Making
 from regrow.data.cache.messages import At, Hello, Want
-from regrow.data.loader import StepLoader, cached_loader
+from regrow.data.described import cached_loader
+from regrow.data.loader import StepLoader
 from regrow.data.order import order_of
 
 BATCH = 2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from regrow.train.expected_calls import leads_to_collectives, may_call_collectives
-from regrow.train.script_source import text_of
+from regrow.train.script.expected_calls import leads_to_collectives, may_call_collectives
+from regrow.train.script.source import text_of
 
 
 class Steps:
@@ -29,7 +29,7 @@ class Steps:
 
 
 def answer(loop: Callable[[Steps], None], monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr("regrow.train.expected_calls._files", lambda: [__file__])
+    monkeypatch.setattr("regrow.train.script.expected_calls._files", lambda: [__file__])
     steps = Steps()
     loop(steps)
     assert len(set(steps.answers)) == 1

@@ -4,6 +4,7 @@ import math
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from regrow.membership.machine import EndJob
 from regrow.train.worker.finite import Blame, NumberCheck, Seen, judge
 
 NAN = math.nan
+GROUP: Any = SimpleNamespace(number=0, sign=1, calls=0)
 NONE = Seen().loss
 
 
@@ -41,7 +43,7 @@ class World:
     ) -> None:
         options = torch.distributed.AllreduceOptions()
         options.reduceOp = torch.distributed.ReduceOp(op)
-        self.checks[rank].given(name, ([torch.tensor(values)], options), {})
+        self.checks[rank].starts(GROUP, name, ([torch.tensor(values)], options), {})
 
     def gradients(self, *values: float) -> None:
         """Before the update, of each rank."""
@@ -137,8 +139,8 @@ def test_only_sums_of_floats_are_looked_at_and_only_in_a_body() -> None:
     world = World(1)
     (check,) = world.checks
     world.reduce(0, -math.inf, op=torch.distributed.ReduceOp.MAX)
-    check.given("allgather", ([[torch.tensor([NAN])]], [torch.tensor([NAN])]), {})
-    check.given("allreduce", ([torch.tensor([1, 2])],), {})
+    check.starts(GROUP, "allgather", ([[torch.tensor([NAN])]], [torch.tensor([NAN])]), {})
+    check.starts(GROUP, "allreduce", ([torch.tensor([1, 2])],), {})
     world.gradients(1.0)
     check.agree(StepNo(7), rank=0, world=1, sharded=False)
     check.logged({"loss": NAN})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.comm.process_group import AskedCollective
+from regrow.comm.observers import AskedCollective
 from regrow.core.errors import GenerationHalted
 from regrow.train.lone_calls import Kept, LoneCall
 

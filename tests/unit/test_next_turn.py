@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from tqdm import tqdm
 
-from regrow.train.asked_loop import Asking, asking
-from regrow.train.next_turn import skip_to_next, turn_of
+from regrow.core.process.rewriting import skip_to_next
+from regrow.train.script.asked_loop import Asking, asking
+from regrow.train.script.next_turn import turn_of
 
 
 class Steps:

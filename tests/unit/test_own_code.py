@@ -11,7 +11,7 @@ from tests.sources import PYTHONPATH, ROOT, SOURCE, SOURCES
 
 from regrow.core.process import own_code
 from regrow.core.process.own_code import is_own_file, is_own_name
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 OURS = [source for source in SOURCES if source.name != "lz_penalty"]
 

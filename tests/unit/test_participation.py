@@ -18,7 +18,7 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker import assembly as assembling
 from regrow.train.worker import rejoin as rejoining
 from regrow.train.worker import supervised as supervising
-from regrow.train.worker.participation import AttemptBody, Participation, WaitingRoom
+from regrow.train.worker.participation import AttemptBody, Participation, WaitingRoom, WorkerGroups
 from regrow.train.worker.rejoin import Rejoin
 from regrow.train.worker.standalone import StandaloneWorker
 from regrow.train.worker.supervised import SupervisedWorker
@@ -71,6 +71,7 @@ def test_whatever_a_loop_asks_is_there_and_can_be_called_so(member: Participatio
     check(Participation, member)
     check(AttemptBody, member.body)
     check(WaitingRoom, member.waiting)
+    check(WorkerGroups, member.groups)
 
 
 def test_it_begins_alone_before_step_0(member: Participation) -> None:
@@ -161,7 +162,7 @@ def in_a_body_that_has_ended(member: SupervisedWorker) -> None:
 def test_a_body_without_an_update_that_has_swallowed_what_cut_it_off_is_not_committed(cut_off: str) -> None:
     member = supervised()
     in_a_body_that_has_ended(member)
-    groups = cast(Any, member)._groups
+    groups = cast(Any, member).groups
     groups.broke.return_value = cut_off == "a collective failed"
     groups.refused = cut_off == "a collective was refused"
     member.body.interrupt.struck = cut_off == "a forward was cut off"
@@ -219,7 +220,7 @@ def test_what_is_enqueued_is_waited_for_at_the_gate_and_before_state_is_read(mon
     monkeypatch.setattr(facts, "WorkerReady", MagicMock())
     member = supervised()
     env = cast(Any, member)._link.env
-    cast(Any, member)._groups.count = 1
+    cast(Any, member).groups.count = 1
     env.spec.digest_every, env.spec.audit, env.checkpoint_dir = 0, False, None
     member.arrive(state(), "")
     assert frozen == [late.wait]

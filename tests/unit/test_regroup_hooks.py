@@ -3,6 +3,8 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from regrow.comm.groups import Groups
+from regrow.comm.observers import CallObserver
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
 from regrow.core.phase import Phase
@@ -24,7 +27,7 @@ class Member:
     """A worker whose groups are of the generation that a test says."""
 
     def __init__(self, *, newcomer: bool = False) -> None:
-        self.formed, self.newcomer, self.body = 1, newcomer, MagicMock()
+        self.groups, self.newcomer, self.body = SimpleNamespace(generation=1), newcomer, MagicMock()
         self.notes: list[str] = []
 
     @contextmanager
@@ -51,7 +54,7 @@ def test_they_are_called_in_order_and_given_up_in_reverse_and_once_a_generation(
     assert mine.stand(MagicMock())
     mine.give_up()
     mine.give_up()
-    member.formed = 4
+    member.groups.generation = 4
     assert mine.stand(MagicMock()) and mine.stand(MagicMock())
     assert called == [("after a", 1), ("after b", 1), ("before b", 1), ("before a", 1), ("after a", 4), ("after b", 4)]
 
@@ -62,7 +65,7 @@ def test_a_newcomer_builds_when_it_stands_and_has_nothing_to_give_up_before() ->
     mine.add(lambda _: called.append("before"), lambda generation: called.append(f"after {generation}"), within=1.0)
     mine.give_up()
     assert called == []
-    member.formed = 3
+    member.groups.generation = 3
     mine.stand(MagicMock())
     assert called == ["after 3"]
 
@@ -92,13 +95,13 @@ def test_what_after_has_half_built_is_given_up_and_its_error_named() -> None:
 
     mine = hooks(member)
     mine.add(given_up.append, build, within=1.0)
-    member.formed = 2
+    member.groups.generation = 2
     assert not mine.stand(MagicMock())
     (error, _), _ = member.body.abort.call_args
     assert "`after` hook" in error.__notes__[0] and "generation 2" in error.__notes__[0]
     mine.give_up()
     assert given_up == [2]
-    member.formed = 3
+    member.groups.generation = 3
     assert mine.stand(MagicMock())
 
 
@@ -124,6 +127,16 @@ def test_alone_it_is_built_at_once_and_asked_for_before_the_loop() -> None:
 # --- what a hook may do ------------------------------------------------------------------------------------------
 
 
+class Heard(CallObserver):
+    """Notes the calls, not those of hooks."""
+
+    def __init__(self, told: list[str]) -> None:
+        self._told = told
+
+    def called(self, name: str, size: int) -> None:
+        self._told.append(name)
+
+
 @pytest.fixture
 def groups() -> Iterator[Groups]:
     made = Groups()
@@ -139,8 +152,8 @@ def board() -> Board:
 
 def test_collectives_are_plain_in_it_and_refused_once_the_groups_are_given_up(groups: Groups, board: Board) -> None:
     told: list[str] = []
-    groups.on_call = lambda name, _: told.append(name)
-    groups.between = lambda _: pytest.fail("it is no call between two steps")
+    groups.observers = (Heard(told),)
+    groups.between = cast(Any, SimpleNamespace(lone=lambda _: pytest.fail("it is no call between two steps")))
     beside = Beside(board, groups, told.append)
     with beside.run("the hook", 60.0, calls=True):
         dist.all_reduce(torch.ones(1))

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from regrow.train.rehearsal import second_loops
-from regrow.train.rehearsal.callers import script_frames
-from regrow.train.rehearsal.second_loops import second_loop
-from regrow.train.script_source import tree_of
+from regrow.train.script import second_loops
+from regrow.train.script.callers import script_frames
+from regrow.train.script.second_loops import second_loop
+from regrow.train.script.source import tree_of
 
 
 class Session:

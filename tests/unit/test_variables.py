@@ -13,7 +13,7 @@ import torch
 
 from regrow.core.ids import StepNo
 from regrow.hydration.inventory import Inventory
-from regrow.train.rehearsal.callers import script_frames
+from regrow.train.script.callers import script_frames
 from regrow.train.state.variables import Variables
 
 count, window = 0, [0]

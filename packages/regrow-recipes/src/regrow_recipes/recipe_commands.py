@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 
-from regrow.cli.training import start, surroundings
-from regrow.core.config import inherited_environment, size
+from regrow.cli.training import flags_of, start, surroundings
+from regrow.core.config import size
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
 from regrow.launch import options, torchrun
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from regrow_recipes.recipes.schema import TrainingRecipe
 
 _GPU_MEMORY: Final = "80GB"
+_SCRIPT: Final = "regrow_recipes.recipes"
+_SIZES: Final = ("nproc_per_node", "nnodes", "local_nodes", "spares", "standalone")
+"""Flags that decide the world at the start; the recipe decides the rest."""
 
 
 @click.command(cls=options.RunCommand, context_settings={"token_normalize_func": torchrun.spelled_out})
@@ -44,28 +48,28 @@ def train(
 
     Takes what `regrow run` takes. `regrow recipes show lora` lists what a recipe may say.
     """
+    from regrow.launch.job import RunFlags, world_of
     from regrow_recipes.recipes.resolving import account, resolve, write_run
 
     if words["module"] or words["no_python"]:
         raise UsageError("regrow train has no script, so -m and --no-python mean nothing", hint="leave them out")
+    flags, around = flags_of(context, {**words, "script": _SCRIPT, "args": ()}), surroundings(words["token_file"])
+    world = world_of(RunFlags(_SCRIPT, module=True, **{name: getattr(flags, name) for name in _SIZES}), around)
     asked = read(recipe, _settings(settings, model_path, data_files, out))
-    ranks, gpus = _ranks(words)
-    resolved = resolve(asked, _world(asked, ranks, gpus, memory))
+    resolved = resolve(asked, _world(asked, world, around.gpus > 0, memory))
     if not words["quiet"]:
         for line in account(resolved):
             click.echo(line)
-    planned = resolved.plan
-    words |= {
-        "script": "regrow_recipes.recipes",
-        "module": True,
-        "args": [str(write_run(resolved))],
-        "preload": [*words["preload"], *resolved.preload],
-        "replicas": words["replicas"] or asked.elastic.replicas,
-        "buddy_every": words["buddy_every"] or planned.buddy_every,
-        "job": words["job"],
-    }
-    words["replica_ranks"] = planned.shard
-    return start(words, torchrun.ignored(context, inherited_environment()))
+    flags = msgspec.structs.replace(
+        flags,
+        module=True,
+        args=[str(write_run(resolved))],
+        preload=[*flags.preload, *resolved.preload],
+        replicas=flags.replicas or asked.elastic.replicas,
+        buddy_every=flags.buddy_every or resolved.plan.buddy_every,
+        replica_ranks=resolved.plan.shard,
+    )
+    return start(flags, around, words["fault_plan"])
 
 
 @click.group()
@@ -190,15 +194,3 @@ def _world(recipe: "TrainingRecipe", ranks: int, gpus: bool, memory: str) -> Any
     half = precision == "bf16" or (precision == "auto" and gpus)
     known = memory or (_GPU_MEMORY if gpus else "")
     return PlanWorld(ranks, size(known) if known else None, half=half)
-
-
-def _ranks(words: dict[str, Any]) -> tuple[int, bool]:
-    """Ranks at the start, and whether they have GPUs."""
-    from regrow.launch.job import RunFlags, make_plan
-
-    around = surroundings(words["token_file"])
-    names = ("nproc_per_node", "nnodes", "local_nodes", "spares", "node_rank", "rdzv_endpoint", "standalone")
-    spec = make_plan(
-        RunFlags("regrow_recipes.recipes", module=True, **{name: words[name] for name in names}), around
-    ).spec
-    return spec.world, around.gpus > 0

@@ -1,4 +1,4 @@
-"""Actions that the planner asks of an adapter."""
+"""Actions that the planner asks of an adapter. Pure."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""Observations of one job in its cluster: facts with times, without any cluster's words."""
+"""Observations of one job in its cluster: facts with times, without any cluster's words. Pure."""
 
 from enum import StrEnum
 

@@ -1,4 +1,7 @@
-"""Allowed numbers of replicas of a job, and checks of its specification, in HyperPod's vocabulary if it has a word."""
+"""Allowed numbers of replicas of a job, and checks of its specification, in HyperPod's vocabulary if it has a word.
+
+Pure.
+"""
 
 import msgspec
 

@@ -16,37 +16,20 @@ import msgspec
 from regrow.core.ids import Instant, Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow.observe.watch.present import JobFigures
-from regrow_clusters.cluster.actions import PlannedAction, StartGang, StartReplica
-from regrow_clusters.cluster.observed import JobStage
-from regrow_clusters.cluster.sizes import wanted_size
 from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, ClusterApi, Manifest
 from regrow_clusters.operator.asking import JobAsker
 from regrow_clusters.operator.cache import ClusterCache, JobKey
-from regrow_clusters.operator.events import JobNews, event, news_of_job, news_of_nodes
+from regrow_clusters.operator.deciding import JobFacts, decide
+from regrow_clusters.operator.events import JobNews, event
 from regrow_clusters.operator.making.budgets import BudgetKeeper
 from regrow_clusters.operator.making.pod_hands import PodHands
 from regrow_clusters.operator.nodes import BadMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
-from regrow_clusters.operator.observed.observing import (
-    JobReading,
-    against,
-    found_nodes,
-    join_trouble,
-    read,
-    start_trouble,
-)
+from regrow_clusters.operator.observed.observing import JobReading, read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.telling import PodPlacer
-from regrow_clusters.operator.planning import job_plan, next_turn, pod_steps
 from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
-from regrow_clusters.operator.status import (
-    JobFinding,
-    findings,
-    next_status,
-    nodes_finding,
-    refused_status,
-    with_conditions,
-)
+from regrow_clusters.operator.status import JobFinding, refused_status, with_conditions
 from regrow_clusters.operator.terms import by_its_terms
 from regrow_clusters.operator.work_queue import WorkQueue
 
@@ -241,42 +224,31 @@ class Controller:
             self._queue.add_later(key, self._resync_every)
             return
         job = by_its_terms(job)
-        seen = present(job, self.cache.pods(key), now)
-        reading = read(job, seen, now, () if self._nodes is None else self._nodes.bad_nodes())
-        figures = self._figures_of(job)
-        found_bad = found_nodes(job, seen, figures, now)
-        planned = job_plan(job, reading, now)
-        actions = planned.actions
-        said = [
-            *findings(job, reading),
-            *_pod_findings(job, reading, seen, actions),
-            *await self._queue_trouble(job, reading),
-        ]
-        said += self._placer.findings(job, seen)
-        if self._nodes is not None or found_bad:
-            known = {} if self._nodes is None else self._nodes.verdicts
-            said.append(nodes_finding(against(seen, known, found_bad)))
-        seats = self._placer.seats(job, seen)
-        status = next_status(job, reading, actions, now, figures, found_bad, seats)
-        status = with_conditions(status, said, job.generation, now)
-        await self._write(found, job.status, status)
-        await self.hands.carry_out(job, pod_steps(job, planned, seen), seen, now)
-        for other in seen:
-            if other.name in (*reading.rest, *reading.lingering):
-                await self.hands.delete(job, other, force=False)
-        for pod in await self._placer.tell(msgspec.structs.replace(job, status=status), seen):
-            self.cache.put(ApiKind.PODS, pod)
-        await self._tell(job, [*news_of_nodes(job.status, status), *news_of_job(job, status, actions)], now)
-        if not reading.over:
+        facts = await self._look(job, now)
+        decision = decide(job, facts, now)
+        await self._write(found, job.status, decision.status)
+        await self.hands.carry_out(job, decision.steps, facts.pods, now)
+        for pod in decision.leaving:
+            await self.hands.delete(job, pod, force=False)
+        for placed in await self._placer.tell(msgspec.structs.replace(job, status=decision.status), facts.pods):
+            self.cache.put(ApiKind.PODS, placed)
+        await self._tell(job, decision.news, now)
+        if decision.keeps_budget:
             await self._budgets.keep(job, now)
-        if seen and reading.seen.stage in (JobStage.NEW, JobStage.TRAINING):
-            await self.hands.keep_prepared(job, now, waited_for=start_trouble(seen) is not None)
-        if reading.anew:
+        if decision.keeps_service:
+            await self.hands.keep_prepared(job, now, waited_for=decision.waited_for)
+        if decision.again:
             self._queue.add(key)
-            return
-        later = next_turn(job, reading, now)
-        if later is not None:
-            self._queue.add_later(key, later - now)
+        elif decision.later is not None:
+            self._queue.add_later(key, decision.later - now)
+
+    async def _look(self, job: TrainingJob, now: Instant) -> JobFacts:
+        """Read all that the decision on a job rests on."""
+        nodes, seen = self._nodes, present(job, self.cache.pods((job.namespace, job.name)), now)
+        reading, figures = read(job, seen, now, () if nodes is None else nodes.bad_nodes()), self._figures_of(job)
+        said = (*await self._queue_trouble(job, reading), *self._placer.findings(job, seen))
+        verdicts = None if nodes is None else nodes.verdicts
+        return JobFacts(seen, reading, said, figures, self._placer.seats(job, seen), verdicts)
 
     async def _queue_trouble(self, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
         """A queue that does not exist lets pods wait for ever, and nobody else says why."""
@@ -305,7 +277,8 @@ class Controller:
                 await self._api.create(ApiKind.EVENTS, event(job, each, now))
             except ApiFailure as failure:
                 if not failure.conflict:
-                    _LOG.warning("job %s/%s: %s: %s; no event: %s", job.namespace, job.name, *each.words, failure)
+                    told = (job.namespace, job.name, each.reason, each.message, failure)
+                    _LOG.warning("job %s/%s: %s: %s; no event: %s", *told)
 
     async def _say(self, job: TrainingJob, finding: JobFinding) -> None:
         """Write one condition."""
@@ -313,22 +286,6 @@ class Controller:
         if found is not None:
             old = read_status(found)
             await self._write(found, old, with_conditions(old, [finding], job.generation, self._wall()))
-
-
-def _pod_findings(
-    job: TrainingJob, reading: JobReading, seen: list[PodSeen], actions: list[PlannedAction]
-) -> list[JobFinding]:
-    """Findings on whether pods are made, start and join. A refusal stays until nothing is left to be made."""
-    trouble = start_trouble(seen)
-    found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
-    if seen and not any(isinstance(each, StartGang | StartReplica) for each in actions):
-        found.append(JobFinding("PodsCreated", True, "Created"))
-    if reading.started and (text := join_trouble(job, seen)):
-        found.append(JobFinding("ReplicasJoin", False, "Refused", text))
-    elif reading.anew or reading.over or reading.running >= wanted_size(job.spec.elastic()):
-        told = any(each.type == "ReplicasJoin" for each in job.status.conditions)
-        found += [JobFinding("ReplicasJoin", True, "NoneRefused")] if told else []
-    return found
 
 
 def _pruned(status: Any) -> Any:

@@ -19,11 +19,6 @@ class JobNews(msgspec.Struct, frozen=True):
     message: str
     warns: bool = False
 
-    @property
-    def words(self) -> tuple[str, str]:
-        """Both."""
-        return self.reason, self.message
-
 
 def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNews]:
     """Nodes that are avoided from now on, and what became known of the job's."""

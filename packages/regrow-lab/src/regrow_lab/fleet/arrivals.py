@@ -1,4 +1,4 @@
-"""Faults and capacity of a fleet over time, drawn from a seed. Pure.
+"""Faults and capacity of a fleet over time, drawn from a seed.
 
 Each kind of fault is drawn from a source of its own, so all policies of a seed meet the same faults, and a further kind
 leaves those of the others as they were.

@@ -1,4 +1,4 @@
-"""A simulation as a table for people. Pure."""
+"""A simulation as a table for people."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""One job through time: from incident to incident, with nothing in between. Pure; a seed always gives the same."""
+"""One job through time: from incident to incident, with nothing in between. A seed always gives the same."""
 
 import heapq
 import math

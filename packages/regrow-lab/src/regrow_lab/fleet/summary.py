@@ -1,4 +1,4 @@
-"""Summary of many simulated jobs: means over seeds, with intervals. Pure."""
+"""Summary of many simulated jobs: means over seeds, with intervals."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from regrow.core.errors import UsageError
+from regrow.core.process.rewriting import change_class
 from regrow.data.dataloader import Cached
 from regrow.data.epochs import pass_length
 from regrow.train.restartable import declare
@@ -257,7 +258,7 @@ def _dealt_later(loader: DataLoader[Any], owner: _Recoverable) -> DataLoader[Any
         return loader
     kind, shown = type(loader), copy.copy(loader)
     shown.__dict__.update(undealt=loader, owner=owner)
-    shown.__class__ = type(kind.__name__, (_DealtLater, kind), {"__module__": kind.__module__})
+    change_class(shown, type(kind.__name__, (_DealtLater, kind), {"__module__": kind.__module__}))
     return shown
 
 
@@ -278,4 +279,4 @@ def _as_often_as_accelerate(scheduler: LRScheduler, processes: int) -> None:
     kind = type(scheduler)
     if processes > 1 and not isinstance(scheduler, _ForEachProcess):
         made = type(kind.__name__, (_ForEachProcess, kind), {"__module__": kind.__module__, "processes": processes})
-        scheduler.__class__ = made
+        change_class(scheduler, made)

@@ -12,6 +12,7 @@ import torch
 
 from regrow.core.config import rank_variable
 from regrow.core.errors import UsageError
+from regrow.core.process.rewriting import change_class
 from regrow_recipes.adapters import private_names
 from regrow_recipes.adapters.fitting.loop import EpochsOfSteps
 from regrow_recipes.adapters.trainer.joining import joined
@@ -74,7 +75,7 @@ class _Recoverable(_Behind):
             self.num_sanity_val_steps = 0
         plugin = self.strategy.precision_plugin
         if not isinstance(plugin, _ClosureFirst):
-            plugin.__class__ = type(type(plugin).__name__, (_ClosureFirst, type(plugin)), {})
+            change_class(plugin, type(type(plugin).__name__, (_ClosureFirst, type(plugin)), {}))
             self.strategy.precision_plugin = plugin
         super().fit(model, *args, **kwargs)
 

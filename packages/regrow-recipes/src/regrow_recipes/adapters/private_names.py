@@ -30,6 +30,7 @@ import torch
 from regrow.comm.groups import unnoted
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
+from regrow.core.process.rewriting import change_class
 
 SEEN = {"transformers": ("5.23.0",), "accelerate": ("1.15.0",), "trl": ("1.16.0",), "pytorch-lightning": ("2.6.6",)}
 SEEN["lightning"] = SEEN["pytorch-lightning"]  # one source under two names
@@ -162,7 +163,7 @@ def lightning() -> Any:
 def fit_loop(trainer: Any, mixin: type) -> None:
     """Give a trainer a fit loop of its own kind, with `mixin` before it."""
     theirs = trainer.fit_loop
-    theirs.__class__ = type("FitLoop", (mixin, type(theirs)), {})
+    change_class(theirs, type("FitLoop", (mixin, type(theirs)), {}))
 
 
 def train_loader(loop: Any) -> Any:
@@ -291,7 +292,7 @@ def synchronized(trainer: Any) -> None:
     def log(self: Any, fx: str, name: str, value: Any, **more: Any) -> None:
         kind.log(self, fx, name, value, **more | {"sync_dist": True, "rank_zero_only": False})
 
-    results.__class__ = type(kind.__name__, (kind,), {"log": log})
+    change_class(results, type(kind.__name__, (kind,), {"log": log}))
 
 
 def forget_validation(trainer: Any) -> None:

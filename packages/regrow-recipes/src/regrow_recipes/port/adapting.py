@@ -1,4 +1,7 @@
-"""Scripts whose trainer is a framework's: its classes from regrow's adapters, and Accelerate's loop as one of steps."""
+"""Scripts whose trainer is a framework's: its classes from regrow's adapters, and Accelerate's loop as one of steps.
+
+Pure.
+"""
 
 import ast
 

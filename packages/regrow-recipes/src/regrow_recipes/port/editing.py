@@ -1,4 +1,4 @@
-"""The lines of a script as regrow would have them, made from the text itself: all else stays as it is."""
+"""The lines of a script as regrow would have them, made from the text itself: all else stays as it is. Pure."""
 
 import ast
 import io

@@ -1,4 +1,4 @@
-"""The files of a script: its own, in whatever encoding it is, and the modules of its folder that it imports."""
+"""The files of a script: its own, in whatever encoding it is, and the modules of its folder that it imports. Pure."""
 
 import ast
 import io

@@ -1,4 +1,4 @@
-"""Listed habits in a script: refused, to be changed by hand, or with something to know."""
+"""Listed habits in a script: refused, to be changed by hand, or with something to know. Pure."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Report on a script: the tier that it can have today, the lines that would change, and things to know."""
+"""Report on a script: the tier that it can have today, the lines that would change, and things to know. Pure."""
 
 import ast
 import difflib

@@ -1,4 +1,4 @@
-"""The training in a script's text: whose trainer it is, or where its loops are and what it trains."""
+"""The training in a script's text: whose trainer it is, or where its loops are and what it trains. Pure."""
 
 import ast
 import io

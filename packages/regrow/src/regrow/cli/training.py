@@ -4,10 +4,12 @@ import functools
 import os
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+import msgspec
 from click.core import ParameterSource
 
 from regrow.cli.help_sections import SectionedCommand
@@ -26,7 +28,7 @@ from regrow.core.errors import UsageError
 from regrow.launch import options, torchrun
 
 if TYPE_CHECKING:
-    from regrow.launch.job import HostEnvironment
+    from regrow.launch.job import HostEnvironment, RunFlags
 
 _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": torchrun.spelled_out}
 
@@ -42,26 +44,33 @@ def run(context: click.Context, /, **words: Any) -> int:
 
     Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
     """
-    return start(words, torchrun.ignored(context, inherited_environment()))
+    return start(flags_of(context, words), surroundings(words["token_file"]), words["fault_plan"])
 
 
-def start(words: dict[str, Any], without_meaning: list[str]) -> int:
-    """Start a job by the words of `regrow run`'s options, and follow it to its end; the exit code."""
+def flags_of(context: click.Context, words: Mapping[str, Any]) -> "RunFlags":
+    """The flags of a job, by the words of `regrow run`'s options. Raises `UsageError`."""
     from regrow.health.log_rules import load_rules
-    from regrow.launch.job import RunFlags, make_plan, world_of
+    from regrow.launch.job import RunFlags
+    from regrow.launch.script import check_names
+
+    check_names([*words.values(), str(Path.cwd())])
+    named = {name: word for name, word in words.items() if name not in ("fault_plan", "token_file")}
+    named |= {name: list(named[name]) for name in ("args", "preload", "health_check")}
+    named["log_rules"] = load_rules(Path(words["log_rules"])) if words["log_rules"] else []
+    return RunFlags(**named, without_meaning=torchrun.ignored(context, inherited_environment()))
+
+
+def start(flags: "RunFlags", around: "HostEnvironment", fault_plan: str) -> int:
+    """Start a job, and follow it to its end; the exit code. `fault_plan`: a file of faults to strike, or empty."""
+    from regrow.launch.job import make_plan
     from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
     from regrow.launch.plan import load_faults
-    from regrow.launch.script import check_names, check_script
+    from regrow.launch.script import check_script
 
-    check_names([*words.values(), str(Path.cwd())])
-    fault_plan, token_file = words.pop("fault_plan"), words.pop("token_file")
-    words["log_rules"] = load_rules(Path(words["log_rules"])) if words.get("log_rules") else []
-    words |= {name: list(words[name]) for name in ("args", "preload", "health_check")}
-    flags = RunFlags(**words, without_meaning=without_meaning)
-    around = surroundings(token_file)
-    faults = load_faults(Path(fault_plan), world=world_of(flags, around)) if fault_plan else []
-    job = make_plan(flags, around, faults)
+    job = make_plan(flags, around)
+    if fault_plan:
+        job = msgspec.structs.replace(job, faults=load_faults(Path(fault_plan), world=job.spec.most_world))
     check_script(job.script, job.preload)
     run_node = functools.partial(join, given_back_code=given_back_code())
     return run_local(job, rejoin=run_node) if job.node_rank == 0 else run_node(job)

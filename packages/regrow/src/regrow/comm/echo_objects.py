@@ -7,13 +7,14 @@ in separate calls and are read at once; and the vote of a pipeline's stages on w
 import inspect
 import io
 import pickle
+import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from regrow.comm.callers import callers
 from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
@@ -32,6 +33,16 @@ _OBJECTS = {
 }
 _SENT_TO_ALL = _code(dist.broadcast_object_list)
 _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
+
+
+def callers(depth: int) -> Iterator[FrameType]:
+    """The frames above the function that iterates, nearest first, `depth` of them at most."""
+    frame: FrameType | None = sys._getframe(2)
+    for _ in range(depth):
+        if frame is None:
+            return
+        yield frame
+        frame = frame.f_back
 
 
 def own_objects() -> list[Any] | None:

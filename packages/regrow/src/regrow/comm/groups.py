@@ -17,8 +17,9 @@ from regrow.comm import nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.group_ranks import RankInWorld, fixed, moved, spans
 from regrow.comm.links import Links, Site
+from regrow.comm.observers import CallObserver, CallTaker, Moments, Tape
 from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import Between, EchoScope, RegrowGroup, Tape, send_together
+from regrow.comm.process_group import EchoScope, RegrowGroup, send_together
 from regrow.comm.refusing_store import RefusingStore
 from regrow.comm.set_up import SetUp
 from regrow.comm.socket_mesh import SocketMesh
@@ -26,7 +27,7 @@ from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import expected_names, group_backends, internals
 from regrow.comm.torch_private.nccl_group import BACKEND, Wanted
 from regrow.comm.transport import MeshTransport, Transport
-from regrow.core.early_reads import PlaceInWorld
+from regrow.core.early_reads import EarlyReads
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, StateError, UsageError
 from regrow.core.ids import Generation, Seconds
 from regrow.devices import accelerators
@@ -57,21 +58,15 @@ class Groups:
         """True if a collective may still be under way on a device: one was enqueued since that was last waited for."""
         self.draining = False
         """While set, collectives of a halted generation are run on what had arrived before the halt."""
-        self.on_call: Callable[[str, int], None] | None = None
-        """Told of every call of a collective, and of how many ranks, wherever it is answered."""
-        self.on_collective: Callable[[str], None] | None = None
-        self.on_counted: Callable[[int, int, int], None] | None = None
-        """Told of each group, by its place among the groups, by its name as a number, how many calls it has had."""
-        self.on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None = None
-        """Told what this rank gives to each collective, before it is called."""
+        self.moments = Moments()
+        """Moments of the observers' that are called; see `observers`."""
         self.tape: Tape | None = None
         """Hears of each collective, however it is answered."""
-        self.after_collective: Callable[[str], None] | None = None
-        self.on_asked: Callable[[PlaceInWorld, str], None] | None = None
-        """Told when a group is asked for its rank or size, and by what, while that may not be the last."""
+        self.early: EarlyReads | None = None
+        """Notes who asks a group for its rank or size, while that may not be the last."""
         self.on_leaving: Callable[[], None] | None = None
         """Called before the script destroys the group of all ranks."""
-        self.between: Between | None = None
+        self.between: CallTaker | None = None
         """Asked first whether it takes over a call of a collective."""
         self.set_up: SetUp | None = None
         """Asked what becomes of the script's collectives, until its loop."""
@@ -81,6 +76,7 @@ class Groups:
         """Names the hook of the script that runs beside its steps, and not on each rank as often; else empty."""
         self.unit = 1
         """Ranks of one replica."""
+        self._observers: tuple[CallObserver, ...] = ()
         self._groups: list[RegrowGroup] = []
         self._followers: list[object] = []
         self._inside: list[object] = []
@@ -91,6 +87,15 @@ class Groups:
         self._store: AgentStore | None = None
         self._lone = RefusingStore()  # torch does not keep what it is of Python
         self._lock = threading.Lock()
+
+    @property
+    def observers(self) -> tuple[CallObserver, ...]:
+        """Observers of all collectives, in the order in which they hear of each moment; see `comm/observers.py`."""
+        return self._observers
+
+    @observers.setter
+    def observers(self, observers: tuple[CallObserver, ...]) -> None:
+        self._observers, self.moments = observers, Moments.of(observers)
 
     # --- making groups -----------------------------------------------------------------------------------------
 
@@ -256,6 +261,10 @@ class Groups:
         if group is self._groups[0] or any(group is each for each in self._followers):
             return True
         return False if any(group is each for each in self._inside) else None
+
+    def take_over(self, between: CallTaker) -> None:
+        """Ask this first for each call of a collective; its `past` hears of the answers."""
+        self.between, self.past = between, between.past
 
     def fixed(self) -> str:
         """Why the world of these groups can have no other size, for people; empty: it can."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from types import FunctionType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -11,6 +11,7 @@ import torch.distributed as dist
 from regrow.comm import checking, nccl
 from regrow.comm.echo import EchoTransport
 from regrow.comm.flight import FLIGHT
+from regrow.comm.observers import POINT_TO_POINT, AskedCollective, CallTaker, Done, Moments, Tape
 from regrow.comm.past_calls import PastCalls
 from regrow.comm.set_up import SetUp
 from regrow.comm.torch_private import internals
@@ -18,7 +19,7 @@ from regrow.comm.torch_private.internals import ProcessGroup, Work
 from regrow.comm.torch_private.nccl_group import BACKEND, Wanted
 from regrow.comm.transport import MeshTransport, Transport, device_of
 from regrow.comm.work import NO_TIMEOUT, joint_work
-from regrow.core.early_reads import PlaceInWorld
+from regrow.core.early_reads import EarlyReads, PlaceInWorld
 from regrow.core.errors import GenerationHalted
 from regrow.core.ids import Generation, Seconds
 from regrow.devices import accelerators, nvidia
@@ -51,49 +52,6 @@ _COLLECTIVES = (
 )
 
 
-class AskedCollective(NamedTuple):
-    """A collective that the script calls.
-
-    Attributes:
-        name: of the collective.
-        size: of its group.
-        echoed: whether it would be answered locally.
-        answer: calls it now, with what it is given.
-        args: of the script's call.
-        options: the same by name.
-    """
-
-    name: str
-    size: int
-    echoed: bool
-    answer: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-    args: tuple[Any, ...]
-    options: dict[str, Any]
-
-
-Done = Callable[[], None]
-"""Called where an answer has come, from any thread; raises nothing."""
-
-Between = Callable[[AskedCollective], Any]
-"""Takes over a call of a collective, and returns its work; None: it does not."""
-
-
-class Tape(Protocol):
-    """Hears of the collectives of a body."""
-
-    def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """A collective is called. What is returned is to be called when its answer is in the tensors of `args`.
-
-        Args:
-            group: which of this worker's groups, in the order in which the script made them.
-            rank: this worker's in that group.
-            name: of the collective.
-            args: of the call.
-            options: the same by name.
-        """
-        ...
-
-
 class Owner(Protocol):
     """View of all groups together that one group needs: `regrow.comm.groups.Groups`."""
 
@@ -103,14 +61,10 @@ class Owner(Protocol):
     refused_call: str
     in_flight: bool
     draining: bool
-    on_call: Callable[[str, int], None] | None
-    on_collective: Callable[[str], None] | None
-    on_counted: Callable[[int, int, int], None] | None
-    on_given: Callable[[str, tuple[Any, ...], dict[str, Any]], None] | None
-    tape: "Tape | None"
-    after_collective: Callable[[str], None] | None
-    on_asked: Callable[[PlaceInWorld, str], None] | None
-    between: "Between | None"
+    moments: Moments
+    early: EarlyReads | None
+    tape: Tape | None
+    between: CallTaker | None
     set_up: SetUp | None
     past: PastCalls | None
 
@@ -121,9 +75,6 @@ class Owner(Protocol):
     def drop(self, group: "RegrowGroup") -> None:
         """Forget a group, and free what it has."""
         ...
-
-
-_POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class RegrowGroup(ProcessGroup):
@@ -173,14 +124,14 @@ class RegrowGroup(ProcessGroup):
 
     def rank(self) -> int:
         """This worker's rank in the group."""
-        if self._groups.on_asked is not None:
-            self._groups.on_asked(PlaceInWorld.RANK, "get_rank()")
+        if self._groups.early is not None:
+            self._groups.early.note(PlaceInWorld.RANK, "get_rank()")
         return self._place
 
     def size(self) -> int:
         """Number of ranks in the group."""
-        if self._groups.on_asked is not None:
-            self._groups.on_asked(PlaceInWorld.WORLD, "get_world_size()")
+        if self._groups.early is not None:
+            self._groups.early.note(PlaceInWorld.WORLD, "get_world_size()")
         return self._count
 
     def getRank(self) -> int:
@@ -282,11 +233,11 @@ class RegrowGroup(ProcessGroup):
             nccl.refuse_captured(name, args)
         else:
             checking.check(name, args, options, self._count)
-        if self._groups.on_call is not None:
-            self._groups.on_call(name, self._count)
+        for hear in self._groups.moments.called:
+            hear(name, self._count)
         between = self._groups.between
-        if between is not None and self._coalescing is None and name not in _POINT_TO_POINT:
-            work = between(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
+        if between is not None and self._coalescing is None and name not in POINT_TO_POINT:
+            work = between.lone(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
             if work is not None:
                 return work
         return self._answer(name, args, options)
@@ -316,19 +267,16 @@ class RegrowGroup(ProcessGroup):
         if (groups.halted and not groups.draining) or transport is None:
             groups.refused, groups.refused_call = True, name
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
-        if groups.on_collective is not None:
-            groups.on_collective(name)
-        if name not in _POINT_TO_POINT:
+        moments = groups.moments
+        for hear in moments.starts:
+            hear(self, name, args, options)
+        if name not in POINT_TO_POINT:
             self.calls += 1
-            if groups.on_counted is not None:
-                groups.on_counted(self.number, self.sign, self.calls)
-        if groups.on_given is not None:
-            groups.on_given(name, args, options)
         FLIGHT.name(f"{name} on {self.key}")
         groups.in_flight = groups.in_flight or _enqueued(transport, args)
         result = transport.call(name, args, options, self._heard(name, args, options))
-        if groups.after_collective is not None:
-            groups.after_collective(name)
+        for heard in moments.answered:
+            heard(name)
         return result
 
     def _kept(self, work: Work) -> Work:

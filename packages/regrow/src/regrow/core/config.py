@@ -3,7 +3,7 @@
 import os
 import re
 import tempfile
-from collections.abc import Callable, ItemsView, KeysView, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -342,59 +342,3 @@ def publish_rank(rank: int, local_rank: int, world: int) -> None:
         WORLD_SIZE=str(world),
         ROLE_WORLD_SIZE=str(world),
     )
-
-
-_watched: frozenset[str] = frozenset()
-_on_read: Callable[[str], None] | None = None
-_in_a_row: list[str] = []
-"""The variables that somebody who copies all of them asks for next, the last first."""
-
-
-class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
-    """`os.environ` while somebody wants to know which variables a script reads.
-
-    Copies of all of it, for a subprocess or a log, are no reads of any one.
-    """
-
-    def __getitem__(self, key: str) -> str:
-        if _in_a_row and _in_a_row[-1] == key:
-            _in_a_row.pop()
-        else:
-            _in_a_row.clear()
-            if key in _watched and _on_read is not None:
-                _on_read(key)
-        value: str = super().__getitem__(key)
-        return value
-
-    def __contains__(self, key: object) -> bool:
-        # Whether it is there is the same for every rank.
-        return isinstance(key, str) and self.encodekey(key) in self._data  # type: ignore[attr-defined]
-
-    def keys(self) -> KeysView[str]:
-        # dict() and ** ask for these, and then for each of them in this order.
-        _in_a_row[:] = reversed(list(super().__iter__()))
-        return dict.fromkeys(super().__iter__()).keys()
-
-    def items(self) -> ItemsView[str, str]:
-        return self.copy().items()
-
-    def copy(self) -> dict[str, str]:
-        return {key: super(_WatchedEnvironment, self).__getitem__(key) for key in super().__iter__()}
-
-    def __or__(self, other: Mapping[str, str]) -> dict[str, str]:  # type: ignore[override]
-        return self.copy() | dict(other)
-
-
-def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> None:
-    """Call `on_read(name)` whenever one of these variables is asked for, before the answer."""
-    global _watched, _on_read
-    _watched, _on_read = names, on_read
-    if type(os.environ) is os._Environ:
-        # Its class, not the object: scripts and libraries may hold that already.
-        os.environ.__class__ = _WatchedEnvironment
-
-
-def unwatch_environment() -> None:
-    """As it was before `watch_environment`."""
-    if type(os.environ) is _WatchedEnvironment:
-        os.environ.__class__ = os._Environ  # type: ignore[assignment]

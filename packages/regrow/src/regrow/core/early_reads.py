@@ -10,8 +10,8 @@ from enum import StrEnum
 from types import FrameType
 from typing import Any
 
-from regrow.core.config import unwatch_environment, watch_environment
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.core.process.rewriting import unwatch_environment, watch_environment
 
 
 class PlaceInWorld(StrEnum):
@@ -38,6 +38,7 @@ _DOORS = {
     "os": None,
     "regrow.core.config": None,
     "regrow.core.early_reads": None,
+    "regrow.core.process.rewriting": None,
     "regrow.comm.process_group": {"rank", "getRank", "size", "getSize"},
     "regrow.train.session": {"rank", "local_rank", "world_size", "is_main"},
     "torch.distributed.device_mesh": {"get_rank", "get_local_rank"},

@@ -1,92 +1,23 @@
 """Loader of a script, as given to `session.steps`, as a function of the step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data import DataLoader as TorchLoader
 
 from regrow.core.errors import UsageError
 from regrow.core.messages.data import BatchRecord, OrderSpec
 from regrow.data.cache.entry import digest_of
-from regrow.data.dataloader import Cached, DataLoader
+from regrow.data.described import CachedLoader, cached_loader, source_of
 from regrow.data.fetched import Fetched, ReadsAgain, Source
-from regrow.data.inplace import InPlaceSource, is_in_place
-from regrow.data.iteration import dealt_out, torch_iterates
 from regrow.data.kept import CopiedBatch, Giving, KeptBatch, WatchedBatch, holds_data
-from regrow.data.mapstyle import MapStyleSource
 from regrow.data.naming import name_of
-from regrow.data.order import OPAQUE
-from regrow.data.sampling import tell_place
 from regrow.data.streams import CallableSource, IterableSource, Numbered, SequenceSource, SharedCallable
 from regrow.data.walks import Follower, Walk
 
 Share = tuple[int, int]
 """(share, shares)."""
 
-
-@dataclass(frozen=True)
-class CachedLoader:
-    """A loader of the script's whose batches may be kept on the node: all that a cache must know of it.
-
-    number: of the loader, as the script makes them. map_style: whether its batches can be made for any place at any
-    time, so ahead of training; otherwise only by who walks there. parts: all else that decides what is in a batch,
-    besides `spec`, `seed`, `version`, data set and `collate_fn`; as it stands before the first batch, the same in all
-    ranks.
-    """
-
-    loader: TorchLoader[Any]
-    number: int
-    version: str
-    seed: int
-    spec: OrderSpec
-    map_style: bool
-    parts: tuple[Any, ...] = ()
-
-    @property
-    def dataset(self) -> Any:
-        """The script's data set."""
-        return self.loader.dataset
-
-    @property
-    def collate_fn(self) -> Any:
-        """Function that makes a batch of samples."""
-        return self.loader.collate_fn
-
-    def source(self, *, loader_workers: bool = True) -> MapStyleSource | IterableSource:
-        """A way to make the batches in this process; one of its own at each call.
-
-        loader_workers: whether by as many processes as the loader's `num_workers` says, or by this process alone. An
-        iterable loader always has its own, as what they give may depend on them.
-        """
-        if self.map_style:
-            return MapStyleSource(self.loader, seed=self.seed, loader_workers=loader_workers)
-        walked, dealt = dealt_out(self.loader, seed=self.seed) or (self.loader, None)
-        return IterableSource(walked, seed=self.seed, dealt=dealt)
-
-
 Caching = Callable[[CachedLoader], Source]
 """Puts a cache before a loader's own source. It closes what it has opened in its own `close`."""
-
-
-def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
-    """Description, for a cache, of a `regrow.DataLoader` or a result of `regrow.cached`; None for anything else.
-
-    None also if batches are slices of a memory map, which is the cache.
-
-    Raises `UsageError` if it has no batches.
-    """
-    if not isinstance(loader, DataLoader | Cached):
-        return None
-    inner = loader.loader if isinstance(loader, Cached) else loader
-    map_style = torch_iterates(inner)
-    if map_style and is_in_place(inner):
-        return None
-    spec = source_of(inner, seed=seed).spec
-    parts = _parts_of(inner, spec, map_style)
-    return CachedLoader(inner, loader.number, loader.version, seed, spec, map_style, parts)
 
 
 class StepLoader:
@@ -247,56 +178,3 @@ def _shared(source: Source, loader: object, seed: int) -> Source:
     if isinstance(source, CallableSource) and callable(loader):
         return SharedCallable(loader, seed=seed)
     return Numbered(source) if isinstance(source, SequenceSource | IterableSource) else source
-
-
-def source_of(loader: object, *, seed: int) -> Source:
-    """The kind of loader that this is; batches are made in this process. Raises `UsageError` where it is none."""
-    if isinstance(loader, Cached):
-        loader = loader.loader
-    if isinstance(loader, TorchLoader):
-        if not torch_iterates(loader):
-            walked, dealt = dealt_out(loader, seed=seed) or (loader, None)
-            return IterableSource(walked, seed=seed, dealt=dealt)
-        return InPlaceSource(loader, seed=seed) if is_in_place(loader) else MapStyleSource(loader, seed=seed)
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
-        raise UsageError(
-            f"session.steps was given the data set {type(loader).__name__} itself, which has samples, not batches",
-            hint="wrap it: regrow.DataLoader(dataset, batch_size=...)",
-        )
-    if isinstance(loader, torch.Tensor | str | bytes | dict):
-        raise UsageError(
-            f"session.steps was given a {type(loader).__name__}, which is not a loader",
-            hint="give it a DataLoader, a callable fn(step), or an iterable of batches",
-        )
-    if isinstance(loader, Sequence):
-        return SequenceSource(loader)
-    if isinstance(loader, Iterable | Iterator):
-        return IterableSource(loader, seed=seed)
-    if callable(loader):
-        return CallableSource(loader, seed=seed)
-    raise UsageError(
-        f"session.steps was given a {type(loader).__name__}, which is not a loader",
-        hint="give it a DataLoader, a callable fn(step), or an iterable of batches",
-    )
-
-
-def _parts_of(loader: TorchLoader[Any], spec: OrderSpec, map_style: bool) -> tuple[Any, ...]:
-    parts: list[Any] = [loader.worker_init_fn]
-    if not map_style:
-        # How an iterable is dealt out to loader workers is up to it; and its batches are the loader's own.
-        return (*parts, type(loader), loader.num_workers, loader.batch_size, loader.drop_last)
-    if spec.kind != OPAQUE:
-        return tuple(parts)
-    samplers: tuple[Any, ...] = (getattr(loader.batch_sampler, "sampler", None), loader.batch_sampler)
-    for sampler in samplers:
-        if sampler is None or type(sampler) in (SequentialSampler, BatchSampler):
-            continue
-        if type(sampler) is RandomSampler:
-            # Its generator is seeded for each epoch, and its data set is the loader's.
-            parts += ["random", sampler.replacement, sampler.num_samples]
-            continue
-        tell_place(sampler, 0, 1)
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(0)
-        parts.append(sampler)
-    return tuple(parts)

@@ -3,7 +3,7 @@
 The samples of all steps form one line, and the line is cut into cycles. Each source has a whole number of places in a
 cycle, its *quota*, by largest remainders of the weights; the places are shuffled anew for each cycle. So the number of
 samples that a source has given before any place is quota times cycle plus a count within one cycle. It gives its
-samples in its own order, epoch after epoch, each once an epoch, whatever the weights become.
+samples in its own order, epoch after epoch, each once an epoch, whatever the weights become. Pure.
 """
 
 import math

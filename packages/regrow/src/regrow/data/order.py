@@ -2,7 +2,7 @@
 
 A sample's *address* is (epoch, index), of a mixture (epoch of the source, (source, index)). `OrderSpec` has all that an
 order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` names them in a record.
-So the spec alone tells what a run must have read, without the data.
+So the spec alone tells what a run must have read, without the data. Pure.
 """
 
 import struct

@@ -6,7 +6,7 @@ network again until it falls inside, "cycle walking". See Black and Rogaway, "Ci
 CT-RSA 2002. It shuffles; it keeps no secrets.
 
 The mapping from (size, seed, epoch) to an order is part of the package's contract: it never changes, as a job may be
-resumed by a later version. A golden test holds this.
+resumed by a later version. A golden test holds this. Pure.
 """
 
 import math

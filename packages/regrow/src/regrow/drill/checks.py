@@ -1,4 +1,4 @@
-"""The checks of `regrow doctor --train`, in the order in which they are carried out."""
+"""The checks of `regrow doctor --train`, in the order in which they are carried out. Pure."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple

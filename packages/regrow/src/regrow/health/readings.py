@@ -1,4 +1,4 @@
-"""Readings of probes, before they are judged; and the lines in which the child process sends them. No I/O."""
+"""Readings of probes, before they are judged; and the lines in which the child process sends them. No I/O. Pure."""
 
 from enum import StrEnum
 

@@ -1,7 +1,6 @@
 """A job's description: the flags of `regrow run`, checked, as what every process of the job is told."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -220,7 +219,7 @@ def job_nodes(spec: JobSpec) -> list[NodeId]:
     return [node_name(rank) for rank in range(spec.nodes)]
 
 
-def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSpec] = ()) -> JobPlan:
+def make_plan(flags: RunFlags, around: HostEnvironment) -> JobPlan:
     """Check the flags and work out the job. Reads no file and no environment.
 
     Raises:
@@ -268,7 +267,6 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
         witness=_absolute(flags.witness) or "",
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
         grace=some_time("--shutdown-timeout", flags.grace),
-        faults=list(faults),
         resume=_resume(flags.resume),
         quiet=flags.quiet,
         notes=[*notes, *around.notes(where.bind)],
@@ -276,8 +274,8 @@ def make_plan(flags: RunFlags, around: HostEnvironment, faults: Sequence[FaultSp
 
 
 def world_of(flags: RunFlags, around: HostEnvironment) -> int:
-    """Ranks in the largest world of the job that these flags describe; a fault plan is checked against it."""
-    return _spec(flags, around)[0].most_world
+    """Ranks at the start of the job that these flags describe."""
+    return _spec(flags, around)[0].world
 
 
 def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:

@@ -19,7 +19,6 @@ from regrow.agent.calls import check_calls, check_temporary_folder
 from regrow.agent.workers.fencing import end_children
 from regrow.agent.workers.processes import adopt_orphans
 from regrow.core import tls
-from regrow.core.background import Background
 from regrow.core.clock import MonotonicClock
 from regrow.core.config import AgentConfig
 from regrow.core.errors import UsageError
@@ -39,23 +38,16 @@ from regrow.launch.cache import CacheHome
 from regrow.launch.child import AGENT_COMMAND
 from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan, job_nodes, node_name
+from regrow.launch.succession.coordinator_host import CoordinatorHost
 from regrow.membership.machine import Membership
 from regrow.membership.orders import Deposed, EndJob
 from regrow.membership.restartable import RestartableMachine
-from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import Coordinator, Watcher
-from regrow.membership.server.http_api import HttpApi
-from regrow.membership.server.launchers import LauncherDesk
-from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
-from regrow.membership.succession.written import MemoryWriter
-from regrow.observe.record import EventWriter
-from regrow.observe.watch.acting import PageActions
 from regrow.observe.watch.figures import FiguresDesk
 from regrow.observe.watch.progress_lines import ProgressLines
-from regrow.observe.watch.site import WatchSite
 
 VERDICT_DEADLINE: Seconds = 5.0
 """Time for the machine to end a job whose stop was requested."""
@@ -166,37 +158,26 @@ class _Launch:
         self._refused = lambda: machine.machine.refused
         voter = Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint))
         voters = Voters(voter, 1, VOTE_LEASE)
-        memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        desk = LauncherDesk(voters, memory.write, token, say=self._speaker.say, witness=_witness_of(plan, spec))
+        host = CoordinatorHost(plan, machine, voters, token, self._speaker, _witness_of(plan, spec))
         figures = FiguresDesk()
         async with AsyncExitStack() as stack:
-            events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
-            disk = stack.enter_context(Background("regrow-records"))
             coordinator = Coordinator(
-                LeasedMachine(machine, voters, desk.changed) if spec.can_elect else machine,
+                host.leased if spec.can_elect else machine,
                 token=token,
-                record=lambda record: disk.do(partial(events.write, record, time.time())),
+                record=host.records(stack, job_dir),
                 nodes=job_nodes(spec),
                 host=_listen_host(plan),
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
                 lease=spec.node_lease,
-                routes=[*desk.routes(), *figures.routes()],
+                routes=[*host.desk.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(spec)
             lines = ProgressLines(self._speaker.note, repeats=self._speaker.to_terminal)
             lines.replaceable = (lambda: machine.snapshot().replaceable) if spec.proof else str
             coordinator.watchers.extend([self._speaker.record, figures.feed, lines.feed, *self._watchers])
-            if plan.watch is not None:
-                acts = HttpApi(coordinator, spec, lambda: machine.world, machine.snapshot).actions()
-                actions = PageActions(token, acts)
-                site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
-                coordinator.watchers.append(site.feed)
-                if site.port:
-                    self._speaker.say(f"live view {site.address}, metrics {site.address}metrics")
-            stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
-            await stack.enter_async_context(coordinator)
-            await stack.enter_async_context(desk)
+            if page := await host.listen(stack, coordinator):
+                self._speaker.say(f"live view {page}, metrics {page}metrics")
             address = f"{_near_host(plan)}:{coordinator.port}"
             configs = [
                 msgspec.structs.replace(
@@ -221,18 +202,13 @@ class _Launch:
             coordinator.publish(_started(spec, command))
             self._say_start(spec, job_dir)
             asked = stack.enter_context(Interruptions(lambda why, _: self._stop(coordinator, why), self._force.set))
-            asked.last = not isinstance(end := await self._host(coordinator, machine, configs, desk), Deposed)
+            asked.last = not isinstance(end := await self._host(host, configs), Deposed)
             self.close_entry(end)
-        return end, machine.crash + coordinator.crash + desk.crash
+        return end, host.crash
 
-    async def _host(
-        self,
-        coordinator: Coordinator,
-        machine: RestartableMachine,
-        configs: Sequence[AgentConfig],
-        desk: LauncherDesk,
-    ) -> EndJob:
+    async def _host(self, host: CoordinatorHost, configs: Sequence[AgentConfig]) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
+        coordinator, machine, desk = host.coordinator, host.machine, host.desk
 
         async def ask(node: NodeId) -> Outlook:
             known = machine.machine.roster.nodes.get(node)
@@ -259,7 +235,7 @@ class _Launch:
             for keeper in keepers.values():
                 keeper.retire()
             async with TaskScope() as scope:
-                stop = scope.start(self._wind_down(coordinator, desk, list(keepers.values()), end))
+                stop = scope.start(self._wind_down(host, list(keepers.values()), end))
                 await asyncio.wait({stop, scope.start(self._force.wait())}, return_when=asyncio.FIRST_COMPLETED)
             return end
         finally:
@@ -267,14 +243,9 @@ class _Launch:
             await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
             await watches.ended(VERDICT_DEADLINE)
 
-    async def _wind_down(
-        self, coordinator: Coordinator, desk: LauncherDesk, keepers: Sequence[AgentSupervisor], end: EndJob
-    ) -> None:
-        reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
-        late = await coordinator.stop_nodes(reason, grace=self._plan.grace)
-        for node in late:
-            self._speaker.say(f"{node} did not end its workers in time")
-        desk.remove_witness()
+    @staticmethod
+    async def _wind_down(host: CoordinatorHost, keepers: Sequence[AgentSupervisor], end: EndJob) -> None:
+        late = await host.stop_nodes(end)
         await asyncio.gather(*(keeper.end(within=0.0 if keeper.node in late else 2.0) for keeper in keepers))
 
     def _stop(self, coordinator: Coordinator, why: str) -> None:

@@ -4,7 +4,7 @@
                                      │  └→ Switching ↗ ↕                   (another size of the world)
                                      │               Waiting               (too few replicas are left)
                                      └→ Closing → Releasing → Ended      (of faults in Closing: Mending → … → Closing)
-In every state with something to wait for there is a deadline, and what has not answered by then is fenced.
+In every state with something to wait for there is a deadline, and what has not answered by then is fenced. Pure.
 """
 
 from collections.abc import Collection, Mapping, Sequence

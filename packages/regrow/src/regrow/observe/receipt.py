@@ -1,4 +1,4 @@
-"""The receipt: a run that was disturbed against the same run left alone. Pure, apart from drawing itself."""
+"""The receipt: a run that was disturbed against the same run left alone."""
 
 import struct
 from collections.abc import Mapping

@@ -10,7 +10,7 @@ once a worker has reported the step of its state, the state stays there until a 
                                        └──────── Ready(n) ←ready─ Computing(n)
 
 A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: there no other
-rank could give this worker the state after the step, so it may happen everywhere or nowhere.
+rank could give this worker the state after the step, so it may happen everywhere or nowhere. Pure.
 """
 
 from dataclasses import dataclass

@@ -6,34 +6,10 @@ what they have run already. No rank ends its process, or destroys the group of a
 See decision 0057.
 """
 
-from typing import Protocol
-
 from regrow.core.errors import StateError
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.process.forks import at_exit, not_at_exit
-from regrow.train.loop_context import LoopContext
-from regrow.train.restartable import RestartableCalls
-
-
-class Leaver(Protocol):
-    """The loop that is left."""
-
-    regions: RestartableCalls
-    standing: LoopContext
-    left: bool
-    """True once this worker has no part in the job any more."""
-
-    def stops(self) -> None:
-        """There are no steps any more."""
-
-    def recover(self) -> None:
-        """Wait for the next membership and stand in it."""
-
-    def recover_if_halted(self) -> bool:
-        """Join the next generation if the present one is over; True if it was."""
-
-    def agrees(self) -> bool:
-        """True if this rank's replicas have the same state, or were not compared."""
+from regrow.train.step_runner import StepRunner
 
 
 class AfterLoop:
@@ -43,7 +19,7 @@ class AfterLoop:
         loop: that has been left.
     """
 
-    def __init__(self, loop: Leaver) -> None:
+    def __init__(self, loop: StepRunner) -> None:
         self._loop = loop
         self._early = self._begun = self._ended = False
 
@@ -63,10 +39,10 @@ class AfterLoop:
         if not member.over:
             return
         self._begun = True
-        self._loop.regions.over()
+        self._loop.over()
         state.between.over(member.step)
         state.variables.leave(over=True)
-        member.before_leaving(self.end)
+        member.groups.on_leaving = self.end
         at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:
@@ -96,7 +72,7 @@ class AfterLoop:
     def recovered(self) -> None:
         """In a new generation. Who has still to leave its loop has nothing to run again there: all are behind it."""
         if self._loop.standing.member.over and not self._begun:
-            self._loop.regions.over()
+            self._loop.over()
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
         """No step can be run any more: wait until no rank needs this one.

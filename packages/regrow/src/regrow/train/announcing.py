@@ -4,18 +4,18 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 import torch
 
-from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo
+from regrow.core.ids import Generation, Instant, Rank, Seconds
 from regrow.core.messages import facts
 from regrow.core.messages.data import BatchRecord
 from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import LateNumber, StreamPoint, late
 from regrow.train.batches import Batches
+from regrow.train.preparation import Preparation
 from regrow.train.step import Step
 from regrow.train.worker.accelerator import Accelerator, Processor
 from regrow.train.worker.participation import Participation
@@ -76,23 +76,6 @@ class Announcing:
         self._untold: deque[_Untold] = deque()
         self._last: dict[str, float] | None = None
         """The numbers of the last step; None: this worker has told of none."""
-        self._data_wait = self._stall = 0.0
-
-    def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due; training stands still meanwhile."""
-        since = time.monotonic()
-        self._member.waiting.checkpoint()
-        self._stall = time.monotonic() - since
-        self.settle()
-
-    def fetch(self, batches: Batches, number: StepNo) -> Any:
-        """The batch of a step, and how long that took. Raises what the loader raises."""
-        since = time.monotonic()
-        self._member.fetches(number)
-        batch = batches.batch(number)
-        self._data_wait = time.monotonic() - since
-        self._member.body.reads = partial(batches.told, number)
-        return batch
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
@@ -139,12 +122,12 @@ class Announcing:
             taken[name] = self._late[name]
         return taken
 
-    def committed(self, step: Step, begun_at: Instant, batches: Batches | None, *, adopted: bool) -> None:
+    def committed(self, step: Step, prepared: Preparation, batches: Batches | None, *, adopted: bool) -> None:
         """The step has happened. Said at the next `send`.
 
         Args:
             step: whose numbers may still grow.
-            begun_at: when its body started.
+            prepared: has its times.
             batches: know what was read for it.
             adopted: it happened on other ranks, with what this one had computed.
         """
@@ -152,8 +135,8 @@ class Announcing:
         read, parts = (batches.record(step.at), batches.parts(step.at)) if batches else (None, [])
         inside = frozenset(step.staged)
         computed = self._member.body.own_time
-        waits = (self._data_wait, self._stall, self._data_wait + computed if computed else 0.0)
-        self._unsent = _Unsent(step, now, now - begun_at, generation, adopted, read, parts, inside, *waits)
+        waits = (prepared.data_wait, prepared.stall, prepared.data_wait + computed if computed else 0.0)
+        self._unsent = _Unsent(step, now, now - prepared.begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
         """Say what has not been said, as soon as it is known."""

@@ -126,7 +126,7 @@ class Epochs:
                 # told what they have heard.
                 self._over = True
                 self._loop.after.passes_by()
-                self._alone.enter_context(self._loop.member.local())
+                self._alone.enter_context(self._loop.member.groups.echo())
                 self._alone.enter_context(self._loop.regions.past.again())
                 break
             self._step = step

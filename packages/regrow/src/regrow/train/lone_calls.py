@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from regrow.comm.process_group import AskedCollective
+from regrow.comm.observers import AskedCollective
 from regrow.comm.torch_private.internals import Work
 
 ALIKE = frozenset(

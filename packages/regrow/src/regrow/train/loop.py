@@ -12,17 +12,18 @@ from regrow.core.messages.facts import WorkerCommitted
 from regrow.core.messages.vocabulary import STATE_METRIC
 from regrow.train.after_loop import AfterLoop
 from regrow.train.announcing import Announcing
-from regrow.train.expected_calls import may_call_collectives
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
 from regrow.train.loop_context import LoopContext
-from regrow.train.next_turn import Turns
+from regrow.train.preparation import Preparation
 from regrow.train.proving.shadow import Shadow
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
 from regrow.train.restartable import RestartableCalls
+from regrow.train.script.body_bindings import BodyBindings
+from regrow.train.script.expected_calls import may_call_collectives
+from regrow.train.script.next_turn import Turns
 from regrow.train.script_place import ScriptPlace
-from regrow.train.state.body_bindings import BodyBindings
 from regrow.train.step import Step
 from regrow.train.worker.accelerator import accelerator_of
 from regrow.train.worker.participation import Participation
@@ -48,7 +49,7 @@ class StepLoop(ScriptPlace):
         self.modules = Modules()
         self.started = self._looping = self.left = False
         self._attempts: dict[StepNo, int] = {}
-        self._begun_at = 0.0
+        self._preparation = Preparation(self.standing)
         self._announcing = Announcing(member)
         member.body.waits = self._announcing.settle
         member.body.ready = lambda: self._announcing.ready(self._latest, self.standing.batches)
@@ -59,14 +60,14 @@ class StepLoop(ScriptPlace):
         """True if this worker has reported an error after its update, and so waits for the next membership."""
         self._at_boundary = True
         """True once the script has done all its work between two steps."""
-        self.settling = Settling(member.local)
+        self.settling = Settling(member.groups.echo)
         self._rehearsal = Rehearsal(self, self.standing)
         self.shadow = Shadow(self, self.standing)
         self.bindings, self.hear = BodyBindings(), member.body.logged
         self.has_epochs = False
         """True if code may follow the steps of an epoch, which the text of the loop of steps does not show."""
-        self.regions = RestartableCalls(self)
         self.after = AfterLoop(self)
+        self.regions = RestartableCalls(self, self.after)
 
     def start(self, what: str) -> None:
         """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
@@ -101,7 +102,7 @@ class StepLoop(ScriptPlace):
         """The steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         end = self.began + until
-        member.take_over(self.regions.lone, self.regions.past)
+        member.groups.take_over(self.regions)
         variables = self.standing.settled().variables
         variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
         if member.rehearses and until > 0:
@@ -159,7 +160,7 @@ class StepLoop(ScriptPlace):
 
     def prepare(self) -> Step | None:
         """Everything that must be right when a body starts; None when the generation is over."""
-        member, state, batches = self.member, self.standing.protected(), self.standing.data()
+        member, state = self.member, self.standing.protected()
         if self.recover_if_halted():
             return None
         self.regions.passed()
@@ -170,16 +171,15 @@ class StepLoop(ScriptPlace):
         self.settling.settle(self.modules)
         if not self.agrees():
             return None
-        self._announcing.checkpoint()
+        self._preparation.checkpoint()
+        self._announcing.settle()
         try:
-            batch = self._announcing.fetch(batches, number)
+            batch = self._preparation.fetch(number)
         except Exception as error:
             if not self.failed(error):
                 raise
             return None
-        member.show_read(number, batches.record(number))
-        if self.standing.first_reads is not None:
-            self.standing.first_reads.fetched(number)
+        self._preparation.fetched(number)
         self._rehearsal.asked()
         self.standing.remember()
         if not member.body.begin_step(number, state):
@@ -187,17 +187,11 @@ class StepLoop(ScriptPlace):
         self.shadow.begins(number, batch)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
-        self._begun_at = time.monotonic()
+        self._preparation.begun_at = time.monotonic()
         step = Step(self, number, batch, attempt=attempt)
         if member.trial_steps:
             step.staged[STATE_METRIC] = float(int(state.digest()[:_EXACT], 16))
         return step
-
-    def _end_between(self) -> None:
-        """The script has done all that it does after a step."""
-        self._at_boundary = True
-        if not self.left:
-            self.standing.protected().between.ends()
 
     def rehearsing(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
@@ -282,7 +276,7 @@ class StepLoop(ScriptPlace):
         step.committed = True
         self.shadow.ends(well=not adopted)
         self.regions.committed()
-        self._announcing.committed(step, self._begun_at, self.standing.batches, adopted=adopted)
+        self._announcing.committed(step, self._preparation, self.standing.batches, adopted=adopted)
 
     def failed(self, error: Exception, step: Step | None = None) -> bool:
         """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
@@ -383,3 +377,7 @@ class StepLoop(ScriptPlace):
         self._looping = False
         self._announcing.send()
         self._announcing.flush()
+
+    def over(self) -> None:
+        """All ranks have left their loops: nobody comes back to a step."""
+        self.regions.over()

@@ -94,7 +94,7 @@ class LoopContext:
         """The groups of wrappers that span all replicas, and of device meshes, are to follow the world."""
         unit, world = self.member.unit, self.member.world
         across = [*spanning, *device_mesh.follows(unit=unit, world=world)]
-        self.member.let_follow(across, device_mesh.inside(unit=unit, world=world))
+        self.member.groups.let_follow(across, device_mesh.inside(unit=unit, world=world))
 
     def follow_world(self) -> bool:
         """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on.

@@ -6,24 +6,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, TypeVar, overload
 
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from regrow.comm.observers import AskedCollective as Asked
 from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import AskedCollective as Asked
 from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import GenerationHalted, Rehearsed, UsageError
 from regrow.core.ids import Generation
 from regrow.core.messages import facts
 from regrow.data.seeding import seed_everything
+from regrow.train.after_loop import AfterLoop
 from regrow.train.lone_calls import Kept, LoneCall
 from regrow.train.state.moment import ALWAYS
 from regrow.train.state.restartable_effects import RestartableEffects
-
-if TYPE_CHECKING:
-    from regrow.train.loop import StepLoop
+from regrow.train.step_runner import StepRunner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,12 +47,14 @@ class RestartableCalls:
 
     Args:
         loop: whose; the restartable functions are this worker's from now on.
+        after: the time behind it.
     """
 
-    def __init__(self, loop: "StepLoop") -> None:
+    def __init__(self, loop: StepRunner, after: AfterLoop) -> None:
         global _current
         _current = self
-        self._loop = loop
+        self._loop, self._after = loop, after
+        self._standing, self._member = loop.standing, loop.standing.member
         self._calls: list[_Called] = []
         self._kept = Kept()
         self._thread = threading.get_ident()
@@ -65,7 +66,7 @@ class RestartableCalls:
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
-        self.past = PastCalls(self._doubt, lambda: loop.member.world)
+        self.past = PastCalls(self._doubt, lambda: self._member.world)
 
     # --- between steps -----------------------------------------------------------------------------------------
 
@@ -75,9 +76,9 @@ class RestartableCalls:
         None: it is called like any other.
         """
         loop = self._loop
-        if call.size == loop.member.world and not call.echoed and threading.get_ident() == self._thread:
-            loop.after.meets_others()
-        if self._at or not loop.behind_a_body or call.size != loop.member.world or call.size == 1:
+        if call.size == self._member.world and not call.echoed and threading.get_ident() == self._thread:
+            self._after.meets_others()
+        if self._at or not loop.behind_a_body or call.size != self._member.world or call.size == 1:
             return None
         if any(getattr(given, "asyncOp", False) for given in call.args):
             return None  # the script waits for it later, maybe behind what others do before they come to it
@@ -109,18 +110,18 @@ class RestartableCalls:
 
     def prepare(self) -> None:
         """Make ready for what this script may run between its steps."""
-        self._loop.member.expect_after_steps(self.declared())
-        state = self._loop.standing.protected()
+        self._member.expect_after_steps(self.declared())
+        state = self._standing.protected()
         state.between.serves_commits = state.modes.calls_between = self.declared() > 0
 
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
         """Run a function that may stand between two steps; `lone`: a collective that changes nothing else."""
         loop = self._loop
-        loop.after.meets_others()
+        self._after.meets_others()
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
-            with loop.member.local():  # the others may not be here; all come here when the step has happened
+            with self._member.groups.echo():  # the others may not be here; all come here when the step has happened
                 return call()
         self._calls.append(_Called(name, call, lone))
         number = len(self._calls)
@@ -128,7 +129,7 @@ class RestartableCalls:
             return self._run(number)
         # The others are past it, unless all have gone back, and will come here again.
         again = self.past.again(number) if self._due < sys.maxsize else contextlib.nullcontext()
-        with loop.member.local(), again:
+        with self._member.groups.echo(), again:
             return call()
 
     def _run(self, number: int) -> Any:
@@ -140,17 +141,17 @@ class RestartableCalls:
 
     def _attempt(self, number: int) -> Any:
         loop, (name, call, lone) = self._loop, self._calls[number - 1]
-        stands = loop.member.step
+        stands = self._member.step
         while True:
-            if not self._training and loop.member.step != stands:
+            if not self._training and self._member.step != stands:
                 # All went back to an older state, and will come here again; the others are not here now.
-                with loop.member.local():
+                with self._member.groups.echo():
                     return call()
             if loop.recover_if_halted():
                 continue
             if self._training:
                 # A newcomer has none, and a call that was given up may have left some.
-                loop.standing.protected().drop_gradients()
+                self._standing.protected().drop_gradients()
             if not (self._enter_lone(number) if lone else self._enter(number, name)):
                 continue
             try:
@@ -162,41 +163,41 @@ class RestartableCalls:
                     raise
                 continue
             except BaseException:
-                loop.member.body.abandon()
+                self._member.body.abandon()
                 raise
-            loop.member.body.leave_region(0 if self._training else number + 1)
-            if self._training and loop.member.halted:
+            self._member.body.leave_region(0 if self._training else number + 1)
+            if self._training and self._member.halted:
                 continue  # others may still need this worker in it
             return result
 
     @property
     def _watched(self) -> RestartableEffects:
         if self._watch is None:
-            self._watch = RestartableEffects(self._loop.standing.protected())
+            self._watch = RestartableEffects(self._standing.protected())
         return self._watch
 
     def _enter(self, number: int, name: str) -> bool:
         loop = self._loop
         loop.settling.settle(loop.modules)
         if self._training:
-            loop.standing.protected().begin()
+            self._standing.protected().begin()
         else:
-            state, scope = loop.standing.protected(), self._watched.scope(name)
+            state, scope = self._standing.protected(), self._watched.scope(name)
             state.between.extend(scope)
             state.begin_region(self._watched.entry(number), scope)
-        if not loop.member.body.enter_region(number, loop.standing.protected() if self._training else None):
+        if not self._member.body.enter_region(number, self._standing.protected() if self._training else None):
             return False
-        step, (share, _) = loop.member.step, loop.standing.place()
+        step, (share, _) = self._member.step, self._standing.place()
         seed = loop.seed + (0 if self._training else _STREAM * number)
         self._seed = (seed, step, share) if self._training else None
         seed_everything(seed, step, share)
-        loop.standing.protected().reseed(seed, step, share)
+        self._standing.protected().reseed(seed, step, share)
         self._begun_at = time.monotonic()
         return True
 
     def _enter_lone(self, number: int) -> bool:
-        self._loop.standing.protected().begin_region(self._watched.entry(number), ALWAYS)
-        return self._loop.member.body.enter_region(number, None)
+        self._standing.protected().begin_region(self._watched.entry(number), ALWAYS)
+        return self._member.body.enter_region(number, None)
 
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
@@ -216,7 +217,7 @@ class RestartableCalls:
         self.past.end()
         self._forget()
         self._declare()
-        self._loop.member.place_after_step(1)
+        self._member.place_after_step(1)
 
     def skip(self) -> None:
         """The state is that of all after these functions: what the script still calls of them, it calls alone."""
@@ -229,16 +230,16 @@ class RestartableCalls:
     def passed(self) -> None:
         """Forget the calls since the last step: the next step begins."""
         self.past.end()
-        self._loop.member.place_after_step(0)
+        self._member.place_after_step(0)
 
     def recovered(self, first: int) -> None:
         """Others may still run the function numbered `first`: all run again from there that this one has left."""
-        if self._loop.standing.protected().modes.calls_between:
+        if self._standing.protected().modes.calls_between:
             self._declare()
         last = self._at or len(self._calls) + 1
         if not first or first >= last:
             return
-        with self._loop.standing.protected().between.leaves_no_trace():
+        with self._standing.protected().between.leaves_no_trace():
             for number in range(first, last):
                 if not self._calls[number - 1].lone:
                     self._watched.enter_again(number)
@@ -255,10 +256,10 @@ class RestartableCalls:
         self._calls.clear()
         self._kept.forget()
         self._due = first or sys.maxsize
-        self._loop.member.place_after_step(first)
+        self._member.place_after_step(first)
 
     def _doubt(self, why: str) -> None:
-        member = self._loop.member
+        member = self._member
         text = (
             f"rank {member.rank} was replaced when the others were behind a step, and did alone what they had been "
             f"through: {why}. What it works out there is its own"
@@ -278,7 +279,7 @@ class RestartableCalls:
         loop.start(f"the training {name}()")
         self._training = True
         register_module_forward_pre_hook(self._seed_at_forward)
-        if not loop.member.rehearses:
+        if not self._member.rehearses:
             self._calls.append(_Called(name, call))
             return self._run(1)
         self._rehearse(name, call)
@@ -286,7 +287,7 @@ class RestartableCalls:
         loop.recover()
         self._calls.append(_Called(name, call))
         result = self._run(1)
-        loop.after.finish()
+        self._after.finish()
         return result
 
     def _rehearse(self, name: str, call: Call) -> None:
@@ -305,10 +306,10 @@ class RestartableCalls:
 
     def _seed_at_forward(self, module: nn.Module, _: object) -> None:
         """Seed again at the first forward: a trainer that is called again draws other numbers before it."""
-        if self._seed is not None and module in self._loop.standing.protected().modules:
+        if self._seed is not None and module in self._standing.protected().modules:
             parts, self._seed = self._seed, None
             seed_everything(*parts)
-            self._loop.standing.protected().reseed(*parts)
+            self._standing.protected().reseed(*parts)
 
     def before_update(self, *, closure: bool = False) -> None:
         """A protected optimizer is about to step; by a closure that computes its gradients, or not."""
@@ -323,7 +324,7 @@ class RestartableCalls:
             raise Rehearsed
         if not self._training or not self._at:
             return
-        member = self._loop.member
+        member = self._member
         number, generation = member.step, Generation(member.generation)
         if not member.body.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")

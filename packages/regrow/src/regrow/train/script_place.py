@@ -6,8 +6,9 @@ from regrow.core.ids import StepNo
 from regrow.train.after_loop import AfterLoop
 from regrow.train.gradients.ddp_buckets import Settling
 from regrow.train.gradients.wrappers import Modules
-from regrow.train.next_turn import Turns
+from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.rehearsal import Rehearsal
+from regrow.train.script.next_turn import Turns
 from regrow.train.step import Step
 from regrow.train.worker.participation import Participation
 
@@ -16,7 +17,10 @@ class ScriptPlace:
     """The part of a loop that knows where the script is."""
 
     member: Participation
-    turns: Turns
+    standing: LoopContext
+    left: bool
+    """True once this worker has no part in the job any more."""
+    turns: Turns[Step]
     settling: Settling
     modules: Modules
     after: AfterLoop
@@ -56,6 +60,12 @@ class ScriptPlace:
     def between_steps(self) -> bool:
         """True if the loop of steps has begun and the script is in none of them."""
         return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
+
+    def _end_between(self) -> None:
+        """The script has done all that it does after a step."""
+        self._at_boundary = True
+        if not self.left:
+            self.standing.protected().between.ends()
 
     def _stands_for_latest(self, step: Step) -> None:
         self._latest = step

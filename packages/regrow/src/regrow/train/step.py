@@ -10,7 +10,7 @@ import torch
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
 from regrow.train.microbatches import MicroBatches
-from regrow.train.state.body_bindings import BodyBindings
+from regrow.train.script.body_bindings import BodyBindings
 
 
 class BodyHeard(Protocol):

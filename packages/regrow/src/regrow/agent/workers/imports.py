@@ -7,9 +7,10 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePath
 
 from regrow.agent.workers.processes import threads
-from regrow.core.config import inherited_environment, unwatch_environment, watch_environment
+from regrow.core.config import inherited_environment
 from regrow.core.early_reads import VARIABLES
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.core.process.rewriting import unwatch_environment, watch_environment
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _OWN = OWN_PACKAGES | {"torch"}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regrow.comm import reductions
-from regrow.comm.callers import callers
+from regrow.comm.echo_objects import callers
 from regrow.comm.set_up.log import Note, TensorShape
 from regrow.core.process.own_code import own_folders
 

@@ -2,7 +2,7 @@
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +32,17 @@ def compiled() -> float:
     """Seconds that torch has spent on compiling here; 0 where nothing was compiled, or this torch does not tell."""
     module = sys.modules.get("torch._dynamo.utils")
     return float(sum(getattr(module, "compilation_time_metrics", {}).get("_compile.compile_inner", ())))
+
+
+def compiled_module(module: object) -> object | None:
+    """The module that `torch.compile` has wrapped in this one; None: it has not."""
+    return getattr(module, "_orig_mod", None)
+
+
+def schedulers_in(scheduler: object) -> Iterable[object]:
+    """Schedulers inside one of several, such as `SequentialLR`."""
+    found: Iterable[object] = getattr(scheduler, "_schedulers", ())
+    return found
 
 
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:

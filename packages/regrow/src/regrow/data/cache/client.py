@@ -18,9 +18,9 @@ from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import Hello
 from regrow.data.cache.reach import Reach, Reader
 from regrow.data.cache.shelf import Shelf
+from regrow.data.described import CachedLoader
 from regrow.data.fetched import Fetched, Source
 from regrow.data.kept import Giving
-from regrow.data.loader import CachedLoader
 from regrow.data.walks import Follower, ShareWalk, StepWalk, Walk
 
 _log = logging.getLogger("regrow")

@@ -22,7 +22,7 @@ _KINDS = (bool, int, float, str, type(None))
 
 
 class Identified(Protocol):
-    """Loader that can be identified; `regrow.data.loader.CachedLoader` is one."""
+    """Loader that can be identified; `regrow.data.described.CachedLoader` is one."""
 
     @property
     def dataset(self) -> Any:

@@ -3,7 +3,7 @@
 A reader stands at the entry that it needs next and goes through its lane (share, shares) step by step. Needed entries
 claim room in this order, as far as the budget goes: entries that readers wait for; those being made; each reader's
 current step and the next one; the two steps behind each reader, which a retry after a fault reads again; then step
-after step ahead, all lanes side by side.
+after step ahead, all lanes side by side. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping

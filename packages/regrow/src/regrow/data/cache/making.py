@@ -15,7 +15,7 @@ from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
 from regrow.data.cache.messages import At, Hello, Portion, Want
 from regrow.data.cache.shelf import Shelf
-from regrow.data.loader import CachedLoader, cached_loader
+from regrow.data.described import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
 """Time that a portion without readers keeps its loader workers: its reader is about to be replaced."""

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 MOST_ITEMS = 2_000
 """Larger containers are not looked into."""

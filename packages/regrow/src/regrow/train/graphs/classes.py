@@ -12,7 +12,7 @@ from typing import Any
 
 from regrow.core.errors import StateError
 from regrow.train.graphs.kinds import ThingKind
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 _BUILTIN = {each.__name__: each for each in (bool, int, float, complex, str, bytes, list, dict, set, tuple, frozenset)}
 _BUILTINS = "builtins"

@@ -70,7 +70,7 @@ GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np
 _OF_TORCH = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.amp.autocast)
 """Around functions, such as `torch.no_grad()`."""
 _FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
-_OF_LIBRARIES = (
+OF_LIBRARIES = (
     getattr(np.random.mtrand, "_rand", None),
     getattr(random, "_inst", None),
     torch.default_generator,
@@ -142,7 +142,7 @@ def kind_of(value: object, path: str) -> ThingKind:
     if isinstance(value, types.MethodType) and not isinstance(value.__func__, types.FunctionType):
         return ThingKind.CONSTANT  # of a class made in C, such as numpy's generators
     if (exact := _EXACT.get(type(value))) is not None:
-        return ThingKind.CONSTANT if any(value is each for each in _OF_LIBRARIES) else exact
+        return ThingKind.CONSTANT if any(value is each for each in OF_LIBRARIES) else exact
     if isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.names is None:
         return ThingKind.ATOM
     if isinstance(value, set | frozenset):

@@ -31,7 +31,7 @@ import torch
 
 from regrow.core.process.own_code import is_own_name
 from regrow.train.graphs.kinds import ATOMS, DICTS, GENERATOR_TYPES
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 _LIBRARIES = frozenset({"builtins", "numpy", "torch", *sys.stdlib_module_names})
 _DATA = (list, deque, bytearray, np.ndarray, torch.Tensor, *DICTS, *GENERATOR_TYPES)

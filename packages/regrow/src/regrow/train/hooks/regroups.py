@@ -42,7 +42,7 @@ class RegroupHooks:
         """Call these at every change. Groups that stand already are told to `after` at once; its errors are raised."""
         pair = _Pair(before, after, within)
         if not self._member.newcomer:
-            self._open(pair, self._member.formed)
+            self._open(pair, self._member.groups.generation)
         self._pairs.append(pair)
         self._member.body.awaits_causes = True
 
@@ -70,8 +70,8 @@ class RegroupHooks:
         """
         try:
             for pair in self._pairs:
-                if pair.held != self._member.formed:
-                    self._open(pair, self._member.formed)
+                if pair.held != self._member.groups.generation:
+                    self._open(pair, self._member.groups.generation)
         except Exception as error:
             if not self._member.body.abort(error, state):
                 raise

@@ -1,7 +1,4 @@
-"""State of a script that Python's attributes do not show: torch's settings, objects written in C, hooks.
-
-Pure but for looking.
-"""
+"""State of a script that Python's attributes do not show: torch's settings, objects written in C, hooks."""
 
 import contextvars
 import sqlite3

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from regrow.comm.process_group import Done
+from regrow.comm.observers import Done
 from regrow.core.errors import GenerationHalted
 from regrow.core.process.own_code import is_own_file
 from regrow.devices import accelerators
 from regrow.train.proving.digesting import digest_array, digest_bytes, digest_tensor, digest_text
 from regrow.train.proving.trace import Computation, Computed, Trace
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 _IN_PLACE = frozenset({"allreduce", "allreduce_coalesced", "reduce", "send", "broadcast"})
 _RECEIVES = frozenset({"recv", "recv_anysource", "barrier"})

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from regrow.comm.torch_private import grad_scalers
+from regrow.comm.torch_private.internals import compiled_module
 from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages.replacements import (
@@ -29,7 +30,7 @@ from regrow.train.proving.naming import refutation
 from regrow.train.proving.recorder import Recorder
 from regrow.train.proving.surroundings import BodyListener, surroundings
 from regrow.train.proving.trace import Computation, Difference, Trace, counts, differences
-from regrow.train.rehearsal.callers import script_frames
+from regrow.train.script.callers import script_frames
 from regrow.train.state.naming import unwrapped
 from regrow.train.state.protected import ProtectedState
 from regrow.train.state.rollback import copied_gradients, give_gradients
@@ -106,7 +107,7 @@ class Shadow:
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
         for thing in self._standing.objects:
-            if isinstance(thing, nn.Module) and not hasattr(thing, "_orig_mod"):
+            if isinstance(thing, nn.Module) and compiled_module(thing) is None:
                 yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:

@@ -27,7 +27,7 @@ from regrow.train.proving.digesting import digest_array, digest_tensor, digest_t
 from regrow.train.proving.recorder import digest_generator
 from regrow.train.proving.trace import SeenAround
 from regrow.train.rehearsal.slots import slots
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 
 _DEEP = 6
 _MOST = 20_000

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.environments import parts_of
-from regrow.train.rehearsal.read_first import read_first
+from regrow.train.script.read_first import read_first
 from regrow.train.state.fingerprints import flat_bytes
 
 _DEEP, _MOST, _BYTES = 12, 20_000, 256 << 20

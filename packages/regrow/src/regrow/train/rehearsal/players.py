@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from regrow.train.rehearsal import environments
-from regrow.train.script_source import parsed
+from regrow.train.script.source import parsed
 
 
 class Players:

@@ -12,9 +12,9 @@ from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.attributes.keepers import keepers
 from regrow.train.loop_context import LoopContext
-from regrow.train.rehearsal.callers import READ_AHEAD, counted_by, script_frames
 from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
+from regrow.train.script.callers import READ_AHEAD, counted_by, script_frames
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step, StepOwner
 from regrow.train.worker.participation import Participation

@@ -18,9 +18,10 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from regrow.comm.torch_private.internals import schedulers_in
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
-from regrow.train.graphs.kinds import says_its_state
+from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state
 from regrow.train.graphs.object_graph import living
 from regrow.train.graphs.walk import told_state
 from regrow.train.rehearsal import environments, iterators
@@ -29,7 +30,7 @@ from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.players import Players
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.rehearsal.slots import slots
-from regrow.train.script_source import is_script
+from regrow.train.script.source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.updates import token
@@ -42,9 +43,7 @@ _OF_MODULES = frozenset(vars(nn.Module()))
 _SAMPLED = 16
 """Elements of a tensor that tell whether it was written: `.data` does not count versions."""
 Looked = nn.Module | LRScheduler | torch.amp.GradScaler | Generator
-_OWN_GENERATORS = frozenset(
-    map(id, (torch.default_generator, getattr(random, "_inst", None), getattr(np.random.mtrand, "_rand", None)))
-)
+_OWN_GENERATORS = frozenset(map(id, OF_LIBRARIES))
 """Of the libraries, which are seeded for each body."""
 
 
@@ -236,7 +235,7 @@ def _inside(objects: Iterable[object]) -> Iterator[object]:
     for thing in objects:
         yield thing
         if isinstance(thing, LRScheduler):
-            yield from _inside(getattr(thing, "_schedulers", ()))
+            yield from _inside(schedulers_in(thing))
         elif not isinstance(thing, nn.Module | torch.optim.Optimizer):
             yield from _inside(
                 each for each in getattr(thing, "__dict__", {}).values() if isinstance(each, LRScheduler)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from regrow.comm.torch_private.internals import compiled_module
 from regrow.comm.torch_private.module_buffers import buffers_of
 from regrow.core.errors import StateError, UsageError
 from regrow.train.graphs.kinds import can_be_followed, says_its_state
@@ -148,7 +149,7 @@ class _SaysItsState:
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module under DDP and `torch.compile`, whose names are the checkpoint's."""
     while True:
-        inner = module.module if isinstance(module, DistributedDataParallel) else getattr(module, "_orig_mod", None)
+        inner = module.module if isinstance(module, DistributedDataParallel) else compiled_module(module)
         if not isinstance(inner, nn.Module):
             return module
         module = inner

@@ -18,7 +18,7 @@ from typing import Concatenate, ParamSpec
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.keepers import Attributes
-from regrow.train.state.namespaces import Namespace, names_used, namespaces
+from regrow.train.script.namespaces import Namespace, names_used, namespaces
 from regrow.train.state.plain import ATOMS, LEAVES, PLAIN, PlainCopy, atoms, copied, keep, put_back, same, take_over
 
 P = ParamSpec("P")

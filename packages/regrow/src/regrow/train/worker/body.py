@@ -7,6 +7,7 @@ import torch
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
+from regrow.comm.observers import CallObserver
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
@@ -31,7 +32,7 @@ CAUSE_S: Seconds = 2.0
 """Longest wait for a death that explains an error of a body."""
 
 
-class Body:
+class Body(CallObserver):
     """Progress of the present body, and its end: commit or abort.
 
     Args:
@@ -61,7 +62,6 @@ class Body:
         self.own = OwnTime(link.env.spec.unit)
         self._counts = CallCounts(link.env.generation if link.env.role is Role.RANK else None)
         self._counted = False
-        groups.on_call = self._called
         self.reads: Callable[[], str] = str
         """Describes for people the reads of the step."""
         self.waits: Callable[[], None] = lambda: None
@@ -71,8 +71,8 @@ class Body:
         gate.waits, gate.ready = lambda: self.waits(), lambda: self.ready()
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
-            groups.on_given = self._finite.given
             gate.check = self._finite
+        self.checks: tuple[CallObserver, ...] = () if self._finite is None else (self._finite,)
 
     def begin(self, state: ProtectedState | None) -> bool:
         """An attempt starts; False when the generation is over. `state`: what it may change."""
@@ -88,7 +88,8 @@ class Body:
         self.updates.begin()
         return True
 
-    def _called(self, name: str, size: int) -> None:
+    def called(self, name: str, size: int) -> None:
+        """As `CallObserver.called`."""
         self.fetching.called(name, size)
         self.updates.called(name, size)
         self._counts.called(size, self._link.env.world)

@@ -11,6 +11,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook, register_m
 
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.groups import Groups
+from regrow.comm.observers import CallObserver
 from regrow.core.exit_codes import ON_DEMAND
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
@@ -22,7 +23,7 @@ PAUSE_S: Seconds = 10.0
 _GLANCE_S: Seconds = 0.01
 
 
-class FaultInjector:
+class FaultInjector(CallObserver):
     """Strikes armed faults at their stage.
 
     Args:
@@ -31,6 +32,8 @@ class FaultInjector:
         parameters: the protected parameters; a hook on one of them strikes in the backward pass.
         halted: whether the generation is over for this worker, which ends a pause.
     """
+
+    in_hooks = True
 
     def __init__(
         self,
@@ -43,6 +46,7 @@ class FaultInjector:
         self._armed: dict[str, FaultSpec] = {}
         self._hooks: list[Any] = []
         self._step = StepNo(-1)
+        self._heard: FaultStage | None = None
 
     @property
     def armed(self) -> bool:
@@ -66,15 +70,24 @@ class FaultInjector:
         if self._due(FaultStage.BACKWARD):
             self._hooks += self._in_backward(step)
         if self._due(FaultStage.REDUCE):
-            self._groups.after_collective = lambda name: (
-                self.strike(FaultStage.REDUCE, step) if "reduce" in name else None
-            )
+            self._hear(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
         """A restartable function between two steps is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
-            self._groups.after_collective = lambda name: self.strike(FaultStage.BETWEEN, step)
+            self._hear(FaultStage.BETWEEN)
+
+    def answered(self, name: str) -> None:
+        """As `CallObserver.answered`; heard only while one of these stages is due."""
+        stage = self._heard
+        if stage is not None and (stage is FaultStage.BETWEEN or "reduce" in name):
+            self.strike(stage, self._step)
+
+    def _hear(self, stage: FaultStage) -> None:
+        if self._heard is None:
+            self._groups.observers = (*self._groups.observers, self)
+        self._heard = stage
 
     def _in_backward(self, step: StepNo) -> list[Any]:
         # A frozen parameter has no gradient to hook.
@@ -94,7 +107,9 @@ class FaultInjector:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        self._groups.after_collective = None
+        if self._heard is not None:
+            self._groups.observers = tuple(each for each in self._groups.observers if each is not self)
+            self._heard = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
         return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)

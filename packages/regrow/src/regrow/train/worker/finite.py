@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from regrow.comm import reductions
+from regrow.comm.observers import CallObserver, CountedGroup
 from regrow.core.errors import NotFinite, StepGivenUp, SumNotFinite
 from regrow.core.ids import StepNo
 from regrow.devices.accelerators import on_accelerator
@@ -98,7 +99,7 @@ class _Answers:
         return found
 
 
-class NumberCheck:
+class NumberCheck(CallObserver):
     """Looks at the numbers of one worker's bodies.
 
     Args:
@@ -138,8 +139,8 @@ class NumberCheck:
             if any(word in name.lower() for word in WATCHED) and (known is None or known[1] is not value):
                 self._logged[name] = (self._calls, value)
 
-    def given(self, name: str, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        """The script calls a collective. From any thread."""
+    def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """As `CallObserver.starts`."""
         if not self._within:
             return
         at, self._calls = self._calls, self._calls + 1

@@ -6,10 +6,9 @@ from typing import Protocol
 
 import torch
 
-from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import Between, Tape
+from regrow.comm.observers import CallTaker, Tape
 from regrow.core.early_reads import EarlyReads
-from regrow.core.ids import Seconds, StepNo, WorkerId
+from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
 from regrow.core.messages.replacements import ProveReplacement, ReplacementFact
 from regrow.core.messages.trainings import FinishedTraining, TrainingPlace
@@ -150,6 +149,24 @@ class WaitingRoom(Protocol):
         """
 
 
+class WorkerGroups(Protocol):
+    """All groups of a worker; `regrow.comm.groups.Groups`, under an agent."""
+
+    generation: Generation
+    """Of the groups that stand."""
+    on_leaving: Callable[[], None] | None
+    """Called before the script destroys the group of all ranks."""
+
+    def echo(self) -> AbstractContextManager[None]:
+        """Within this, collectives are answered locally."""
+
+    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
+        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
+
+    def take_over(self, between: CallTaker) -> None:
+        """Ask this first for each call of a collective; its `past` hears of the answers."""
+
+
 class Participation(Protocol):
     """A worker's part in its job. `supervised.py` and `standalone.py` have one each; one test holds both to it."""
 
@@ -187,10 +204,6 @@ class Participation(Protocol):
         """The membership that this worker runs in."""
 
     @property
-    def formed(self) -> int:
-        """The generation of the groups that stand."""
-
-    @property
     def step(self) -> StepNo:
         """The step that this worker stands before."""
 
@@ -223,14 +236,15 @@ class Participation(Protocol):
         """The body of the present step."""
 
     @property
+    def groups(self) -> WorkerGroups:
+        """The groups of the script."""
+
+    @property
     def waiting(self) -> WaitingRoom:
         """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
 
     def echo(self) -> AbstractContextManager[None]:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
-
-    def local(self) -> AbstractContextManager[None]:
-        """Within this, collectives are answered locally."""
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
         """Within this, a hook of the script runs on all ranks, beside its steps.
@@ -249,9 +263,6 @@ class Participation(Protocol):
 
     def send(self, fact: WorkerFact) -> None:
         """Tell whoever supervises this worker."""
-
-    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
 
     def arrive(
         self,
@@ -293,12 +304,6 @@ class Participation(Protocol):
 
     def turn(self) -> None:
         """A training has ended, and another follows. Raises `WorkerReleased` where other processes run it."""
-
-    def before_leaving(self, last: Callable[[], None]) -> None:
-        """Call this before the script destroys the group of all ranks."""
-
-    def take_over(self, between: Between, past: PastCalls) -> None:
-        """Ask `between` first for each call of a collective; `past` hears of its answer."""
 
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""

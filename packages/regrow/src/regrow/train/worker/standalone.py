@@ -11,7 +11,7 @@ from regrow.comm.groups import Groups
 from regrow.comm.torch_private.idle_threads import await_idle_threads
 from regrow.core.config import TorchrunEnv
 from regrow.core.early_reads import EarlyReads
-from regrow.core.ids import Seconds, StepNo, WorkerId
+from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
 from regrow.core.messages.trainings import TrainingPlace
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators
@@ -65,6 +65,15 @@ class StandaloneWaiting:
     finish = _yes
 
 
+class StandaloneGroups:
+    """Groups that stay as the script has made them."""
+
+    generation = Generation(0)
+    on_leaving: Callable[[], None] | None = None
+    echo = _as_it_is
+    let_follow = take_over = _nothing
+
+
 class StandaloneWorker:
     """A script under plain `python`, or under another launcher."""
 
@@ -76,19 +85,19 @@ class StandaloneWorker:
     records = False
     proofs: ProofParty | None = None
     halted = over = leaves_others = False
-    generation = formed = 0
+    generation = 0
     inside = 0
     trial_steps = 0
     unit = 1
 
-    echo = local = fetching = beside = _as_it_is
+    echo = fetching = beside = _as_it_is
     rehearsed = compare = pass_boundary = _yes
-    note_of_script = send = let_follow = arrive = cache = fetches = show_read = _nothing
-    take_over = before_leaving = expect_after_steps = place_after_step = _nothing
+    note_of_script = send = arrive = cache = fetches = show_read = _nothing
+    expect_after_steps = place_after_step = _nothing
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:
         self.rank, self.local_rank, self.world = rank, local_rank, world
-        self.body, self.waiting = StandaloneBody(), StandaloneWaiting()
+        self.body, self.waiting, self.groups = StandaloneBody(), StandaloneWaiting(), StandaloneGroups()
         self.early, self.training = EarlyReads(), TrainingPlace()
 
     @classmethod

@@ -4,8 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from regrow.comm.groups import Groups
+from regrow.comm.observers import POINT_TO_POINT, CallObserver, CountedGroup
 from regrow.core.board import Board
 from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
@@ -14,13 +16,13 @@ from regrow.data.seeding import generators_kept
 from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
 
-_LISTENERS = ("between", "past", "set_up", "on_call", "on_given", "tape")
+_LISTENERS = ("between", "past", "set_up", "tape")
 """They would take a hook's collectives for calls of a body, or of what stands between two."""
 _BEAT_S: Seconds = 1.0
 
 
-class StrayCalls:
-    """Notes the collectives of one worker.
+class StrayCalls(CallObserver):
+    """Notes the collectives of one worker, and how many each group has had.
 
     Args:
         board: where its agent sees that it goes on.
@@ -29,12 +31,14 @@ class StrayCalls:
         body: whether it is in one.
     """
 
+    in_hooks = True
+
     def __init__(self, board: Board, groups: Groups, control: Control, body: Body) -> None:
         self._board, self._groups, self._control, self._body = board, groups, control, body
         self._last = ""
 
-    def called(self, name: str) -> None:
-        """The script calls a collective. Raises `UsageError` where others would take it for another one."""
+    def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        """As `CallObserver.starts`. Raises `UsageError` where others would take the collective for another one."""
         self._last = name
         if self._control.reformed and not self._body.begun and not self._groups.in_hook:
             # They are at the next step already; whatever they call there would be taken for the answer to this.
@@ -43,6 +47,8 @@ class StrayCalls:
                 hint="mark the function that calls it @regrow.restartable",
             )
         self._board.call()
+        if name not in POINT_TO_POINT:
+            self._board.show_count(group.number, group.sign, group.calls + 1)
 
     def advice(self) -> str:
         """Advice for people about the last call, if it was outside a step; empty: none."""
@@ -50,6 +56,18 @@ class StrayCalls:
         if self._body.begun or not name:
             return ""
         return f"{name} was called outside a step: mark the function that does @regrow.restartable"
+
+
+class _Refusal(CallObserver):
+    """Refuses the collectives of a hook that runs when the groups are given up."""
+
+    def __init__(self, hook: str) -> None:
+        self._hook = hook
+
+    def called(self, name: str, size: int) -> None:
+        raise UsageError(
+            f"{name} was called in {self._hook}, when the groups were given up", hint="call collectives in `after`"
+        )
 
 
 class Beside:
@@ -74,13 +92,13 @@ class Beside:
             calls: it may call collectives.
         """
         groups, ended = self._groups, threading.Event()
-        kept = {name: getattr(groups, name) for name in _LISTENERS}
+        kept, observers = {name: getattr(groups, name) for name in _LISTENERS}, groups.observers
         beating = threading.Thread(target=self._beat, args=(ended, hook, within), name="regrow-hook", daemon=True)
         groups.in_hook = hook
         for name in _LISTENERS:
             setattr(groups, name, None)
-        if not calls:
-            groups.on_call = self._refuse
+        heard = tuple(each for each in observers if each.in_hooks)
+        groups.observers = heard if calls else (_Refusal(hook), *heard)
         try:
             beating.start()
             with generators_kept():
@@ -90,13 +108,7 @@ class Beside:
             beating.join()
             for name, listener in kept.items():
                 setattr(groups, name, listener)
-            groups.in_hook = ""
-
-    def _refuse(self, name: str, _: int) -> None:
-        raise UsageError(
-            f"{name} was called in {self._groups.in_hook}, when the groups were given up",
-            hint="call collectives in `after`",
-        )
+            groups.observers, groups.in_hook = observers, ""
 
     def _beat(self, ended: threading.Event, hook: str, within: Seconds) -> None:
         until = time.monotonic() + within

@@ -1,7 +1,7 @@
 """The part in its job of a worker that an agent started."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
@@ -14,8 +14,6 @@ from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.on_device.waits import WAITS
-from regrow.comm.past_calls import PastCalls
-from regrow.comm.process_group import Between
 from regrow.comm.torch_private import device_mesh, expected_names, internals
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
@@ -56,7 +54,7 @@ class SupervisedWorker:
     """True if the reads of steps are recorded."""
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
-        self._link, self._groups = link, groups
+        self._link, self.groups = link, groups
         self.worker, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
@@ -83,6 +81,7 @@ class SupervisedWorker:
         self._gate = UpdateGate(link, self.control, groups, self._faults, self._copies)
         self.body = Body(link, self.control, groups, self._faults, self._gate)
         self._stray = StrayCalls(link.board, groups, self.control, self.body)
+        groups.observers = (self.body, self._stray, *self.body.checks)
         self._beside = Beside(link.board, groups, self.note_of_script)
         self.reading = Reading(link, self.control, self.body)
         self.proofs: ProofParty | None = ShadowProofs(link, self.control, groups, self.body)
@@ -102,11 +101,9 @@ class SupervisedWorker:
         link.failing = partial(judge_failure, link)
         link.advice = lambda: member._stray.advice() if member._state is not None else ""
         member.control.start()
-        groups.on_asked = link.early.note if link.early.watching else None
+        groups.early = link.early if link.early.watching else None
         member._set_up = SetUpHearing(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
-        groups.on_collective = member._stray.called
-        groups.on_counted = link.board.show_count
         if told := expected_names.shortfalls():
             member.note_of_script(told)
         FLIGHT.show = link.board.show_flight
@@ -148,11 +145,6 @@ class SupervisedWorker:
         return self.control.generation
 
     @property
-    def formed(self) -> int:
-        """The generation of the groups that stand."""
-        return self._groups.generation
-
-    @property
     def step(self) -> StepNo:
         """The step that this worker stands before."""
         return self.control.step
@@ -190,7 +182,7 @@ class SupervisedWorker:
         if not self.reads_once:
             self._hear_no_more()
         self._reached(BUILD)
-        with self.body.rehearsal(), self._groups.echo():
+        with self.body.rehearsal(), self.groups.echo():
             yield
 
     def _reached(self, stage: str) -> dict[str, Seconds]:
@@ -204,13 +196,9 @@ class SupervisedWorker:
     def _hear_no_more(self) -> None:
         """The script has come to its loop."""
         self.early.stop()
-        self._groups.on_asked = None
+        self.groups.early = None
         if self._set_up is not None:
             self._set_up.stop()
-
-    def local(self) -> AbstractContextManager[None]:
-        """Within this, collectives are answered locally."""
-        return self._groups.echo()
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
         """Within this, a hook of the script runs on all ranks, beside its steps."""
@@ -228,10 +216,6 @@ class SupervisedWorker:
         """Tell people something about the script, once, whichever ranks say it."""
         self._link.send(facts.WorkerNoted(self._link.env.worker, text))
 
-    def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
-        self._groups.let_follow(across, inside)
-
     def arrive(
         self,
         state: ProtectedState,
@@ -248,7 +232,7 @@ class SupervisedWorker:
         if accelerators.in_use() is not None and torch.accelerator.device_count() > 1:
             self.early.bind(f"{accelerators.kind().upper()} device {torch.accelerator.current_device_index()}")
         self._gate.accelerator = accelerator_of(state.parameters())
-        workplace = Assembly(self._link, self.control, self._groups, self._faults, self._copies, self._gate.accelerator)
+        workplace = Assembly(self._link, self.control, self.groups, self._faults, self._copies, self._gate.accelerator)
         recovery, durable = workplace.assemble(state, buffered, form_s=FORM_S)
         self.body.recovery = recovery
         self._rejoin = Rejoin(self._link, self.control, recovery, state, self._copies, durable)
@@ -268,9 +252,9 @@ class SupervisedWorker:
                 built_s=time.monotonic() - self._born,
                 holding=holding,
                 whole_body=self.body.whole_body,
-                sharded=self._groups.count > 1 or state.parted(),
+                sharded=self.groups.count > 1 or state.parted(),
                 microbatches=microbatches,
-                fixed=fixed or self._groups.fixed() or told,
+                fixed=fixed or self.groups.fixed() or told,
                 between=self.control.first_inside > 0,
                 early=self.early.found,
                 parts=recovery.first_look() if env.begins else {},
@@ -332,14 +316,6 @@ class SupervisedWorker:
         """As `Participation.turn`: all ranks end, and new ones run what follows."""
         raise WorkerReleased(None)
 
-    def before_leaving(self, last: Callable[[], None]) -> None:
-        """Call this before the script destroys the group of all ranks."""
-        self._groups.on_leaving = last
-
-    def take_over(self, between: Between, past: PastCalls) -> None:
-        """Ask `between` first for each call of a collective; `past` hears of its answer."""
-        self._groups.between, self._groups.past = between, past
-
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
         self.control.first_inside = following
@@ -369,7 +345,7 @@ class SupervisedWorker:
 
     def _stop(self) -> None:
         """The generation is over: end all that the training thread may be blocked in. From the control thread."""
-        self._groups.halt()
+        self.groups.halt()
         self.body.interrupt.set()
         self._copies.wake()
         self.reading.stop()

@@ -8,7 +8,7 @@ import msgspec
 
 from regrow.agent.workers.link import WorkerLink, placed
 from regrow.comm.groups import Groups
-from regrow.comm.process_group import Tape
+from regrow.comm.observers import Tape
 from regrow.core.config import publish_rank
 from regrow.core.errors import GenerationHalted, RegrowError
 from regrow.core.ids import NO_STATE, Rank, Seconds, StepNo

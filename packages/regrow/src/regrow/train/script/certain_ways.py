@@ -8,7 +8,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
-from regrow.train.script_source import last_line
+from regrow.train.script.source import last_line
 
 LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _LEAVES = (ast.Return, ast.Raise)

@@ -4,9 +4,9 @@ import ast
 from types import FrameType
 from typing import NamedTuple
 
-from regrow.train.rehearsal.filled_anew import harmless
-from regrow.train.script_source import last_line, parsed
-from regrow.train.state.namespaces import names_used
+from regrow.train.script.filled_anew import harmless
+from regrow.train.script.namespaces import names_used
+from regrow.train.script.source import last_line, parsed
 
 
 class BodyReads(NamedTuple):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from regrow.train.state.namespaces import Namespace
+from regrow.train.script.namespaces import Namespace
 
 _SMALL = 1_024
 """Elements of a tensor that is kept as it is."""

@@ -5,47 +5,41 @@ a step too early, and the script cannot be brought back into it.
 """
 
 import ast
-import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, Generic, Protocol, TypeVar
 
-from regrow.train.asked_loop import Asking, asking, asking_frame, loop_at
-from regrow.train.script_source import last_line
-from regrow.train.step import Step
+from regrow.core.process.rewriting import Turn, skip_to_next
+from regrow.train.script.asked_loop import Asking, asking, asking_frame, loop_at
+from regrow.train.script.source import last_line
 
 _LEAVE = (ast.Break, ast.Return, ast.Raise)
 _FUNCTIONS_THAT_LEAVE = frozenset({"exit", "_exit", "quit"})
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
-class Turn(NamedTuple):
-    """Position of a loop in its present turn.
+class TakenStep(Protocol):
+    """The step that a loop holds."""
 
-    Attributes:
-        frame: the call that the loop is in.
-        first: the line with which its body begins.
-        through: the last line of the statement of its body that is under way.
-        last: the line with which the body ends.
-    """
+    committed: bool
 
-    frame: FrameType
-    first: int
-    through: int
-    last: int
+    def become(self, following: Any) -> None:
+        """Stand for the step that follows."""
 
 
-class Turns:
+S = TypeVar("S", bound=TakenStep)
+
+
+class Turns(Generic[S]):
     """The turns of the script's loop, each of which begins by asking for a step.
 
     Args:
         taken: told of the step with which a loop was sent to its next turn.
     """
 
-    def __init__(self, taken: Callable[[Step], None]) -> None:
+    def __init__(self, taken: Callable[[S], None]) -> None:
         self._taken = taken
         self._walks: list[weakref.ref[Iterator[Any]]] = []
         self._asked: Asking | None = None
@@ -72,7 +66,7 @@ class Turns:
         asker = asking_frame(frame)
         return self._asked is not None and asker is not None and loop_at(asker, self._asked.instruction) is not None
 
-    def not_left(self, step: Step | None, innermost: FrameType, *, always: bool = False) -> None:
+    def not_left(self, step: S | None, innermost: FrameType, *, always: bool = False) -> None:
         """Take the loop's next turn if the script might leave the loop after a step that was not committed.
 
         Args:
@@ -84,7 +78,7 @@ class Turns:
         if turn is not None:
             skip_to_next(turn, partial(self._take, step))
 
-    def _take(self, step: Step) -> bool:
+    def _take(self, step: S) -> bool:
         """With the same object, which the script holds; False: there is no further turn."""
         asked, steps = self._asked, self._walks[0]() if self._walks else None
         following = next(steps, None) if steps is not None else None
@@ -134,40 +128,3 @@ def _leaves(statement: ast.AST) -> bool:
             return True
         ahead += ast.iter_child_nodes(node)
     return False
-
-
-def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
-    """After the present statement, begin the loop's body anew, once `ask` has prepared the next turn.
-
-    If that cannot be done, or `ask` returns False, the loop goes on as it is. Python lets only a trace function send a
-    frame to another line; a tracer that is already installed goes on with the frame afterwards.
-    """
-    frame, traced, tracing = turn.frame, turn.frame.f_trace, sys.gettrace()
-
-    def follow(_: FrameType, event: str, __: object) -> Callable[..., Any] | None:
-        line = frame.f_lineno
-        if event != "return" and (event != "line" or turn.first <= line <= turn.through):
-            return follow
-        try:
-            if event == "line" and turn.through < line <= turn.last and _go(frame, turn.first) and not ask():
-                _go(frame, line)
-        finally:
-            frame.f_trace = traced
-            sys.settrace(tracing)
-            # Python 3.11 and 3.12 bind the variables to what is in this copy of them, so it must be a fresh one.
-            frame.f_locals  # noqa: B018
-        return traced
-
-    frame.f_trace = follow
-    sys.settrace(lambda *_: None)
-
-
-def _go(frame: FrameType, line: int) -> bool:
-    with warnings.catch_warnings():
-        # From Python 3.12 on variables that have no value yet get None, with a warning.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        try:
-            frame.f_lineno = line  # type: ignore[misc]
-        except ValueError:
-            return False
-    return True

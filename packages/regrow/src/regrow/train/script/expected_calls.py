@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from types import FrameType, ModuleType
 
-from regrow.train.asked_loop import asking_frame, loop_at
-from regrow.train.script_source import is_script, text_of, tree_of
+from regrow.train.script.asked_loop import asking_frame, loop_at
+from regrow.train.script.source import is_script, text_of, tree_of
 
 COLLECTIVES = frozenset(
     {

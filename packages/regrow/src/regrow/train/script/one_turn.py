@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from regrow.train.script_source import last_line, parsed
+from regrow.train.script.source import last_line, parsed
 
 _FIXED = (range, tuple, str, frozenset)
 

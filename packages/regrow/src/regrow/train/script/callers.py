@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, GeneratorType
 
 from regrow.core.process.own_code import is_own_file
-from regrow.train.rehearsal.one_turn import turn_once
-from regrow.train.script_source import is_script
+from regrow.train.script.one_turn import turn_once
+from regrow.train.script.source import is_script
 
 _COUNT: dict[type, str] = {
     enumerate: "enumerate(...)",

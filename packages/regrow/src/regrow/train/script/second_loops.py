@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType
 
 from regrow.core.errors import UsageError
-from regrow.train.rehearsal.callers import loop_around
-from regrow.train.rehearsal.certain_ways import (
+from regrow.train.script.callers import loop_around
+from regrow.train.script.certain_ways import (
     EXITS,
     LATER,
     RAISE,
@@ -29,7 +29,7 @@ from regrow.train.rehearsal.certain_ways import (
     may_leave,
     turns_again,
 )
-from regrow.train.script_source import is_script, last_line, text_of, tree_of
+from regrow.train.script.source import is_script, last_line, text_of, tree_of
 
 LOOPS = frozenset({"steps", "epochs"})
 _REPEATS = frozenset({"map", "starmap"})

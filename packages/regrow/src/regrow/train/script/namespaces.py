@@ -1,16 +1,13 @@
 """The variables of functions and modules under way, read and written from outside."""
 
-import ctypes
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
 from types import FrameType, FunctionType, MethodType
 
-_FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
-_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_WRITES_THROUGH = sys.version_info >= (3, 13)
-"""True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
+from regrow.core.process.rewriting import WRITES_THROUGH, bind, is_fast
 
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OURS = 4
 """References to that copy: the frame's, two of ours, and the counter's. More: the script has called `locals()`."""
 
@@ -47,21 +44,14 @@ class Namespace:
         if self._values is not None:
             self._values.update(values)
             return
-        there = self.frame.f_locals
-        there.update(values)
-        if not _WRITES_THROUGH and _is_fast(self.frame):
-            ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(self.frame), ctypes.c_int(0))
+        there = bind(self.frame, values)
         self._let_go(there)
 
     def _let_go(self, there: Mapping[str, object]) -> None:
         """The copy that Python keeps with the frame would hold a step's tensors beyond their time."""
-        copied = not _WRITES_THROUGH and _is_fast(self.frame)
+        copied = not WRITES_THROUGH and is_fast(self.frame)
         if copied and isinstance(there, dict) and sys.getrefcount(there) <= _OURS:
             there.clear()
-
-
-def _is_fast(frame: FrameType) -> bool:
-    return frame.f_code.co_flags & _FAST == _FAST
 
 
 def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
@@ -78,7 +68,7 @@ def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
     for frame in frames:
         code, variables = frame.f_code, frame.f_globals
         # What a generator passes on it may have begun to count before the step, or after.
-        if _is_fast(frame) and not code.co_flags & _GENERATORS:
+        if is_fast(frame) and not code.co_flags & _GENERATORS:
             add(f"{code.co_qualname} ({variables.get('__name__')})", frame, module=False)
         if id(variables) not in seen:
             seen.add(id(variables))

@@ -6,7 +6,7 @@ import inspect
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-from regrow.train.script_source import is_script, last_line, parsed
+from regrow.train.script.source import is_script, last_line, parsed
 
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 

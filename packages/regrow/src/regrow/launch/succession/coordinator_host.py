@@ -1,0 +1,85 @@
+"""A coordinator in this process, whether node 0's or one that was elected, and all that is opened with it."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from regrow.core.background import Background
+from regrow.core.ids import NodeId
+from regrow.core.records import Record
+from regrow.launch import folder
+from regrow.launch.console import Console
+from regrow.launch.job import JobPlan
+from regrow.membership.orders import EndJob
+from regrow.membership.restartable import RestartableMachine
+from regrow.membership.server.collecting import QuietCollections
+from regrow.membership.server.coordinator import Coordinator
+from regrow.membership.server.http_api import HttpApi
+from regrow.membership.server.launchers import LauncherDesk
+from regrow.membership.server.leased import LeasedMachine
+from regrow.membership.server.witness_folder import WitnessFolder
+from regrow.membership.succession.voters import Voters
+from regrow.membership.succession.written import MemoryWriter
+from regrow.observe.record import EventWriter
+from regrow.observe.watch.acting import PageActions
+from regrow.observe.watch.site import WatchSite
+
+
+class CoordinatorHost:
+    """A coordinator with its records, its live page, and its desk for other launchers."""
+
+    coordinator: Coordinator
+
+    def __init__(
+        self,
+        plan: JobPlan,
+        machine: RestartableMachine,
+        voters: Voters,
+        token: str,
+        speaker: Console,
+        witness: WitnessFolder | None,
+    ) -> None:
+        self._plan, self._token, self._speaker = plan, token, speaker
+        self.machine = machine
+        memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
+        self.desk = LauncherDesk(voters, memory.write, token, say=speaker.say, witness=witness)
+        self.leased = LeasedMachine(machine, voters, self.desk.changed)
+
+    def records(self, stack: AsyncExitStack, job_dir: Path) -> Callable[[Record], None]:
+        """Open the job's records; returns what writes one, in a thread of its own. Raises `OSError`."""
+        events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
+        disk = stack.enter_context(Background("regrow-records"))
+        return lambda record: disk.do(partial(events.write, record, time.time()))
+
+    async def listen(self, stack: AsyncExitStack, coordinator: Coordinator) -> str:
+        """Open the live page, if one is asked for, then the coordinator and its desk; the page's address, or empty.
+
+        Raises `UsageError` where an address is taken or is not this machine's.
+        """
+        self.coordinator, plan, machine, address = coordinator, self._plan, self.machine, ""
+        if plan.watch is not None:
+            acts = HttpApi(coordinator, machine.spec, lambda: machine.world, machine.snapshot).actions()
+            actions = PageActions(self._token, acts)
+            site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
+            coordinator.watchers.append(site.feed)
+            address = site.address if site.port else ""
+        stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
+        await stack.enter_async_context(coordinator)
+        await stack.enter_async_context(self.desk)
+        return address
+
+    @property
+    def crash(self) -> str:
+        """Stacks of defects of regrow's own, for the record."""
+        return self.machine.crash + self.coordinator.crash + self.desk.crash
+
+    async def stop_nodes(self, end: EndJob) -> Sequence[NodeId]:
+        """The job has ended: end its agents; returns those that did not in time."""
+        reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
+        late = await self.coordinator.stop_nodes(reason, grace=self._plan.grace)
+        for node in late:
+            self._speaker.say(f"{node} did not end its workers in time")
+        self.desk.remove_witness()
+        return late
