@@ -97,6 +97,8 @@ class FaultInjector:
         self._groups.after_collective = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
+        if not self._armed:
+            return None
         return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
 
     def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:
