@@ -37,24 +37,28 @@ SETTLED = 4
 
 
 class Device:
-    """Counts of the device; none on the processor."""
+    """Counts of this rank's device; none on the processor."""
 
     def __init__(self) -> None:
         self._steering = STEERING if NAME == "standin" else None
         self.slept = 0
         """Times that regrow has waited without blocking in the device's own call."""
 
+    @property
+    def _at(self) -> int:
+        return torch.accelerator.current_device_index()
+
     def waits(self) -> int:
         """Times that the host has waited so far."""
-        return self.slept + (self._steering.waits(0) if self._steering is not None else 0)
+        return self.slept + (self._steering.waits(self._at) if self._steering is not None else 0)
 
     def launches(self) -> int:
         """Kernels and copies so far."""
-        return self._steering.launches(0) if self._steering is not None else 0
+        return self._steering.launches(self._at) if self._steering is not None else 0
 
     def queued(self) -> int:
         """Lead of the host by now, in launches and the like."""
-        return self._steering.depth(0) if self._steering is not None else 0
+        return self._steering.depth(self._at) if self._steering is not None else 0
 
     def limit(self, launches: int) -> None:
         """Limit the launches that a stream holds."""

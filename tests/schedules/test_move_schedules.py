@@ -6,12 +6,14 @@ from collections import Counter
 import msgspec
 import pytest
 
-from regrow.core.ids import Rank, StepNo
-from regrow.core.records import IncidentClosed, IncidentOpened
+from regrow.core.ids import JobId, Rank, StepNo
+from regrow.core.job import JobSpec
+from regrow.core.messages.vocabulary import Warmth
+from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow_lab.sim.draws import draw
 from regrow_lab.sim.faults import SimFault, Wish
 from regrow_lab.sim.schedule import SimSchedule
-from regrow_lab.sim.script import Doing
+from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
 
 _STAGES = (Doing.BUILDING, Doing.READY, Doing.COMPUTING, Doing.HALTED, Doing.FORMING, Doing.HYDRATING, Doing.WAITING)
@@ -57,3 +59,29 @@ def test_jobs_whose_ranks_move_come_to_their_ends(hundred: int) -> None:
         ended = {line.incident for line in lines if isinstance(line, IncidentClosed) and line.kind == "move"}
         seen += Counter({"moved": len(ended), "became a fault": len(begun - ended)})
     assert seen["moved"] > 30 and seen["became a fault"] > 5, seen
+
+
+def test_ranks_of_a_node_follow_one_of_their_replica_whose_newcomers_fail_there() -> None:
+    """Whatever else strikes; and where nothing does they stand together again on the spare."""
+    followed = 0
+    for seed in range(60):
+        rng = random.Random(f"islands {seed}")
+        spec = JobSpec(JobId("islands"), 2, 2, 0, Warmth.BUILT, 100, 3600.0, None, True, unit=2)
+        kills = [
+            SimFault("kill", Rank(rng.randrange(4)), rng.choice(_STAGES), nth=rng.randint(4, 20), after=0.01)
+            for _ in range(seed % 3)
+        ]
+        strikes = [SimFault("kill", Rank(1), Doing.COMPUTING, nth=3), *kills]
+        script = SimScript(until=StepNo(40), build=0.5, parts=2, fails=3)
+        room = Wish("node", after=0.0, slots=2)
+        schedule = SimSchedule(spec, script=script, strikes=strikes, wishes=[room], seed=seed)
+        schedule.run(world := schedule.world())
+        texts = [line.text for _, line in world.log if isinstance(line, Noted)]
+        followed += any("follows rank 1 of their replica" in text for text in texts)
+        if not kills:
+            roster = world.machine.roster
+            homes = [roster.workers[roster.places[Rank(rank)]].node for rank in range(4)]
+            assert homes[0] == homes[1] != homes[2] == homes[3]
+            moves = [line for _, line in world.log if isinstance(line, IncidentClosed) and line.kind == "move"]
+            assert [(move.faults, move.steps_lost) for move in moves] == [(0, 0)]
+    assert followed > 20

@@ -69,6 +69,17 @@ def test_flags_of_torchrun_without_meaning_are_taken_with_a_note_each(planned: l
     assert sorted(planned[0].notes) == sorted(f"{flag} means nothing to regrow and is ignored" for flag in flags)
 
 
+def test_workers_are_bound_as_torchrun_would_and_no_other_word_is_taken(
+    planned: list[JobPlan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for mode in ("node", "socket", "exclusive", "core-complex"):
+        assert cli.main(["run", f"--numa_binding={mode}", "train.py"]) == 0
+    assert [plan.spec.numa_binding for plan in planned] == ["node", "socket", "exclusive", "core-complex"]
+    assert [plan.notes for plan in planned] == [[]] * 4
+    assert cli.main(["run", "--numa-binding", "nodes", "train.py"]) == 2
+    assert "--numa-binding 'nodes' is not known (it is one of node, socket" in capsys.readouterr().err
+
+
 def test_flags_of_hyperpodrun_are_taken_and_its_scripts_refused(
     planned: list[JobPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:

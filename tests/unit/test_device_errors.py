@@ -62,12 +62,13 @@ def test_groups_of_other_kinds_of_devices_are_taken_by_torchs_registration(monke
         raise AssertionError("nobody makes a group here")
 
     known, made = {"npu": "theirs", "cpu": "gloo", "xpu": "regrow", "hpu": "fake"}, Backend._BackendPlugin
+    known |= {"cuda": "nccl"}  # which torch registers as others do from 2.15 on
     monkeypatch.setattr(Backend, "default_device_backend_map", known)
     monkeypatch.setattr(
-        Backend, "_plugins", {name: made(create, name != "FAKE") for name in ("THEIRS", "REGROW", "FAKE")}
+        Backend, "_plugins", {name: made(create, name != "FAKE") for name in ("THEIRS", "REGROW", "FAKE", "NCCL")}
     )
-    kinds = ("npu", "xpu", "cpu", "mps", "hpu")
-    assert [nccl_group.brought_for(kind) for kind in kinds] == ["theirs", "", "", "", ""]
+    kinds = ("npu", "xpu", "cpu", "mps", "hpu", "cuda")
+    assert [nccl_group.brought_for(kind) for kind in kinds] == ["theirs", "", "", "", "", ""]
     assert nccl.serves(SimpleNamespace(type="npu"))  # type: ignore[arg-type]
     assert not nccl.serves(SimpleNamespace(type="xpu"))  # type: ignore[arg-type]
 

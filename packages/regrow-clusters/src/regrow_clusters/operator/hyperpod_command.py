@@ -7,7 +7,9 @@ _LAUNCHERS: Final = frozenset({"hyperpodrun", "torchrun"})
 _MODULES: Final = frozenset({"torch.distributed.run", "torch.distributed.launch"})
 _BARE: Final = frozenset({"--standalone", "--run-path", "--virtual-local-rank", "--inprocess-restart"})
 _KEPT_BARE: Final = frozenset({"--module", "--no-python"})
-_KEPT: Final = frozenset({"--max-restarts", "--log-dir", "--redirects", "--tee", "--shutdown-timeout"})
+_KEPT: Final = frozenset(
+    {"--max-restarts", "--log-dir", "--redirects", "--tee", "--shutdown-timeout", "--numa-binding"}
+)
 _OURS: Final = frozenset(
     {
         "--nnodes",
@@ -32,7 +34,6 @@ _MEANINGLESS: Final = frozenset(
         "--local-ranks-filter",
         "--event-log-handler",
         "--logs-specs",
-        "--numa-binding",
         "--signals-to-handle",
         "--run-path",
         "--virtual-local-rank",

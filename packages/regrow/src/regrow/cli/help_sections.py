@@ -22,6 +22,7 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start": (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--standalone", "--job"),
         *("--local-addr", "--master-addr", "--master-port", "--module", "--no-python", "--preload", "--local-nodes"),
+        "--numa-binding",
     ),
     "Survive faults": (
         *("--standby", "--warmth", "--spares", "--buddy-every", "--domain", "--checkpoint-dir", "--checkpoint-every"),

@@ -58,18 +58,16 @@ class StreamPoint:
             usual: how long waits like this one take; 0: not known.
         """
         begun, waited = time.monotonic(), 0.0
+        near, past = (1 - _NEAR) * usual, (1 + _NEAR) * usual
         while not self.passed():
             meanwhile()
             waited = time.monotonic() - begun
-            time.sleep(_pause(waited, usual))
+            pause = (_NEAR_PART if near <= waited <= past else _PART) * waited
+            if waited < near < waited + pause:
+                pause = near - waited
+            # Hundreds of these in a wait: comparisons are cheaper than calls.
+            time.sleep(_PAUSE_LEAST if pause < _PAUSE_LEAST else _PAUSE_MOST if pause > _PAUSE_MOST else pause)
         return waited
-
-
-def _pause(waited: Seconds, usual: Seconds) -> Seconds:
-    until_near = (1 - _NEAR) * usual - waited
-    near = until_near <= 0 and waited <= (1 + _NEAR) * usual
-    pause = max((_NEAR_PART if near else _PART) * waited, _PAUSE_LEAST)
-    return min(pause, _PAUSE_MOST, max(until_near, _PAUSE_LEAST) if until_near > 0 else _PAUSE_MOST)
 
 
 class LateNumber:

@@ -19,6 +19,7 @@ from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, one_of, s
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 _REDIRECT_ALL = "3"
 
 
@@ -90,6 +91,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     straggler_steps: int = 20
     replace_stragglers: bool = False
     check_for_nan: bool = False
+    numa_binding: str = ""
     log_rules: list[LogRule] = []
     trial_steps: int = 0
     data_cache: str = ""
@@ -320,6 +322,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         straggler_steps=in_range("--straggler-steps", flags.straggler_steps, 0),
         replace_stragglers=flags.replace_stragglers,
         check_for_nan=flags.check_for_nan,
+        numa_binding=flags.numa_binding and one_of("--numa-binding", flags.numa_binding, NUMA_BINDINGS),
         log_rules=flags.log_rules,
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),

@@ -44,6 +44,7 @@ _USED: Final = (
     _option("--log-dir", default="", metavar="DIR", help="Per-rank output files; in the job's folder by default."),
     _option("-r", "--redirects", default="", metavar="N", help="3: output to the files only."),
     _option("-t", "--tee", default="", metavar="N", help="Output to files and terminal (always so)."),
+    _option("--numa-binding", default="", metavar="MODE", help="Bind workers near their GPU: node, socket..."),
 )
 _VALUED_WITHOUT_MEANING: Final = (
     "--rdzv-backend",
@@ -54,7 +55,6 @@ _VALUED_WITHOUT_MEANING: Final = (
     "--local-ranks-filter",
     "--event-log-handler",
     "--logs-specs",
-    "--numa-binding",
     "--signals-to-handle",
     "--duplicate-stdout-filters",
     "--duplicate-stderr-filters",

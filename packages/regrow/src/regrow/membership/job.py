@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from regrow.core.exit_codes import OK, UNPROVEN
-from regrow.core.ids import Generation, Instant, Rank, StepNo, WorkerId
+from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages.replacements import replaceability
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role
@@ -70,6 +70,8 @@ class Job(JobState):
         self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
         """Workers whose scripts have run to their end, the time, and the threads that keep their processes."""
         self.belief = Belief()
+        self.apart: tuple[Rank, NodeId] | None = None
+        """A rank that has just gone to another node, and the node on which it left others of its replica."""
         self.kept: KeptState | None = None
         """State in the agents' memory for workers that are all started again; None: these build, or read the disk."""
 

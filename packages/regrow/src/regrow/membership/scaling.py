@@ -323,6 +323,12 @@ def standing_at(roster: Roster) -> dict[Rank, NodeId]:
     return {each.rank: each.node for each in roster.seated() if each.rank is not None and each.living}
 
 
+def left_behind(roster: Roster, rank: Rank, node: NodeId, unit: int) -> list[Rank]:
+    """The other ranks on a node that a rank leaves, where one of them belongs to its replica; else none."""
+    there = sorted(each.rank for each in roster.nodes[node].seats.values() if each.rank not in (None, rank))
+    return there if any(each // unit == rank // unit for each in there) else []
+
+
 def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:
     """Slots where workers of a larger world can be started: not on nodes where `attempts` in a row have failed."""
     return {

@@ -46,6 +46,7 @@ _CONTEXT = "regrow.devices.context_times"
 _RENDEZVOUS = "regrow.comm.rendezvous"
 _FAR = 8192
 _PRODUCING = "regrow.train.producing"
+_NUMA = "regrow.comm.torch_private.numa"
 
 
 def run_worker(seed: "WorkerSeed") -> None:
@@ -63,6 +64,7 @@ def run_worker(seed: "WorkerSeed") -> None:
     if not seed.request.script.binary:
         _meet_without_a_root()
     _time_stages(link, binary=seed.request.script.binary)
+    _bind(link)
     if link.env.role is not Role.RANK and env.producer is None:
         link.early.watch()
     if env.producer is None:
@@ -95,6 +97,19 @@ def _time_stages(link: WorkerLink, *, binary: bool) -> None:
     with contextlib.suppress(ImportError):  # no torch: the script does without it
         within = functools.partial(link.stages.within, CONTEXT)
         link.stages.stop = importlib.import_module(_CONTEXT).time_context(within)
+
+
+def _bind(link: WorkerLink) -> None:
+    """Bind this process near its accelerator, where the job asks for that; tell people where that changes nothing."""
+    env = link.env
+    if not env.spec.numa_binding or env.producer is not None:
+        return
+    try:
+        why = importlib.import_module(_NUMA).bind(env.spec.numa_binding, env.local_rank)
+    except ImportError as error:
+        why = str(error)
+    if why:
+        link.send(facts.WorkerNoted(env.worker, f"--numa-binding {env.spec.numa_binding} changes nothing: {why}"))
 
 
 def _be_in_nobodys_way(link: WorkerLink) -> None:

@@ -24,6 +24,7 @@ from regrow.devices import nvidia
 BACKEND = "regrow"
 """The name of our own backend in torch's register."""
 _SHAM = "fake"
+_TORCHS = ("gloo", "nccl", "xccl", "ucc", "mpi")
 """torch's backend that answers nothing, for tests and plans."""
 _PASSED = ("is_high_priority_stream", "config")
 """Settings that a script gives to NCCL by a group's options; the time limit has an argument of its own."""
@@ -164,10 +165,12 @@ class Communicator:
 def brought_for(kind: str) -> str:
     """The name of the backend that somebody has registered with torch for devices of this kind; empty for none.
 
+    From 2.15 on torch registers its own in the same way, once one is asked for: they are nobody's.
+
     Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
     """
     name = Backend.default_device_backend_map.get(kind, "")
-    return name if name.upper() in Backend._plugins and name not in (BACKEND, _SHAM) else ""
+    return name if name.upper() in Backend._plugins and name not in (BACKEND, _SHAM, *_TORCHS) else ""
 
 
 def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:

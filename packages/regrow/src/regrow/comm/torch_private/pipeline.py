@@ -1,5 +1,6 @@
 """Pipelines: what an aborted step leaves behind in a schedule, and what a stage votes about shapes."""
 
+import itertools
 import sys
 from types import TracebackType
 from typing import Any, NoReturn
@@ -14,6 +15,8 @@ _LEFT_OVERS = (
     "unshard_ops",
     "unsharded_stages",
     "backward_counter",
+    "_deferred_stages",
+    "_finalized_stages",
 )
 """Containers that `torch.distributed.pipelining` empties after a schedule's step, and expects empty at its start."""
 
@@ -34,7 +37,21 @@ def reset_unfinished(error: BaseException) -> None:
             for name in _LEFT_OVERS:
                 if hasattr(schedule, name):
                     getattr(schedule, name).clear()
+            for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+                _forget_receives(stage)
         traceback = traceback.tb_next
+
+
+def _forget_receives(stage: Any) -> None:
+    """From 2.15 on torch allocates a buffer for each receive, and refuses every later step where one is left.
+
+    What still writes to it belongs to groups that were halted, and keeps it.
+    """
+    for info in itertools.chain(*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
+        if hasattr(info, "take_buffer"):
+            info.buffer = None
+    if hasattr(stage, "_gradient_reduction_handle"):
+        stage._gradient_reduction_handle = None
 
 
 def vote_on_shapes(stage: Any) -> int:

@@ -105,8 +105,24 @@ class Moving:
         free = [node for node in scaling.free_slots(self._roster, ATTEMPTS) if node != source]
         return free if to is None else [node for node in free if node == to]
 
+    def _follow(self, now: Instant) -> None:
+        """A rank has left others of its replica on a node, which may have a faster network inside: all there follow."""
+        if self._job.apart is None or self._move is not None:
+            return
+        (rank, source), self._job.apart = self._job.apart, None
+        name = self._roster.places.get(rank)
+        ranks = scaling.left_behind(self._roster, rank, source, self._job.spec.unit)
+        if name is None or not ranks or (to := self._roster.workers[name].node) == source:
+            return
+        why = self._obstacle(ranks, source, to)
+        said = say.stays_apart(rank, to, source, why) if why else say.follows(rank, ranks, source, to)
+        self._job.orders.note(said, now)
+        if not why:
+            self._move = RankMove(source, None, to, said, self._roster.world)
+
     def plan(self, now: Instant) -> ResizePlan | None:
         """Plan the move that was accepted; None: there is none, or it has come to nothing."""
+        self._follow(now)
         move, job = self._move, self._job
         if move is None:
             return None

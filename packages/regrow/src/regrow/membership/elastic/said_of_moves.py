@@ -46,6 +46,16 @@ def held_nowhere_else(ranks: Sequence[Rank]) -> str:
     return f"{_ranks(ranks)} cannot move: no rank that would stay has the same part of the state"
 
 
+def follows(rank: Rank, ranks: Sequence[Rank], source: NodeId, to: NodeId) -> str:
+    """Reason of a move that nobody has asked for."""
+    return f"{_ranks(ranks)} of {source} follow{'s' * (len(ranks) == 1)} rank {rank} of their replica to {to}"
+
+
+def stays_apart(rank: Rank, to: NodeId, source: NodeId, why: str) -> str:
+    """A rank is alone on another node."""
+    return f"rank {rank} went to {to}, and speaks over the network with those of its replica on {source}: {why}"
+
+
 def given_up(source: NodeId, why: str) -> str:
     """A move comes to nothing, and training goes on as it is."""
     return f"the ranks of {source} are not moved: {why}"

@@ -124,7 +124,10 @@ class Ladder:
             if seat is None:
                 stuck.append(rank)
                 continue
-            moves = seat.node != self._roster.home(rank)[0].node
+            home = self._roster.home(rank)[0]
+            moves = seat.node != home.node
+            if moves and home.usable and self._left_behind(rank):
+                self._job.apart = rank, home.node
             holding = self._holder(rank).holding
             spares = [
                 each
@@ -162,8 +165,14 @@ class Ladder:
         at_home = Seat(home.node, rank, local_rank) if home.usable and not give_up else None
         return self._free_seat(rank, others) or at_home
 
+    def _left_behind(self, rank: Rank) -> list[Rank]:
+        return scaling.left_behind(self._roster, rank, self._roster.home(rank)[0].node, self._spec.unit)
+
     def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
-        free = {node.node: slots for node in nodes if (slots := node.free())}
+        """Seat on one of these nodes: if others of its replica stay behind, on one with room for all there, if any."""
+        behind = len(self._left_behind(rank))
+        roomy = [node for node in nodes if len(node.free()) > behind]
+        free = {node.node: slots for node in roomy or nodes if (slots := node.free())}
         others = {each: node for each, node in scaling.standing_at(self._roster).items() if each != rank}
         together = scaling.failing_together(self._roster)
         seats = scaling.new_seats([rank], self._spec.unit, free, domains=together, held=others)

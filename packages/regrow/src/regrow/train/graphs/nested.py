@@ -12,6 +12,9 @@ HELD_BYTES = 1 << 20
 weights, a queue) only where they are known to change."""
 
 
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+
+
 class Marks:
     """Large tensors that were left uncopied, with the versions that show whether they have changed since."""
 
@@ -36,8 +39,13 @@ def held(value: object, left: Marks | None) -> object:
         left: takes up what is too large to be copied each time, and stays itself; None: everything is copied.
     """
     kind = type(value)
+    if kind in _ATOMS:
+        return value
     if kind is dict:
-        return {key: held(item, left) for key, item in cast(dict[object, object], value).items()}
+        return {
+            key: item if type(item) in _ATOMS else held(item, left)
+            for key, item in cast(dict[object, object], value).items()
+        }
     if kind is list:
         return [held(item, left) for item in cast(list[object], value)]
     if kind is tuple:

@@ -1,6 +1,7 @@
 """The text of the script that is being run, as far as it can be read."""
 
 import ast
+import functools
 import linecache
 import os
 import sysconfig
@@ -17,6 +18,7 @@ _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "
 _texts: dict[str, str] = {}
 
 
+@functools.lru_cache(maxsize=4096)
 def is_script(file: str) -> bool:
     """True if code in this file is the script's own: not ours, an installed package's or the standard library's."""
     if any(folder in file for folder in _INSTALLED):

@@ -29,7 +29,8 @@ class Habits:
     def learn(self, part: ScriptPart, names: Iterable[str]) -> list[str]:
         """These change there. Returns those that were not known to."""
         new = sorted(set(names) - self._known[part])
-        self._known[part] |= frozenset(new)
+        if new:
+            self._known[part] |= frozenset(new)
         return new
 
     def of(self, *parts: ScriptPart) -> frozenset[str]:

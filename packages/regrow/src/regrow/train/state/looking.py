@@ -5,6 +5,7 @@ Versions cost microseconds, but `parameter.data.mul_(...)` and some kernels do n
 
 import torch
 import xxhash
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from regrow.hydration.shards import local
@@ -50,7 +51,7 @@ class Looker:
         for name, parameter in self._roster.parameters.items():
             if name in digested:
                 seen[name] = _digest(parameter)
-            elif isinstance(parameter, DTensor):
+            elif type(parameter) is not nn.Parameter and isinstance(parameter, DTensor):
                 seen[name] = parameter._version
             else:
                 seen[name] = (parameter._version, parameter.data_ptr())

@@ -112,6 +112,8 @@ class FaultInjector(CallObserver):
             self._heard = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
+        if not self._armed:
+            return None
         return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
 
     def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:

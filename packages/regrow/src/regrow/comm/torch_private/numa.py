@@ -1,0 +1,82 @@
+"""A worker bound to the processors near its accelerator, which torch finds: torchrun's `--numa-binding`.
+
+A fork asks torch, as that takes a device into use: the script may choose its devices before it does so.
+
+Source: https://docs.pytorch.org/docs/stable/elastic/numa.html
+"""
+
+import inspect
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable
+
+import torch
+
+from regrow.core.errors import UsageError
+from regrow.core.ids import Seconds
+
+ASK_S: Seconds = 60.0
+"""Longest time for an answer: many devices take seconds to be taken into use."""
+
+
+def bind(mode: str, device: int) -> str:
+    """Bind all threads of this process, and those to come; returns why that changes nothing, empty where it does.
+
+    Args:
+        mode: of torchrun: node, socket, exclusive or core-complex.
+        device: number of the accelerator on its node.
+    """
+    allowed = os.sched_getaffinity(0)
+    try:
+        found = _in_a_fork(lambda: processors(mode, device))
+        if found == allowed:
+            return "all processors that it may use are as near to its device"
+        for thread in map(int, os.listdir("/proc/self/task")):
+            if os.sched_getaffinity(thread) == allowed:
+                os.sched_setaffinity(thread, found)
+    except (OSError, UsageError) as error:
+        return str(error)
+    return ""
+
+
+def processors(mode: str, device: int) -> set[int]:
+    """Those that torchrun would choose. Raises `UsageError` without an accelerator, else what torch raises."""
+    if not torch.accelerator.is_available():
+        raise UsageError("there is no accelerator")
+    from torch.numa import binding
+
+    ask: Callable[..., set[int]] = binding._get_logical_cpus_to_bind_to
+    index = next(iter(inspect.signature(ask).parameters))  # it has had two names
+    return ask(**{index: device}, numa_options=binding.NumaOptions(binding.AffinityMode(mode)))
+
+
+def _in_a_fork(ask: Callable[[], Iterable[int]]) -> set[int]:
+    """The answer of a child. Raises `UsageError` with its reason, or where there is none in time."""
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said = ",".join(map(str, ask())) or "it may use no processor that is near to its device"
+        except BaseException as error:  # noqa: BLE001  told as a reason; nothing of the parent's may run here
+            said = str(error) or type(error).__name__
+        try:
+            os.write(writes, f"{said}\n".encode())
+        finally:
+            os._exit(0)
+    os.close(writes)
+    heard, until = b"", time.monotonic() + ASK_S
+    try:
+        while select.select([reads], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not (part := os.read(reads, select.PIPE_BUF)):
+                break
+            heard += part
+    finally:
+        os.close(reads)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    said = heard.decode(errors="replace").partition("\n")[0]
+    if not said.replace(",", "").isdecimal():
+        raise UsageError(said or "torch did not say which processors are near")
+    return set(map(int, said.split(",")))
