@@ -7,7 +7,7 @@ from tests.process.launching import GENERATING, Site, site
 from tests.process.training import Fault, Outcome, assert_equal, train
 
 WORLD, STEPS = 2, 6
-# where, which rank, behind how many updates
+# where, which rank, behind how many updates; never both ranks between two reductions, with whom the state would go
 KILLS = ("generate 1 2", "reward 0 4", "between 1 3")
 FAULTS = [Fault(0, 1, "backward"), Fault(1, 3, "reduce")]
 
@@ -48,7 +48,7 @@ def test_both_ranks_killed_in_generation_reward_backward_and_between_updates_of_
     [
         pytest.param((), KILLS, id="a generation an update"),
         pytest.param(
-            ("--per-generation", "4", "--evaluate"), ("generate 1 0", "reward 0 4", "between 0 3"), id="buffered"
+            ("--per-generation", "4", "--evaluate"), ("generate 1 0", "between 1 3", "reward 0 4"), id="buffered"
         ),
         pytest.param(("--kind", "rloo", "--iterations", "2", "--beta", "0.1"), KILLS, id="rloo"),
         pytest.param(("--beta", "0.1", "--sync", "--reward-model", "--iterations", "2"), KILLS, id="reference follows"),
