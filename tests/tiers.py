@@ -269,7 +269,6 @@ FULL: dict[str, tuple[str, ...]] = {
     "tests/process/test_elastic_trainer.py": ALL,
     "tests/process/test_port.py": ALL,
     "tests/process/test_examples.py": (
-        "test_an_example_on_hugging_face_loses_a_rank_and_ends_the_same[12-grpo]",
         "test_an_example_loses_ranks_and_ends_the_same[01-alone]",
         "test_an_example_loses_ranks_and_ends_the_same[03-fsdp2]",
         "test_an_example_loses_ranks_and_ends_the_same[04-hsdp]",
