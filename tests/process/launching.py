@@ -33,6 +33,16 @@ TRAINERS = (
     "trl.trainer.sft_trainer",
 )
 """Imports of the scripts of tests about others' trainers: seconds for each worker, otherwise."""
+GENERATING = (
+    "accelerate",
+    "pandas",
+    "peft",
+    "transformers.models.llama.modeling_llama",
+    "transformers.trainer",
+    "trl.trainer.grpo_trainer",
+    "trl.trainer.rloo_trainer",
+)
+"""The same, of trainers that generate."""
 LIGHTNING = ("pytorch_lightning",)
 SOURCE = PYTHONPATH
 

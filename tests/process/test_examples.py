@@ -83,8 +83,15 @@ EXAMPLES = [
         "8",
         (Fault(1, 3, "reduce"), Fault(0, 5, "update")),
     ),
+    Example(
+        "12-grpo.toml",
+        "--nproc-per-node 2",
+        'model.path={site}/llama data.train=["{site}/preference.jsonl"] data.length=64 grpo.completion=8 '
+        "batch.samples=16 optim.lr=1e-2 train.steps=4 output.dir={folder}",
+        (Fault(0, 2, "backward"),),
+    ),
 ]
-ON_HUGGING_FACE = [each for each in EXAMPLES if each.file[:2] in ("08", "09")]
+ON_HUGGING_FACE = [each for each in EXAMPLES if each.file[:2] in ("08", "09", "12")]
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +155,7 @@ def assert_the_same(here: Site, example: Example) -> None:
     assert end_of(here, example, "struck", example.faults) == calm
 
 
-def test_there_are_eleven_and_each_can_be_read_in_a_minute() -> None:
+def test_there_are_twelve_and_each_can_be_read_in_a_minute() -> None:
     numbered = sorted(path for path in FOLDER.iterdir() if path.name[0].isdigit())
     assert [path.name for path in numbered] == [example.file for example in EXAMPLES]
     assert {path.name: len(path.read_text().splitlines()) for path in numbered if _lines(path) >= LINES} == {}

@@ -193,6 +193,6 @@ def test_the_first_command_of_the_recipes_needs_the_engine_and_nothing_of_their_
     )
     done = empty.run("regrow", "recipes", "list")
     assert (done.returncode, done.stderr) == (0, "")
-    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["pretrain", "full", "lora", "dpo"]
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["pretrain", "full", "lora", "dpo", "grpo"]
     absent = empty.run("python", "-c", "from regrow_recipes.adapters.transformers import Trainer")
     assert "needs accelerate, which is not installed (pip install 'regrow-recipes[trainer]')" in absent.stderr

@@ -206,9 +206,12 @@ def test_fsdps_first_form_is_no_wrapper_that_is_known_and_has_to_be_changed_by_h
             "recoverable(MyTrainer)(TrainingArguments())\n",
         ),
         (
+            "from trl import KTOConfig, KTOTrainer\nKTOTrainer(m).train()\n",
+            "from trl import KTOConfig, KTOTrainer\nfrom regrow_recipes.adapters.transformers import recoverable\nreco",
+        ),
+        (
             "from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(m).train()\n",
-            "from trl import GRPOConfig, GRPOTrainer\n"
-            "from regrow_recipes.adapters.transformers import recoverable\nreco",
+            "from regrow_recipes.adapters.trl import GRPOConfig, GRPOTrainer\n",
         ),
     ],
 )

@@ -9,6 +9,8 @@ from regrow_recipes.recipes.reading import METHODS, decode, method_text, read_re
 from regrow_recipes.recipes.showing import lines, template
 
 GOOD = ["model.path=/m", 'data.train=["x.jsonl"]', "output.dir=out"]
+REWARD = ["reward.function=mine:good"]
+"""Besides, where completions are judged."""
 
 WRONG = [
     ("lora", ["optim.lrr=1"], "[optim] has no key lrr: did you mean lr? there are lr, schedule, warmup"),
@@ -51,7 +53,11 @@ WRONG = [
     ("lora", ["parallel.shard=0"], 'parallel.shard = 0: give a whole number from 1 or "auto"'),
     ("lora", ["lora.targets=3"], 'lora.targets = 3: give a list of texts in quotes or "auto"'),
     ("lora", ["lora=3"], "'lora=3' sets nothing (write section.key=value, for example optim.lr=2e-4)"),
-    ("lorra", [], "there is no recipe lorra (did you mean lora? give a file, or one of pretrain, full, lora, dpo)"),
+    (
+        "lorra",
+        [],
+        "there is no recipe lorra (did you mean lora? give a file, or one of pretrain, full, lora, dpo, grpo)",
+    ),
 ]
 
 
@@ -74,7 +80,7 @@ def test_all_errors_are_said_at_once() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_each_method_needs_model_data_and_out_alone(method: str) -> None:
-    recipe = read_recipe(method, GOOD)
+    recipe = read_recipe(method, [*GOOD, *REWARD[: method == "grpo"]])
     assert (recipe.method, recipe.model.path, recipe.data.train, recipe.output.dir) == (
         method,
         "/m",
@@ -129,5 +135,7 @@ def test_what_is_shown_of_a_method_is_what_it_does(method: str) -> None:
     shown = tomllib.loads("\n".join(lines(method)))
     shown["model"] |= {"path": "/m"}
     shown["data"]["train"], shown["output"]["dir"] = ["x.jsonl"], "out"
-    assert decode({"method": method} | shown) == read_recipe(method, GOOD)
+    judged = REWARD[: method == "grpo"]
+    shown["reward"] |= {"function": "mine:good"} if judged else {}
+    assert decode({"method": method} | shown) == read_recipe(method, [*GOOD, *judged])
     assert template(method).startswith(method_text(method).splitlines()[0])

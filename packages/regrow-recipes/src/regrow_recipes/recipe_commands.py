@@ -44,7 +44,7 @@ def train(
     memory: str,
     **words: Any,
 ) -> int:
-    """Train by RECIPE, a TOML file or one of pretrain, full, lora and dpo: no script is needed.
+    """Train by RECIPE, a TOML file or one of pretrain, full, lora, dpo and grpo: no script is needed.
 
     Takes what `regrow run` takes. `regrow recipes show lora` lists what a recipe may say.
     """

@@ -120,11 +120,18 @@ def unprepared(accelerator: Any) -> Iterator[None]:
 # --- trl ----------------------------------------------------------------------------------------------------------
 
 
+_OWN_NUMBERS = frozenset({"step_time"})
+"""Times that a rank measures for itself."""
+
+
 def gathered_numbers(trainer: Any) -> dict[str, Any]:
     """Numbers that TRL's trainers add up between two log lines, the same on all ranks; empty for others."""
     if not hasattr(trainer, "_metrics"):
         return {}
-    metrics = {mode: {name: list(values) for name, values in kept.items()} for mode, kept in trainer._metrics.items()}
+    metrics = {
+        mode: {name: list(values) for name, values in kept.items() if name not in _OWN_NUMBERS}
+        for mode, kept in trainer._metrics.items()
+    }
     return {"metrics": metrics, "tokens": getattr(trainer, "_total_train_tokens", 0)}
 
 
@@ -133,7 +140,8 @@ def put_gathered_numbers(trainer: Any, numbers: dict[str, Any]) -> None:
     if not numbers:
         return
     for mode, kept in numbers["metrics"].items():
-        trainer._metrics[mode] = defaultdict(list, {name: list(values) for name, values in kept.items()})
+        own = {name: values for name, values in trainer._metrics[mode].items() if name in _OWN_NUMBERS}
+        trainer._metrics[mode] = defaultdict(list, {name: list(values) for name, values in kept.items()} | own)
     if hasattr(trainer, "_total_train_tokens"):
         trainer._total_train_tokens = numbers["tokens"]
 

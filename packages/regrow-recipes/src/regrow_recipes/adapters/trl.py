@@ -13,9 +13,18 @@ from regrow_recipes.adapters.trainer.joining import joining
 from regrow_recipes.adapters.trainer.loop import recoverable
 
 if TYPE_CHECKING:
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer, SFTConfig, SFTTrainer
 
-__all__ = ["DPOConfig", "DPOTrainer", "SFTConfig", "SFTTrainer"]
+__all__ = [
+    "DPOConfig",
+    "DPOTrainer",
+    "GRPOConfig",
+    "GRPOTrainer",
+    "RLOOConfig",
+    "RLOOTrainer",
+    "SFTConfig",
+    "SFTTrainer",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ from regrow_recipes.port.reading import OwnLoop, ScriptText, called, is_update
 
 _ADAPTERS = {
     "transformers": frozenset({"Trainer", "TrainingArguments", "Seq2SeqTrainer", "Seq2SeqTrainingArguments"}),
-    "trl": frozenset({"SFTTrainer", "SFTConfig", "DPOTrainer", "DPOConfig"}),
+    "trl": frozenset(f"{kind}{what}" for kind in ("SFT", "DPO", "GRPO", "RLOO") for what in ("Trainer", "Config")),
     "accelerate": frozenset({"Accelerator"}),
     "lightning": frozenset({"Trainer"}),
 }

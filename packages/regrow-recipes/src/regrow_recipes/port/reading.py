@@ -16,7 +16,7 @@ COLLECTIVES = frozenset(
 )
 FRAMEWORKS = {
     "transformers": frozenset({"Trainer", "Seq2SeqTrainer"}),
-    "trl": frozenset({"SFTTrainer", "DPOTrainer"}),
+    "trl": frozenset({"SFTTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer"}),
     "accelerate": frozenset({"Accelerator"}),
     "lightning": frozenset({"Trainer", "Fabric"}),
     "pytorch_lightning": frozenset({"Trainer"}),

@@ -12,10 +12,13 @@ def main(path: str) -> None:
     """Train what is written there."""
     from transformers.utils.logging import disable_progress_bar
 
-    from regrow_recipes.recipes.training import train
-
     disable_progress_bar()
-    train(msgspec.json.decode(Path(path).read_bytes(), type=Run))
+    run = msgspec.json.decode(Path(path).read_bytes(), type=Run)
+    if run.recipe.method == "grpo":
+        from regrow_recipes.recipes.reinforcing import train
+    else:
+        from regrow_recipes.recipes.training import train
+    train(run)
 
 
 if __name__ == "__main__":

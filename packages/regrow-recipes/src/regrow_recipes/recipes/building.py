@@ -43,13 +43,8 @@ def build(run: Run, device: torch.device, *, world: int, load: bool) -> nn.Modul
         world: ranks.
         load: read weights, or draw them; else no file of weights is opened, and the weights are zero.
     """
-    config, recipe = model_config(run), run.recipe
-    if load:
-        model = _loaded(run, config, device)
-    else:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=_dtype(run, device))
-    if recipe.adapts:
+    model = _read_or_shaped(run, device, load=load)
+    if run.recipe.adapts:
         model = with_adapter(run, model)
     if run.recompute:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -61,6 +56,24 @@ def build(run: Run, device: torch.device, *, world: int, load: bool) -> nn.Modul
         for tensor in wrapped.parameters():
             local(tensor.detach()).zero_()
     return wrapped
+
+
+def bare(run: Run, device: torch.device, *, load: bool) -> Any:
+    """The model of a recipe without adapter and wrapper; zeros where no weights are to be read."""
+    model = _read_or_shaped(run, device, load=load)
+    if not load:
+        _give_memory(model)
+        for tensor in model.parameters():
+            tensor.detach().zero_()
+    return model
+
+
+def _read_or_shaped(run: Run, device: torch.device, *, load: bool) -> Any:
+    config = model_config(run)
+    if load:
+        return _loaded(run, config, device)
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=_dtype(run, device))
 
 
 def _dtype(run: Run, device: torch.device) -> torch.dtype:
@@ -77,19 +90,25 @@ def _loaded(run: Run, config: Any, device: torch.device) -> Any:
 
 def with_adapter(run: Run, model: Any) -> Any:
     """The model with an adapter beside it, which alone trains."""
-    from peft import LoraConfig, get_peft_model
+    from peft import get_peft_model
 
-    lora = run.recipe.lora
     # peft asks the model where it comes from, and one that was not loaded does not know.
     model.name_or_path = run.recipe.model.path
-    config = LoraConfig(
+    return get_peft_model(model, adapter_config(run), autocast_adapter_dtype=True)
+
+
+def adapter_config(run: Run) -> Any:
+    """The adapter that a recipe asks for, as peft has it."""
+    from peft import LoraConfig
+
+    lora = run.recipe.lora
+    return LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=model_facts(run.model_config).targets(lora.targets),
         task_type="CAUSAL_LM",
     )
-    return get_peft_model(model, config, autocast_adapter_dtype=True)
 
 
 def _give_memory(model: nn.Module) -> None:

@@ -105,6 +105,27 @@ def plan(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipeP
     return RecipePlan(shard, replicas, micro, microbatches, rows, recomputes, memory, notes, buddy)
 
 
+def plan_rollouts(facts: ModelFacts, recipe: TrainingRecipe, world: PlanWorld) -> RecipePlan:
+    """As `plan`, of a training that generates: each rank has all of the model and as many completions as the others.
+
+    Raises:
+        UsageError: it does not fit on a rank, or the completions cannot be shared out evenly.
+    """
+    whole = msgspec.structs.replace(recipe, parallel=msgspec.structs.replace(recipe.parallel, shard=1))
+    planned, samples = plan(facts, whole, world), recipe.batch.samples
+    if planned.rows != samples or planned.microbatches % world.ranks:
+        raise UsageError(
+            f"batch.samples = {samples} completions are no whole forwards of {planned.micro} for {world.ranks} ranks",
+            hint="give a multiple of ranks times batch.micro",
+        )
+    if world.memory is not None and planned.memory.total > _ROOM * world.memory:
+        raise UsageError(
+            f"the model does not fit: each rank needs {in_bytes(planned.memory.total)} of {in_bytes(world.memory)}",
+            hint='grpo.weights = "adapter", a smaller batch.micro or data.length, or parallel.recompute = true',
+        )
+    return planned
+
+
 def memory_parts(
     facts: ModelFacts, recipe: TrainingRecipe, shard: int, micro: int, *, half: bool, recomputes: bool
 ) -> MemoryParts:

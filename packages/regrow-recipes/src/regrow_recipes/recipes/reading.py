@@ -15,7 +15,7 @@ from regrow_recipes.recipes.schema import TrainingRecipe
 
 Table = dict[str, Any]
 
-METHODS: Final = ("pretrain", "full", "lora", "dpo")
+METHODS: Final = ("pretrain", "full", "lora", "dpo", "grpo")
 SECTIONS: Final = {
     field.name: field.type for field in msgspec.structs.fields(TrainingRecipe) if isinstance(field.type, type)
 }
@@ -197,6 +197,7 @@ def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
         yield "data.pack = true: dpo has pairs in its rows, which are not packed; write pack = false"
     if recipe.method == "pretrain" and data.format not in ("auto", "text", "tokens"):
         yield f'data.format = {_shown(data.format)}: pretrain takes plain text; for conversations extends = "full"'
+    yield from _of_rewards(recipe)
     if data.length < 2:
         yield "data.length = 1: a row needs a token to predict; give 2 or more"
     yield from _one_of("batch", tokens=batch.tokens, samples=batch.samples)
@@ -211,6 +212,31 @@ def contradictions(recipe: TrainingRecipe) -> Iterator[str]:
         least, most = (int(word) for word in recipe.elastic.replicas.split(":"))
         if not 1 <= least <= most:
             yield f'elastic.replicas = "{recipe.elastic.replicas}" is no range: give MIN:MAX from 1 on, such as "1:8"'
+
+
+def _of_rewards(recipe: TrainingRecipe) -> Iterator[str]:
+    grpo, samples = recipe.grpo, recipe.batch.samples
+    if recipe.method != "grpo":
+        if recipe.data.format == "prompt":
+            yield f'data.format = "prompt" is for grpo, and this is {recipe.method}: extends = "grpo"'
+        return
+    if recipe.data.format not in ("auto", "prompt"):
+        yield f"data.format = {_shown(recipe.data.format)}: grpo generates answers, so its records are prompts"
+    if bool(recipe.reward.function) == bool(recipe.reward.command):
+        yield "how good is a completion? Give reward.function or reward.command, one of them"
+    if samples % grpo.generations or not samples:
+        yield (
+            f"batch.samples = {samples}: an update has whole groups of grpo.generations = {grpo.generations}, "
+            "so give a multiple of it"
+        )
+    if recipe.data.length <= grpo.completion:
+        yield f"data.length = {recipe.data.length}: no room beside grpo.completion = {grpo.completion}; give more"
+    if recipe.elastic.replicas or recipe.elastic.invariant:
+        yield "elastic: groups of completions are made for the ranks of the start, so their number stays; leave it out"
+    if recipe.output.every:
+        yield "output.every: grpo writes its result after the last step; leave it out"
+    if recipe.parallel.shard not in ("auto", 1):
+        yield f"parallel.shard = {recipe.parallel.shard}: each rank generates by a whole model; leave it out"
 
 
 def _one_of(section: str, **pair: float) -> Iterator[str]:

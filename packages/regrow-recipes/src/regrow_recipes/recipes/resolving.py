@@ -11,12 +11,23 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
 from regrow_recipes.recipes.facts import ModelFacts, model_facts, preloads, refusal, short
-from regrow_recipes.recipes.planning import PlanWorld, RecipePlan, in_bytes, plan, recovery_costs, steps_of
+from regrow_recipes.recipes.planning import (
+    PlanWorld,
+    RecipePlan,
+    in_bytes,
+    plan,
+    plan_rollouts,
+    recovery_costs,
+    steps_of,
+)
 from regrow_recipes.recipes.preparing import AboutRows, data_files, prepared
+from regrow_recipes.recipes.prompts import prepared_prompts
+from regrow_recipes.recipes.rewards import check_there
 from regrow_recipes.recipes.schema import Run, TrainingRecipe
 
 RUN_FILE = "run.json"
 _NEEDED = ("transformers", "tokenizers", "safetensors", "peft", "jinja2")
+_NEEDED_BESIDE = {"grpo": ("accelerate", "datasets", "trl")}
 
 
 class Resolved(msgspec.Struct, frozen=True):
@@ -34,11 +45,12 @@ class Resolved(msgspec.Struct, frozen=True):
         return [*preloads(self.facts.family), *(["peft"] if self.run.recipe.adapts else [])]
 
 
-def check_installed() -> None:
-    """Raises `UsageError` where what recipes need is not installed."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"recipes need {', '.join(missing)}", hint=install_line("recipes", package="regrow-recipes"))
+def check_installed(method: str = "") -> None:
+    """Raises `UsageError` where what recipes need, or those of a method, is not installed."""
+    for needed, extra in ((_NEEDED, "recipes"), (_NEEDED_BESIDE.get(method, ()), "trl")):
+        missing = [name for name in needed if find_spec(name) is None]
+        if missing:
+            raise UsageError(f"recipes need {', '.join(missing)}", hint=install_line(extra, package="regrow-recipes"))
 
 
 def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:
@@ -47,18 +59,22 @@ def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:
     Raises:
         UsageError: with all that is wrong, as far as it can be known.
     """
-    check_installed()
+    check_installed(recipe.method)
+    generates = recipe.method == "grpo"
     config = _config_of(recipe)
     facts = model_facts(config)
     if why := refusal(config):
         raise UsageError(f"{recipe.model.path} cannot be trained: {why}")
     _check_tokenizer(recipe)
     targets = facts.targets(recipe.lora.targets) if recipe.adapts else []
-    planned = plan(facts, recipe, world)
+    if generates:
+        check_there(recipe.reward)
+    planned = (plan_rollouts if generates else plan)(facts, recipe, world)
     files = data_files(recipe.data.train)
     eval_files = data_files(recipe.data.eval, "data.eval")
-    folder, about = prepared(recipe, files)
-    eval_folder = str(prepared(recipe, eval_files)[0]) if eval_files else ""
+    prepare = prepared_prompts if generates else prepared
+    folder, about = prepare(recipe, files)
+    eval_folder = str(prepare(recipe, eval_files)[0]) if eval_files else ""
     if targets:
         recipe = msgspec.structs.replace(recipe, lora=msgspec.structs.replace(recipe.lora, targets=targets))
     documents = 2 if recipe.method == "dpo" else 1
@@ -68,7 +84,7 @@ def resolve(recipe: TrainingRecipe, world: PlanWorld) -> Resolved:
         model_config=config,
         data=str(folder),
         eval_data=eval_folder,
-        steps=steps_of(recipe, about.rows, planned.rows),
+        steps=steps_of(recipe, about.rows * _completions(recipe), planned.rows),
         microbatches=planned.microbatches,
         micro=planned.micro,
         shard=planned.shard,
@@ -96,11 +112,14 @@ def account(resolved: Resolved) -> Iterator[str]:
     if recipe.adapts:
         number = facts.adapter_parameters(facts.targets(recipe.lora.targets), recipe.lora.rank)
         yield f"adapter    {number:,} parameters on {', '.join(facts.targets(recipe.lora.targets))}"
-    full = 100 * about.tokens / (about.rows * recipe.data.length * (2 if about.format == "preference" else 1))
-    yield (
-        f"data       {about.records:,} records ({about.format}), {about.tokens:,} tokens, {about.counted:,} of them "
-        f"count; {about.rows:,} rows of {recipe.data.length}, {full:.0f}% full"
-    )
+    if recipe.method == "grpo":
+        yield f"data       {about.records:,} prompts, {recipe.grpo.generations} completions of each at a time"
+    else:
+        full = 100 * about.tokens / (about.rows * recipe.data.length * (2 if about.format == "preference" else 1))
+        yield (
+            f"data       {about.records:,} records ({about.format}), {about.tokens:,} tokens, {about.counted:,} of "
+            f"them count; {about.rows:,} rows of {recipe.data.length}, {full:.0f}% full"
+        )
     if about.cut:
         yield f"           {about.cut:,} records are longer than a row and lose their end: give a larger data.length"
     if about.turns_left_out:
@@ -127,8 +146,15 @@ def account(resolved: Resolved) -> Iterator[str]:
 
 
 def first_record(resolved: Resolved) -> str:
-    """The first record as the model sees it."""
+    """The first record as the model sees it; one that is completed, as it is."""
+    if resolved.about.format == "prompt":
+        return f"first record:\n{resolved.about.first}"
     return f"first record, with what counts in [[ ]]:\n{resolved.about.first}"
+
+
+def _completions(recipe: TrainingRecipe) -> int:
+    """Completions of a record in an epoch, each time that an update sees them; 1 where nothing is completed."""
+    return recipe.grpo.generations * recipe.grpo.iterations if recipe.method == "grpo" else 1
 
 
 def _usual_length(about: AboutRows, recipe: TrainingRecipe) -> int:
@@ -168,4 +194,7 @@ def _absolute(recipe: TrainingRecipe) -> TrainingRecipe:
         recipe.model, path=whole(recipe.model.path), tokenizer=whole(recipe.model.tokenizer)
     )
     output = msgspec.structs.replace(recipe.output, dir=whole(recipe.output.dir))
-    return msgspec.structs.replace(recipe, model=model, output=output)
+    place, _, name = recipe.reward.function.rpartition(":")
+    function = f"{whole(place)}:{name}" if place.endswith(".py") else recipe.reward.function
+    reward = msgspec.structs.replace(recipe.reward, function=function)
+    return msgspec.structs.replace(recipe, model=model, output=output, reward=reward)

@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-Method = Literal["pretrain", "full", "lora", "dpo"]
-Format = Literal["auto", "text", "messages", "prompt-completion", "preference", "sharegpt", "alpaca", "tokens"]
+Method = Literal["pretrain", "full", "lora", "dpo", "grpo"]
+Format = Literal[
+    "auto", "text", "messages", "prompt-completion", "preference", "sharegpt", "alpaca", "tokens", "prompt"
+]
 Count = Annotated[int, Meta(ge=1)]
 Natural = Annotated[int, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, lt=1)]
@@ -72,7 +74,7 @@ class TrainSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoraSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The adapter. Method lora, and dpo unless it trains all weights."""
+    """The adapter. Method lora; dpo and grpo unless they train all weights."""
 
     rank: Annotated[Count, Meta(description="of each pair of matrices")] = 16
     alpha: Annotated[Positive, Meta(description="the adapter's output is scaled by alpha / rank")] = 32.0
@@ -91,6 +93,29 @@ class DpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["adapter", "all"],
         Meta(description="what trains; all: what the model said before is worked out once, before the first step"),
     ] = "adapter"
+
+
+class GrpoSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Group relative policy optimization, by TRL."""
+
+    generations: Annotated[int, Meta(ge=2, description="completions of a prompt, which are compared")] = 8
+    completion: Annotated[Count, Meta(description="most tokens of a completion")] = 256
+    iterations: Annotated[Count, Meta(description="updates on the same completions")] = 1
+    temperature: Annotated[Positive, Meta(description="of the sampling")] = 1.0
+    beta: Annotated[float, Meta(ge=0, description="how strongly the reference holds; 0: there is none")] = 0.0
+    weights: Annotated[Literal["adapter", "all"], Meta(description="what trains")] = "adapter"
+
+
+class RewardSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Judge of completions. Method grpo."""
+
+    function: Annotated[
+        str, Meta(description='"module:function" or "FILE.py:function", called as TRL calls rewards; answers numbers')
+    ] = ""
+    command: Annotated[
+        list[str], Meta(description="or a program: reads a JSON line a completion, prints a number for each")
+    ] = []
+    deadline: Annotated[Positive, Meta(description="seconds that the command may take for a rank's completions")] = 60.0
 
 
 class ParallelSection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -138,6 +163,8 @@ class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train: TrainSection = TrainSection()
     lora: LoraSection = LoraSection()
     dpo: DpoSection = DpoSection()
+    grpo: GrpoSection = GrpoSection()
+    reward: RewardSection = RewardSection()
     parallel: ParallelSection = ParallelSection()
     elastic: ElasticSection = ElasticSection()
     output: OutputSection = OutputSection()
@@ -145,7 +172,8 @@ class TrainingRecipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def adapts(self) -> bool:
         """True if an adapter is trained beside frozen weights."""
-        return self.method == "lora" or (self.method == "dpo" and self.dpo.weights == "adapter")
+        chosen = {"lora": "adapter", "dpo": self.dpo.weights, "grpo": self.grpo.weights}
+        return chosen.get(self.method) == "adapter"
 
     @property
     def tokenizer(self) -> str:

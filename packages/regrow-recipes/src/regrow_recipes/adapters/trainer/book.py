@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrow_recipes.adapters import private_names
+from regrow_recipes.adapters.trainer.rollouts import Rollouts
 
 _FLAGS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
 _FIELDS = (
@@ -17,7 +18,7 @@ _FIELDS = (
     "best_global_step",
     "best_model_checkpoint",
 )
-_OWN_TIME = ("_runtime", "_per_second", "_preparation_time")
+_OWN_TIME = ("_runtime", "_per_second", "_preparation_time", "step_time")
 """Endings of numbers that each rank measures for itself."""
 
 Entry = dict[str, Any]
@@ -47,10 +48,11 @@ class Book:
     Args:
         trainer: whose.
         stateful: the kind of callbacks that have a state to be kept.
+        rollouts: of a trainer that generates.
     """
 
-    def __init__(self, trainer: Any, *, stateful: Any) -> None:
-        self._trainer, self._stateful = trainer, stateful
+    def __init__(self, trainer: Any, *, stateful: Any, rollouts: Rollouts | None = None) -> None:
+        self._trainer, self._stateful, self._rollouts = trainer, stateful, rollouts
         self.sums = Sums()
         self._text: tuple[int, int, str] | None = None
 
@@ -97,6 +99,7 @@ class Book:
             ],
             "gathered": private_names.gathered_numbers(trainer),
             "history": self._history(),
+            "rollouts": {} if self._rollouts is None else self._rollouts.state_dict(),
         }
 
     def load_state_dict(self, received: Mapping[str, Any]) -> None:
@@ -111,6 +114,8 @@ class Book:
             for name, value in attributes.items():
                 setattr(callback, name, value)
         private_names.put_gathered_numbers(trainer, received["gathered"])
+        if self._rollouts is not None:
+            self._rollouts.load_state_dict(received["rollouts"])
         self._put_history(received["history"])
 
     def _history(self) -> str:

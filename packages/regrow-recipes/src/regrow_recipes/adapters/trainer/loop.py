@@ -1,5 +1,6 @@
 """The mixin that makes each update of a `Trainer` a step of regrow."""
 
+import copy
 import functools
 import time
 from collections.abc import Iterator, Mapping
@@ -11,10 +12,12 @@ import torch.distributed as dist
 
 from regrow.core.errors import UsageError
 from regrow.train.restartable import restartable
-from regrow_recipes.adapters import private_names
+from regrow_recipes.adapters import private_names, private_trl
 from regrow_recipes.adapters.trainer.book import Book
 from regrow_recipes.adapters.trainer.deliveries import Deliveries
 from regrow_recipes.adapters.trainer.joining import joined
+from regrow_recipes.adapters.trainer.prompts import Prompts
+from regrow_recipes.adapters.trainer.rollouts import Rollouts
 from regrow_recipes.adapters.trainer.schedule import Schedule, samples_of
 
 if TYPE_CHECKING:
@@ -54,10 +57,12 @@ class Recoverable(_Behind):
 
     session: "Session"
     control: Any
+    _rollouts: Rollouts | None = None
 
     def __init__(self, *args: Any, microbatches: int | None = None, **kwargs: Any) -> None:
         given = kwargs.get("args", args[1] if len(args) > 1 else None)
         self.session = joined(getattr(given, "seed", 0))
+        private_trl.refuse_engines(given)
         super().__init__(*args, **kwargs)
         self._microbatches = microbatches
         if self.session.invariant:
@@ -94,9 +99,11 @@ class Recoverable(_Behind):
         self.accelerator.free_memory()
         self._tell_place()
         loader = self._plain_loader()
+        self._rollouts = Rollouts(self, self.session) if private_trl.generates(self) else None
+        source = loader if self._rollouts is None else self._prompts(loader)
         plan = self._schedule = Schedule.of(
             samples_of(loader),
-            batch_size=self._train_batch_size,
+            batch_size=self._train_batch_size if self._rollouts is None else loader.batch_size,
             microbatches=self._microbatches or self.args.gradient_accumulation_steps * self.session.world_size,
             drop_last=self.args.dataloader_drop_last,
         )
@@ -112,7 +119,7 @@ class Recoverable(_Behind):
         if self.args.eval_on_start:
             self._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
-        self._walk(model, loader, max_steps)
+        self._walk(model, source, max_steps)
         self._tell_place()
         self._tr_loss = torch.tensor(self._book.sums.loss, dtype=torch.float64)
         self._total_loss_scalar = self._book.sums.all_losses
@@ -143,11 +150,14 @@ class Recoverable(_Behind):
 
     def _protect(self, model: Any) -> None:
         callbacks = private_names.framework("transformers", extra="trainer").trainer_callback
-        self._book = Book(self, stateful=callbacks.ExportableState)
-        each_time = (callbacks.ExportableState, callbacks.DefaultFlowCallback)
+        self._book = Book(self, stateful=callbacks.ExportableState, rollouts=self._rollouts)
+        each_time: tuple[type, ...] = (callbacks.ExportableState, callbacks.DefaultFlowCallback)
+        named: dict[str, Any] = {"scheduler": self.lr_scheduler, "trainer": self._book}
+        if (following := private_trl.following(self)) is not None:
+            named["reference"] = following.ref_model
+            each_time += (type(following),)
         self._deliveries = Deliveries(self.callback_handler, each_time=each_time)
         self.current_gradient_accumulation_steps = 1
-        named: dict[str, Any] = {"scheduler": self.lr_scheduler, "trainer": self._book}
         if self.accelerator.scaler is not None:
             named["scaler"] = self.accelerator.scaler
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -160,6 +170,17 @@ class Recoverable(_Behind):
         if isinstance(loader, torch.utils.data.DataLoader):
             loader.worker_init_fn = None  # seeds by the rank; regrow seeds by the sample
         return loader
+
+    def _prompts(self, loader: Any) -> Prompts:
+        """The loader's prompts in TRL's own order, by which a group's completions meet."""
+        private_trl.refuse_rollouts(self)
+        if self._microbatches:
+            raise UsageError(
+                f"{type(self).__name__} was given microbatches=, but its groups of completions are made for the ranks "
+                "that there are",
+                hint="leave it out: the world keeps its size",
+            )
+        return Prompts(loader, accumulated=self.args.gradient_accumulation_steps, world=self.session.world_size)
 
     def _tell_place(self) -> None:
         session = self.session
@@ -180,6 +201,8 @@ class Recoverable(_Behind):
         """The body of a step. All collectives come before the optimizer's step."""
         args, handler = self.args, self.callback_handler
         self._tell_place()
+        if self._rollouts is not None:
+            self._rollouts.begin()
         with self._deliveries.silent(step.rehearsal):
             with self._deliveries.once("step", step.number):
                 self.control = handler.on_step_begin(args, self.state, self.control)
@@ -189,6 +212,8 @@ class Recoverable(_Behind):
                 if not micro.last:
                     self.control = handler.on_substep_end(args, self.state, self.control)
             flos = self._over_ranks(flos)
+            if self._rollouts is not None:
+                self._rollouts.share(len(micros))
             norm = self._clip_grad_norm(model) if args.max_grad_norm > 0 else None
             norm = self._get_grad_norm(model, grad_norm=norm)
             self.control = handler.on_pre_optimizer_step(args, self.state, self.control)
@@ -208,19 +233,12 @@ class Recoverable(_Behind):
 
     def _forward_backward(self, micro: "MicroBatch", model: Any) -> int:
         """`training_step`, whose backward is the micro-batch's; its FLOPs."""
-        if not isinstance(micro.batch, Mapping):
-            raise UsageError(
-                f"{type(self).__name__} has no training that goes on through faults: its batches are no inputs of the "
-                f"model by name, but a {type(micro.batch).__name__}, of which it makes them in the step itself (GRPO, "
-                "RLOO: by generating), and that could not be run again",
-                hint="train it without regrow's adapter (regrow run starts it as torchrun does), or use a trainer "
-                "whose collator gives a mapping: Trainer, SFTTrainer, DPOTrainer",
-            )
-        inputs = dict(micro.batch)
+        inputs = micro.batch if self._rollouts is not None else _named(self, micro.batch)
         private_names.reduce_gradients(self.accelerator, micro.last)
         with self._by_itself():
             items = self._get_num_items_in_batch([inputs], self.args.device)
-            weight = None if items is None else int(items)
+            # Losses of completions are scaled for the generation as a whole already.
+            weight = 1 if self._rollouts is not None else None if items is None else int(items)
 
             def backward(loss: torch.Tensor, **_: Any) -> None:
                 micro.log(loss=loss)
@@ -229,7 +247,7 @@ class Recoverable(_Behind):
 
             self.accelerator.backward = backward
             try:
-                self.training_step(model, dict(inputs), None if items is None else items.clamp(min=1))
+                self.training_step(model, copy.copy(inputs), None if items is None else items.clamp(min=1))
             finally:
                 del self.accelerator.backward
         self._track_num_input_tokens(inputs)
@@ -294,6 +312,18 @@ class Recoverable(_Behind):
         self._maybe_log_save_evaluate(
             torch.zeros(()), None, self.model_wrapped, None, self.state.epoch, self._ignored_keys, self._start_time
         )
+
+
+def _named(trainer: Any, batch: Any) -> dict[str, Any]:
+    """A batch as the inputs of a model by name, in a dictionary of its own."""
+    if not isinstance(batch, Mapping):
+        raise UsageError(
+            f"{type(trainer).__name__} has no training that goes on through faults: its batches are no inputs of the "
+            f"model by name, but a {type(batch).__name__}, of which it makes them in the step itself in its own way",
+            hint="train it without regrow's adapter (regrow run starts it as torchrun does), or use a trainer "
+            "that is known: Trainer, SFTTrainer, DPOTrainer, GRPOTrainer, RLOOTrainer",
+        )
+    return dict(batch)
 
 
 @restartable

@@ -1,0 +1,144 @@
+"""Private names of TRL that the adapter uses, of trainers that generate; `private_names` has the versions of TRL.
+
+GRPO and RLOO: `_step`, `_buffered_inputs`, `_metrics`, `_logs`, `_pending_extra_logs`, `_pending_metrics`,
+`_current_train_step_time`; GRPO: `_last_world_entropy`, `_entropy_window_stats`. All: `SyncRefModelCallback`'s
+`sync_target_model`.
+"""
+
+from typing import Any
+
+import torch
+
+from regrow.core.errors import UsageError
+
+GENERATING = frozenset({"GRPOTrainer", "RLOOTrainer"})
+_LISTS = ("prompt", "completion", "advantages")
+_BY_NAME = ("rewards", "extra")
+_COUNTERS = ("entropy_coef", "_last_world_entropy")
+
+Completions = list[dict[str, Any]]
+"""Inputs of the forwards that one generation is for."""
+
+
+def generates(trainer: Any) -> bool:
+    """True of trainers that generate in their step, and keep what they generated for several forwards."""
+    return any(kind.__name__ in GENERATING and kind.__module__.startswith("trl.") for kind in type(trainer).__mro__)
+
+
+def refuse_engines(args: Any) -> None:
+    """Refuse generation that a step could not repeat. Raises `UsageError`.
+
+    Args:
+        args: a configuration, of any trainer.
+    """
+    if getattr(args, "use_vllm", False):
+        raise UsageError(
+            f"vLLM (vllm_mode={args.vllm_mode!r}) under regrow: a step that runs again after a fault would get other "
+            "completions from it than it had, and a replaced rank has no engine",
+            hint="set use_vllm=False, with which the trainer generates by the model that it trains",
+        )
+    if getattr(args, "use_transformers_continuous_batching", False):
+        raise UsageError(
+            "use_transformers_continuous_batching under regrow: it samples in a thread of its own",
+            hint="set it to False",
+        )
+
+
+def refuse_rollouts(trainer: Any) -> None:
+    """Refuse what a generating trainer holds beside the state that is protected. Raises `UsageError`."""
+    refused = {
+        "rollout_func": (getattr(trainer, "rollout_func", None), "the trainer's own generation"),
+        "environment_factory": (
+            getattr(trainer, "environment_factories", None),
+            "a loop of your own, in which session.protect(envs=...) carries environments (docs/adopt.md)",
+        ),
+    }
+    for name, (asked, instead) in refused.items():
+        if asked is not None:
+            raise UsageError(f"{type(trainer).__name__} under regrow cannot have {name}", hint=f"use {instead}")
+
+
+# --- completions ----------------------------------------------------------------------------------------------------
+
+
+def forwards(trainer: Any) -> int:
+    """Number of forwards with a backward until now, which says when it generates."""
+    return int(trainer._step)
+
+
+def completions(trainer: Any) -> Completions | None:
+    """Completions of the last generation; None before the first."""
+    found: Completions | None = trainer._buffered_inputs
+    return found
+
+
+def put_completions(trainer: Any, found: Completions | None) -> None:
+    """The trainer goes on with these."""
+    trainer._buffered_inputs = found
+
+
+def sum_times(trainer: Any, count: int) -> None:
+    """Add up the times of an update's `count` forwards, of which TRL tells the sum."""
+    times = trainer._metrics["train"]["step_time"]
+    times[-count:] = [sum(times[-count:])]
+
+
+def progress(trainer: Any) -> dict[str, Any]:
+    """Progress of the generations: what is the same on all ranks."""
+    counters = {name: getattr(trainer, name) for name in _COUNTERS if hasattr(trainer, name)}
+    return {"step": trainer._step, "counters": counters}
+
+
+def put_progress(trainer: Any, received: dict[str, Any]) -> None:
+    """The reverse of `progress`; what a body that was given up has left half done is forgotten."""
+    trainer._step = received["step"]
+    for name, value in received["counters"].items():
+        setattr(trainer, name, value)
+    if hasattr(trainer, "_entropy_window_stats"):
+        trainer._entropy_window_stats = None
+    trainer._current_train_step_time = 0.0
+    trainer._pending_extra_logs.clear()
+    trainer._pending_metrics.clear()
+
+
+def marks(trainer: Any) -> list[object]:
+    """Objects that are others whenever completions were logged."""
+    return [*trainer._logs["completion"], *trainer._logs["advantages"]]
+
+
+def logged(trainer: Any) -> dict[str, Any]:
+    """Completions of all ranks since the last table of them, as lists."""
+    logs = trainer._logs
+    named = {part: {name: list(values) for name, values in logs[part].items()} for part in _BY_NAME}
+    return {part: list(logs[part]) for part in _LISTS} | named
+
+
+def put_logged(trainer: Any, received: dict[str, Any]) -> None:
+    """The reverse of `logged`."""
+    logs = trainer._logs
+    for part in _LISTS:
+        logs[part].clear()
+        logs[part].extend(received[part])
+    for part in _BY_NAME:
+        logs[part].clear()
+        for name, values in received[part].items():
+            logs[part][name].extend(values)
+
+
+# --- reference models that follow -----------------------------------------------------------------------------------
+
+
+def following(trainer: Any) -> Any:
+    """The callback by which a reference model follows the trained one; None: there is none."""
+    for callback in trainer.callback_handler.callbacks:
+        if type(callback).__name__ == "SyncRefModelCallback" and callback.ref_model is not None:
+            callback.sync_target_model = _follow
+            return callback
+    return None
+
+
+def _follow(model: torch.nn.Module, reference: torch.nn.Module, alpha: float) -> None:
+    """As TRL's, without `.data`, whose writes nobody can see."""
+    with torch.no_grad():
+        for followed, parameter in zip(reference.parameters(), model.parameters(), strict=True):
+            followed.mul_(1.0 - alpha).add_(parameter, alpha=alpha)

@@ -1,0 +1,136 @@
+"""Completions of a trainer that generates in its step, as protected state (decision 0111)."""
+
+import functools
+import importlib
+import json
+import logging
+import operator
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from regrow.core.errors import UsageError
+from regrow.hydration.codec import decode, encode
+from regrow_recipes.adapters import private_trl
+from regrow_recipes.adapters.private_trl import Completions
+
+if TYPE_CHECKING:
+    from regrow.train.session import Session
+
+_PLAIN = "plain"
+_LARGE_BYTES = 256 << 20
+_log = logging.getLogger("regrow")
+
+
+class Rollouts:
+    """All that a generation leaves behind for later steps: completions of all ranks, counters, logged texts.
+
+    Completions are a rank's own, so no replica could give them to who takes its place: where they outlive the step that
+    made them, ranks exchange them in that step, and each keeps all.
+
+    Args:
+        trainer: whose.
+        session: of this process.
+    """
+
+    def __init__(self, trainer: Any, session: "Session") -> None:
+        self._trainer, self._session = trainer, session
+        self._accumulated: int = trainer.args.gradient_accumulation_steps
+        self._outlive = self._accumulated % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
+        self._kept: list[bytes] = []
+        self._stale = False
+        self._known: Completions | None = None
+        self._text: tuple[list[object], str] = [], "{}"
+
+    def begin(self) -> None:
+        """A body begins: the trainer has this rank's completions of an earlier step, if there are any."""
+        if self._stale:
+            mine = self._kept[self._session.rank] if self._kept else None
+            found = None if mine is None else unpacked(mine, self._trainer.args.device)
+            private_trl.put_completions(self._trainer, found)
+            self._stale = False
+        self._known = private_trl.completions(self._trainer)
+
+    def share(self, forwards: int) -> None:
+        """The forwards of a step are done, `forwards` of this rank: exchange what the next steps need. A collective."""
+        private_trl.sum_times(self._trainer, forwards)
+        made = private_trl.completions(self._trainer)
+        if made is None or made is self._known or not self._outlive:
+            return
+        self._kept = _exchanged(packed(made), self._session.world_size, self._trainer.args.device)
+        if (size := sum(map(len, self._kept))) > _LARGE_BYTES:
+            _tell_size(size >> 20)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values, the same on all ranks: bytes of completions by rank, and texts as one."""
+        return private_trl.progress(self._trainer) | {"completions": list(self._kept), "logged": self._logged()}
+
+    def load_state_dict(self, received: Mapping[str, Any]) -> None:
+        """Take over what another rank, or this one earlier, has recorded."""
+        private_trl.put_progress(self._trainer, dict(received))
+        self._kept, self._stale = list(received["completions"]), True
+        if self._trainer.log_completions:
+            private_trl.put_logged(self._trainer, json.loads(received["logged"]))
+
+    def _logged(self) -> str:
+        if not self._trainer.log_completions:
+            return ""
+        marks = private_trl.marks(self._trainer)
+        known = self._text[0]
+        if len(known) != len(marks) or not all(map(operator.is_, known, marks)) or not marks:
+            try:
+                self._text = marks, json.dumps(private_trl.logged(self._trainer))
+            except TypeError as error:
+                raise UsageError(
+                    f"log_completions under regrow keeps texts and numbers, and this is none: {error}",
+                    hint="set log_completions=False",
+                ) from error
+        return self._text[1]
+
+
+@functools.cache
+def _tell_size(mebibytes: int) -> None:
+    _log.warning("each rank keeps the completions of all until the next generation: %d MiB", mebibytes)
+
+
+def packed(made: Completions) -> bytes:
+    """Completions as bytes: tensors with their exact bits, on no device. Raises `StateError` for what is not plain."""
+    tensors = dict[str, torch.Tensor]()
+
+    def lift(_: str, tensor: torch.Tensor) -> str:
+        name = str(len(tensors))
+        tensors[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        return name
+
+    plain = encode(made, path="completions", lift=lift)
+    tensors[_PLAIN] = torch.frombuffer(bytearray(plain), dtype=torch.uint8)
+    return bytes(_safetensors().save(tensors))
+
+
+def unpacked(data: bytes, device: Any) -> Completions:
+    """Completions of `packed`, on a device. Raises `StateError` for anything else."""
+    tensors = _safetensors().load(data)
+    found: Any = decode(tensors[_PLAIN].numpy().tobytes(), resolve=lambda name: tensors[name].to(device))
+    return list(found)
+
+
+def _safetensors() -> Any:
+    return importlib.import_module("safetensors.torch")  # comes with transformers
+
+
+def _exchanged(mine: bytes, world: int, device: Any) -> list[bytes]:
+    """The bytes of each rank, by rank."""
+    if world == 1:
+        return [mine]
+    size = torch.tensor([len(mine)], device=device)
+    sizes = [torch.zeros_like(size) for _ in range(world)]
+    dist.all_gather(sizes, size)
+    lengths = [int(each) for each in sizes]
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    padded = padded.to(device)
+    parts = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(parts, padded)
+    return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]

@@ -1,0 +1,120 @@
+"""Rewards of completions: a function of Python, or a command that reads JSON lines and prints numbers."""
+
+import ctypes
+import importlib
+import importlib.util
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from regrow.core.errors import DataError, UsageError
+from regrow_recipes.recipes.schema import RewardSection
+
+Reward = Callable[..., list[float | None]]
+_PR_SET_PDEATHSIG = 1
+_NOT_OF_THE_RECORD = frozenset({"completion_ids", "trainer_state", "log_extra", "log_metric", "environments"})
+
+
+def reward_of(section: RewardSection) -> Reward:
+    """The reward that a recipe names, called as TRL calls one. Raises `UsageError` where there is none."""
+    if section.command:
+        return verifying(section.command, deadline=section.deadline)
+    place, _, name = section.function.rpartition(":")
+    module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise UsageError(f"reward.function: {place} has no function {name}")
+    reward: Reward = found
+    return reward
+
+
+def check_there(section: RewardSection) -> None:
+    """Raise `UsageError` where the file or module of a reward is not there. Runs nothing of it."""
+    place, colon, name = section.function.rpartition(":")
+    if section.command:
+        return
+    if not colon or not name:
+        raise UsageError(
+            f"reward.function = {section.function!r}", hint='write "module:function" or "FILE.py:function"'
+        )
+    there = Path(place).is_file() if place.endswith(".py") else importlib.util.find_spec(place.partition(".")[0])
+    if not there:
+        raise UsageError(f"reward.function: there is no {place}", hint=f"looked from {Path.cwd()}")
+
+
+def verifying(command: Sequence[str], *, deadline: float) -> Reward:
+    """A reward by a command, started once for all completions that a rank scores at a time.
+
+    It reads an object a line: `prompt`, `completion` and the other keys of the record; and prints a number for each, in
+    the same order, or `null` where it has none.
+
+    Args:
+        command: the program and its arguments.
+        deadline: seconds that it may take.
+
+    Raises:
+        DataError: (when called) it takes longer, fails, or prints something else.
+    """
+
+    def verifier(prompts: list[Any], completions: list[Any], **columns: Any) -> list[float | None]:
+        own = {name: values for name, values in columns.items() if name not in _NOT_OF_THE_RECORD}
+        records = [
+            {name: values[at] for name, values in own.items()} | {"prompt": prompt, "completion": completion}
+            for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
+        ]
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        return _numbers(_said(command, text, deadline), len(records), command[0])
+
+    return verifier
+
+
+def _said(command: Sequence[str], text: str, deadline: float) -> str:
+    try:
+        done = subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=deadline,
+            check=False,
+            preexec_fn=_end_with_rank,
+        )
+    except subprocess.TimeoutExpired:
+        hint = "give it more, or fewer completions an update"
+        raise DataError(f"{command[0]} took longer than reward.deadline = {deadline:g} s", hint=hint) from None
+    except OSError as error:
+        raise DataError(f"reward.command: {command[0]} cannot be started: {error}") from error
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise DataError(f"{command[0]} ended with {done.returncode}: {last}")
+    return done.stdout
+
+
+def _end_with_rank() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_libc = ctypes.CDLL(None)
+
+
+def _numbers(text: str, expected: int, name: str) -> list[float | None]:
+    try:
+        found = [json.loads(line) for line in text.splitlines() if line.strip()]
+        numbers = [None if value is None else float(value) for value in found]
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name} printed something that is no number: {error}", hint="print a number a line") from error
+    if len(numbers) != expected:
+        raise DataError(f"{name} printed {len(numbers)} numbers for {expected} completions", hint="print one for each")
+    return numbers
+
+
+def _from_file(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"reward.function: {path} cannot be read as a module")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
