@@ -145,6 +145,13 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("audit_percent", most=0.5),
         Target("proof_percent", most=0.5),
     ),
+    "short_jobs": (
+        Target("start_s_beyond_script", most=2.0),
+        Target("teardown_s", most=1.0),
+        Target("jobs_at_once_20_failed", most=0),
+        Target("jobs_disturbed", most=0),
+        Target("incidents_of_struck", least=1),
+    ),
     "slurm_submit": (Target("submit_to_first_step_s", most=15.0),),
     "simulator": (
         Target("large_s", most=600),

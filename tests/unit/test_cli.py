@@ -1,5 +1,6 @@
 """The words of the command line: what is passed on, and what is refused in one sentence."""
 
+import json
 import os
 import re
 import signal
@@ -10,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 import pytest
+from tests.process.agent_harness import spec
 
 from regrow import cli
 from regrow.cli import elsewhere, tree
 from regrow.cli.help_sections import MOST_USED, SECTIONS
 from regrow.cli.training import run
 from regrow.core.config import jobs_home
-from regrow.core.ids import JobId
+from regrow.core.ids import Generation, JobId, Rank, StepNo, WorkerId
 from regrow.core.process.extras import install_line
+from regrow.core.records import GenerationFormed, IncidentOpened, JobEnded, JobStarted, StepCommitted
 from regrow.launch import folder, join_node, local
 from regrow.launch.job import JobPlan
 
@@ -240,7 +244,7 @@ def test_help_has_the_engines_verbs_in_sections_and_others_by_package(capsys: py
 
 def entry(jobs: Path, name: str, **changes: Any) -> None:
     job, job_dir = folder.make_job_dir(jobs, JobId(name))
-    made = folder.describe(job, "127.0.0.1:1", "s", world=2, command=["t.py"], log_dir=str(job_dir / "logs"))
+    made = folder.describe(spec(job=job), "127.0.0.1:1", "s", command=["t.py"], log_dir=str(job_dir / "logs"))
     (job_dir / "logs").mkdir()
     (job_dir / "logs" / "rank1.log").write_text("from rank 1\n")
     folder.write_entry(job_dir, folder.JobEntry(**{f: getattr(made, f) for f in made.__struct_fields__} | changes))
@@ -257,6 +261,39 @@ def test_jobs_and_logs_of_ended_jobs_are_shown(capfdbinary: pytest.CaptureFixtur
     assert b"ended (1)" in told.out
     assert told.out.endswith(b"from rank 1\n")
     assert b"there is no output of rank 5 (job a was started with ranks 0 to 1)" in told.err
+
+
+def test_jobs_of_a_tag_are_a_table_with_what_their_records_tell(capfd: pytest.CaptureFixture[str]) -> None:
+    for name, tag, code in (("a", "sweep", 0), ("b", "", 0), ("c", "sweep", None)):
+        entry(jobs_home(), name, tag=tag, ended=None if code is None else time.time(), code=code, pid_started=1.0)
+    workers = {"0": WorkerId("w0")}
+    records = [
+        JobStarted(0.0, JobId("a"), 1, 1, 0, ["t.py"]),
+        GenerationFormed(1.0, Generation(1), StepNo(0), workers),
+        *(StepCommitted(2.0 + n, StepNo(n), Rank(0), WorkerId("w0"), Generation(1), 1.0, {}) for n in range(3)),
+        IncidentOpened(5.0, 1, Generation(1), StepNo(3), "lost", [Rank(0)], ""),
+        GenerationFormed(6.0, Generation(2), StepNo(1), workers),  # back to a step whose commits do not count now
+        JobEnded(10.0, 0, ""),
+    ]
+    (jobs_home() / "a" / "events.jsonl").write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in records))
+    (jobs_home() / "c" / "events.jsonl").write_text("no record\n")
+    assert cli.main(["jobs", "--tag", "sweep"]) == 0
+    rows = [line.split() for line in capfd.readouterr().out.splitlines()]
+    assert rows == [
+        ["JOB", "TAG", "STATE", "STEP", "INCIDENTS", "GOODPUT"],
+        ["a", "sweep", "ended", "(0)", "1", "1", rows[1][-1]],
+        ["c", "sweep", "died", "-", "-", "-"],
+    ]
+    assert cli.main(["jobs", "--json"]) == 0
+    told = json.loads(capfd.readouterr().out)
+    assert [(row["job"], row["tag"], row["state"], row["step"]) for row in told] == [
+        ("a", "sweep", "ended", 1),
+        ("b", "", "ended", 0),
+        ("c", "sweep", "died", None),
+    ]
+    assert 0 < told[0]["goodput"] < 1
+    assert cli.main(["jobs", "--tag", "other"]) == 0
+    assert capfd.readouterr().out == "no jobs of this tag\n"
 
 
 def test_a_coordinator_that_does_not_answer_is_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.process.agent_harness import spec
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import JobId
@@ -14,7 +15,8 @@ from regrow.launch import folder
 
 def entry(jobs: Path, name: str, **changes: object) -> folder.JobEntry:
     job, job_dir = folder.make_job_dir(jobs, JobId(name))
-    made = folder.describe(job, "127.0.0.1:1", "secret", world=2, command=["t.py"], log_dir=str(job_dir / "logs"))
+    logs = str(job_dir / "logs")
+    made = folder.describe(spec(job=job), "127.0.0.1:1", "secret", command=["t.py"], log_dir=logs)
     values = {field: getattr(made, field) for field in made.__struct_fields__} | changes
     made = folder.JobEntry(**values)
     folder.write_entry(job_dir, made)

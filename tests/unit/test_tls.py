@@ -13,12 +13,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from tests.process.agent_harness import spec
 from tests.unit.tls_files import Authority, encrypt
 
 from regrow.core import config, tls
 from regrow.core.config import inherited_environment
 from regrow.core.errors import UsageError
-from regrow.core.ids import JobId
 from regrow.launch import folder, options
 from regrow.launch.job import HostEnvironment
 
@@ -269,7 +269,7 @@ def test_who_asks_a_job_on_its_machine_encrypts_as_it_does(
 ) -> None:
     cert, key = authority.issue("one.example")
     use((cert, key), authority.file)
-    entry = folder.describe(JobId("j"), "10.0.0.1:1", "token", world=1, command=[], log_dir="")
+    entry = folder.describe(spec(), "10.0.0.1:1", "token", command=[], log_dir="")
     encrypt(monkeypatch, "", "")
     assert config.tls_files() is None
     msgspec.json.decode(msgspec.json.encode(entry), type=folder.JobEntry).encrypt()

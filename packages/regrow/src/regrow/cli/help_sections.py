@@ -21,6 +21,7 @@ MOST_USED: Final = (
 SECTIONS: Final[dict[str, tuple[str, ...]]] = {
     "Start": (
         *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--standalone", "--job"),
+        *("--tag",),
         *("--local-addr", "--master-addr", "--master-port", "--module", "--no-python", "--preload", "--local-nodes"),
         "--numa-binding",
     ),

@@ -82,12 +82,21 @@ def top(job: str | None, plain: bool) -> None:
 
 
 @click.command("jobs")
-def list_jobs() -> None:
-    """List jobs, the newest last."""
-    from regrow.launch import folder
-    from regrow.launch.listing import job_lines
+@click.option("--tag", default="", metavar="NAME", help="Only those of regrow run --tag NAME, with what they came to.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
+def list_jobs(tag: str, as_json: bool) -> None:
+    """List jobs, the newest last. With --tag or --json also their steps, incidents and goodput, by their records."""
+    import msgspec
 
-    for line in job_lines(folder.list_jobs(jobs_home())):
+    from regrow.launch import folder
+    from regrow.launch.listing import job_lines, job_rows, tagged_lines
+
+    home = jobs_home()
+    entries = [entry for entry in folder.list_jobs(home) if not tag or entry.tag == tag]
+    if as_json:
+        click.echo(msgspec.json.encode(job_rows(home, entries)).decode())
+        return
+    for line in tagged_lines(job_rows(home, entries)) if tag else job_lines(entries):
         click.echo(line)
 
 

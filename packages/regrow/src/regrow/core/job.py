@@ -22,6 +22,7 @@ class JobSpec(msgspec.Struct, frozen=True):
     window: Seconds
     max_restarts: int | None
     durable: bool
+    tag: str = ""  # of the jobs that `regrow jobs --tag` lists together
     warmth_asked: bool = False
     """True if the user has chosen it: else standbys take no memory of devices that ranks use."""
     halt_deadline: Seconds = 20.0

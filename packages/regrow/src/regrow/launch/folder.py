@@ -16,6 +16,7 @@ from regrow.core.config import TlsFiles, tls_files, use_tls
 from regrow.core.errors import UsageError
 from regrow.core.exit_codes import UNPROVEN
 from regrow.core.ids import JobId
+from regrow.core.job import JobSpec
 from regrow.launch.processes import is_alive, start_time
 
 JOB_FILE = "job.json"
@@ -38,6 +39,7 @@ class JobEntry(msgspec.Struct, frozen=True):
     log_dir: str
     ended: float | None = None
     code: int | None = None
+    tag: str = ""
     tls: TlsFiles | None = None
     """Files that encrypt its connections, on this machine."""
 
@@ -119,16 +121,17 @@ def make_log_dir(folder: Path) -> None:
         ) from error
 
 
-def describe(job: JobId, address: str, token: str, *, world: int, command: list[str], log_dir: str) -> JobEntry:
+def describe(spec: JobSpec, address: str, token: str, *, command: list[str], log_dir: str) -> JobEntry:
     """The entry of a job that this process runs."""
     return JobEntry(
-        job=job,
+        job=spec.job,
         address=address,
         token=token,
         pid=os.getpid(),
         pid_started=start_time(),
         started=time.time(),
-        world=world,
+        world=spec.world,
+        tag=spec.tag,
         command=command,
         log_dir=log_dir,
         tls=tls_files(),

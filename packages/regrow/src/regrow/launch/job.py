@@ -113,6 +113,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     watch: str = ""
     node_metrics: str = ""
     job: str = ""
+    tag: str = ""
     quiet: bool = False
     without_meaning: list[str] = []
     """Flags of torchrun's that were given and that change nothing here."""
@@ -307,6 +308,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         window=some_time("--window", flags.window),
         max_restarts=None if flags.max_restarts is None else in_range("--max-restarts", flags.max_restarts, 0),
         durable=bool(flags.checkpoint_dir),
+        tag=_named("--tag", flags.tag),
         hang_timeout=some_time("--hang-timeout", flags.hang_timeout) if flags.hang_timeout else None,
         hang_floor=around.hang_floor,
         buddy_every=buddy_every,
@@ -341,12 +343,13 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
 
 
 def _job_name(flags: RunFlags) -> str:
-    for flag, name in (("--job", flags.job), ("--rdzv-id", flags.rdzv_id)):
-        if name and name != "none":
-            if NAME.fullmatch(name) is None:
-                raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
-            return name
-    return ""
+    return _named("--job", flags.job) or _named("--rdzv-id", flags.rdzv_id)
+
+
+def _named(flag: str, name: str) -> str:
+    if name and name != "none" and NAME.fullmatch(name) is None:
+        raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
+    return "" if name == "none" else name
 
 
 def _default_name(flags: RunFlags) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from regrow.core.errors import UsageError
+import msgspec
+
+from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
 from regrow.launch.folder import JobEntry, find_job, read_entry
 from regrow.membership.view import JobView, NodeView, WorkerView
@@ -25,6 +27,67 @@ def job_lines(entries: Sequence[JobEntry]) -> list[str]:
         started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started))
         rows.append((entry.job, _state(entry), started, str(entry.world), " ".join(entry.command)))
     return _table(rows)
+
+
+class JobRow(msgspec.Struct, frozen=True):
+    """A job as `regrow jobs --json` shows it.
+
+    `state`: running, died or ended, with its exit code. `step`: steps that it has done. `goodput`: of all rank-seconds
+    so far, between 0 and 1. The last three are null where its records cannot be read.
+    """
+
+    job: str
+    tag: str
+    state: str
+    code: int | None
+    started: float
+    ended: float | None
+    ranks: int
+    command: list[str]
+    step: int | None = None
+    incidents: int | None = None
+    goodput: float | None = None
+
+
+def job_rows(jobs_home: Path, entries: Sequence[JobEntry]) -> list[JobRow]:
+    """The jobs with what their records tell, which are read for it."""
+    return [_row(jobs_home / entry.job, entry) for entry in entries]
+
+
+def _row(folder: Path, entry: JobEntry) -> JobRow:
+    from regrow.observe.goodput import account
+    from regrow.observe.ledger import Ledger, read_records
+
+    state = _state(entry).partition(" ")[0]
+    row = JobRow(entry.job, entry.tag, state, entry.code, entry.started, entry.ended, entry.world, entry.command)
+    try:
+        records = read_records(folder)
+    except (OSError, ProtocolError):  # of another version, or its folder is being removed
+        return row
+    ledger = Ledger(records)
+    formed = ledger.generations[-1:]
+    commits = [commit for by_rank in ledger.commits.values() for commit in by_rank.values()]
+    steps = [each.step for each in formed] + [
+        c.step + 1 for c in commits for g in formed if c.generation == g.generation
+    ]
+    return msgspec.structs.replace(
+        row,
+        step=max(steps, default=0),
+        incidents=len(ledger.incidents) + len(ledger.open_incidents),
+        goodput=account(records).goodput,
+    )
+
+
+def tagged_lines(rows: Sequence[JobRow]) -> list[str]:
+    """A table of jobs with what their records tell; one sentence when there are none."""
+    if not rows:
+        return ["no jobs of this tag"]
+    table: list[tuple[str, ...]] = [("JOB", "TAG", "STATE", "STEP", "INCIDENTS", "GOODPUT")]
+    for row in rows:
+        state = row.state if row.code is None else f"{row.state} ({row.code})"
+        told = (row.step, row.incidents, None if row.goodput is None else f"{row.goodput:.0%}")
+        table.append((row.job, row.tag, state, *("-" if each is None else str(each) for each in told)))
+    return _table(table)
 
 
 def status_lines(view: JobView) -> list[str]:

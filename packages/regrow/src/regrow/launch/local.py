@@ -151,7 +151,7 @@ class _Launch:
         return msgspec.structs.replace(spec, lineage=lineage)
 
     async def _run_with(self, spec: JobSpec, job_dir: Path) -> tuple[EndJob, str]:
-        plan, job = _with_port(self._plan), spec.job
+        plan = _with_port(self._plan)
         token = plan.token or secrets.token_urlsafe(32)
         resumes = plan.resume is not ownership.Resume.NEVER
         machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, resumes, memory=memory))
@@ -195,7 +195,7 @@ class _Launch:
             ]
             command = [plan.script.target, *plan.script.args]
             log_dir = configs[0].log_dir
-            entry = folder.describe(job, address, token, world=spec.world, command=command, log_dir=log_dir)
+            entry = folder.describe(spec, address, token, command=command, log_dir=log_dir)
             folder.write_entry(job_dir, entry)
             self._entry = job_dir, entry
             folder.make_log_dir(Path(log_dir))

@@ -160,6 +160,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option("--trial-steps", type=int, default=0, hidden=True),
     click.option("--fault-plan", default="", metavar="FILE", help="Faults on demand, in TOML."),
     click.option("--job", default="", metavar="NAME", help="The job's name."),
+    click.option("--tag", default="", metavar="NAME", help="Of a sweep: regrow jobs --tag NAME shows its jobs."),
     click.option("--quiet", is_flag=True, help="Say only what went wrong."),
 )
 _AGENT: Final[tuple[Decorator, ...]] = (

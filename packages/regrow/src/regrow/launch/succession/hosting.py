@@ -145,9 +145,7 @@ class NextHost:
         plan = self._plan
         command = [plan.script.target, *plan.script.args]
         log_dir = plan.log_dir or str(self._job_dir / "logs")
-        self._entry = folder.describe(
-            self._spec.job, address, plan.token, world=self._spec.world, command=command, log_dir=log_dir
-        )
+        self._entry = folder.describe(self._spec, address, plan.token, command=command, log_dir=log_dir)
         self._keep(self._entry)
 
     def _keep(self, entry: folder.JobEntry) -> None:
