@@ -357,7 +357,7 @@ PRIVATE_IN_STRINGS = {
     ("regrow.train.state.variables", "_target"),
 }
 """Of DataLoader's iterators, by rooms below `comm`; numpy's and Python's own generators; a thread's function."""
-ROOMS_OF_PRIVATE_NAMES = ("regrow.comm.torch_private.", "regrow_recipes.adapters.private_names")
+ROOMS_OF_PRIVATE_NAMES = ("regrow.comm.torch_private.", "regrow_recipes.adapters.private_")
 PUBLIC = {"_fields"}
 """Python documents it, for named tuples."""
 

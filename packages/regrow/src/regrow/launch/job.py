@@ -298,7 +298,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
     )
     spec = JobSpec(
-        job=JobId(_job_name(flags) or f"{_default_name(flags)}-{around.stamp}"),
+        job=JobId(_named("--job", flags.job) or _named("--rdzv-id", flags.rdzv_id) or _default_name(flags, around)),
         nproc=nproc,
         nodes=nodes.least,
         standbys=in_range("--standby", flags.standby, 0, 1024),
@@ -342,19 +342,15 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     return spec, notes
 
 
-def _job_name(flags: RunFlags) -> str:
-    return _named("--job", flags.job) or _named("--rdzv-id", flags.rdzv_id)
-
-
 def _named(flag: str, name: str) -> str:
     if name and name != "none" and NAME.fullmatch(name) is None:
         raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
     return "" if name == "none" else name
 
 
-def _default_name(flags: RunFlags) -> str:
+def _default_name(flags: RunFlags, around: HostEnvironment) -> str:
     stem = flags.script.rsplit(".", 1)[-1] if flags.module else Path(flags.script).stem
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", stem).strip("-")[:40] or "job"
+    return f"{re.sub(r'[^A-Za-z0-9_-]+', '-', stem).strip('-')[:40] or 'job'}-{around.stamp}"
 
 
 def _local_nodes(flags: RunFlags) -> AllowedRange:
