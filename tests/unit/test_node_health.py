@@ -192,7 +192,7 @@ def test_nodes_that_fail_the_jobs_examinations_are_avoided_for_their_time_told_o
     found = found_nodes(old, pods, figures, 1000.0)
     new = next_status(old, read(old, pods, 1000.0), [], 1000.0, figures, found)
     assert new.bad_nodes == [KeptNode("n2", datetime.fromtimestamp(4600.0, UTC), "gpu0: xid 79")]
-    assert [each.words for each in news_of_nodes(old.status, new)] == [
+    assert [(each.reason, each.message) for each in news_of_nodes(old.status, new)] == [
         ("NodeAvoided", "no replica is started on node n2 until 1970-01-01T01:16:40Z: gpu0: xid 79")
     ]
     later = job(new)
@@ -214,5 +214,5 @@ def test_what_speaks_against_the_jobs_own_nodes_is_a_condition() -> None:
     assert nodes_finding({}).holds
     was = TrainingJobStatus()
     told = with_conditions(was, [finding], 1, 0.0)
-    assert [each.words for each in news_of_nodes(was, told)] == [("NodesUnhealthy", finding.message)]
+    assert [(each.reason, each.message) for each in news_of_nodes(was, told)] == [("NodesUnhealthy", finding.message)]
     assert not news_of_nodes(told, with_conditions(told, [finding], 1, 9.0))

@@ -7,6 +7,8 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, StepNo
+from regrow.core.job import JobSpec
+from regrow.core.messages.vocabulary import Warmth
 from regrow.launch.folder import describe, write_entry
 from regrow.membership.view import JobView, NodeView
 from regrow_clusters.slurm.following import FollowedCoordinator
@@ -19,7 +21,8 @@ JOB = 'name = "gpt"\nscript = ["train.py"]\nreplicaCount = 2\nmaxReplicaCount = 
 
 
 def write(records: Path, address: str, code: int | None = None) -> None:
-    entry = describe(JobId("gpt-1"), address, "t", world=2, command=["train.py"], log_dir="")
+    spec = JobSpec(JobId("gpt-1"), 2, 1, 0, Warmth.BUILT, 100, 3600.0, None, False)
+    entry = describe(spec, address, "t", command=["train.py"], log_dir="")
     write_entry(records, entry if code is None else msgspec.structs.replace(entry, ended=1.0, code=code))
 
 
