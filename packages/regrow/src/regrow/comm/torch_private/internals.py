@@ -34,6 +34,11 @@ def compiled() -> float:
     return float(sum(getattr(module, "compilation_time_metrics", {}).get("_compile.compile_inner", ())))
 
 
+def can_be_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """False for one that wraps another without making itself an optimizer: it takes no hooks (Opacus has such)."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
     """An empty group to register real backends with."""
     return ProcessGroup(store, rank, size)
