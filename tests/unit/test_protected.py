@@ -507,3 +507,20 @@ def test_nothing_is_read_in_place_where_the_next_body_may_be_undone_as_a_whole()
     with torch.no_grad():
         net.weight.fill_(9.0)
     assert torch.equal(frozen.tensor("model.weight"), before)
+
+
+class Noisy(torch.optim.Optimizer):
+    """As Opacus's: an optimizer by its class, which wraps one and never makes itself one."""
+
+    def __init__(self, wrapped: torch.optim.Optimizer) -> None:
+        self.original_optimizer = wrapped
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.original_optimizer.step()
+
+
+def test_a_wrapper_that_takes_no_hooks_is_refused_with_what_it_wraps() -> None:
+    model = nn.Linear(2, 2)
+    noisy = Noisy(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(UsageError, match=r"a Noisy wraps .* its \.original_optimizer"):
+        ProtectedState([model, noisy])

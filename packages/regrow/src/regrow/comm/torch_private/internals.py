@@ -45,6 +45,11 @@ def schedulers_in(scheduler: object) -> Iterable[object]:
     return found
 
 
+def can_be_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """False for one that wraps another without making itself an optimizer: it takes no hooks (Opacus has such)."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
+
+
 def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
     """An empty group to register real backends with."""
     return ProcessGroup(store, rank, size)

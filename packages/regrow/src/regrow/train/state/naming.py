@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from regrow.comm.torch_private.internals import compiled_module
+from regrow.comm.torch_private.internals import can_be_watched, compiled_module
 from regrow.comm.torch_private.module_buffers import buffers_of
 from regrow.core.errors import StateError, UsageError
 from regrow.train.graphs.kinds import can_be_followed, says_its_state
@@ -172,7 +172,7 @@ def roster(*calls: Protected) -> ProtectedObjects:
     taken: set[str] = set()
     for name, part, given in _each(calls):
         thing = unwrapped(given) if isinstance(given, nn.Module) else given
-        _refuse_parted(thing)
+        _refuse(thing)
         chosen = _name(name, thing, taken)
         taken.add(chosen)
         chosen = f"{part}.{chosen}" if part else chosen
@@ -230,7 +230,13 @@ def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]
                 yield name, call.part, given
 
 
-def _refuse_parted(thing: object) -> None:
+def _refuse(thing: object) -> None:
+    if isinstance(thing, torch.optim.Optimizer) and not can_be_watched(thing):
+        inner = [name for name, each in vars(thing).items() if isinstance(each, torch.optim.Optimizer)]
+        raise UsageError(
+            f"a {type(thing).__name__} wraps an optimizer and takes no hooks, so its updates cannot be noticed",
+            hint=f"protect what it wraps{f', its .{inner[0]}' if inner else ''}, and step as before",
+        )
     if any(kind.__name__ == "ZeroRedundancyOptimizer" for kind in type(thing).__mro__):
         raise UsageError(
             "a ZeroRedundancyOptimizer (ZeRO-1) keeps a part of the optimizer's state on each rank, of which no other "
