@@ -181,6 +181,7 @@ class Agent:
                 return
             case orders.SpawnWorker():
                 self._store.answers.learn(self._store.address, order.stores, order.world)
+                self._store.spawned(order.generation)
                 self._workers.spawn(order)
                 return
             case orders.StopNode(reason=reason, grace=grace):

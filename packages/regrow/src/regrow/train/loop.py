@@ -63,7 +63,7 @@ class StepLoop(ScriptPlace):
         self.settling = Settling(member.groups.echo)
         self._rehearsal = Rehearsal(self, self.standing)
         self.shadow = Shadow(self, self.standing)
-        self.bindings, self.hear = BodyBindings(), member.body.logged
+        self.bindings, self.hear, self.draws = BodyBindings(), member.body.logged, self.standing.draws
         self.has_epochs = False
         """True if code may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.after = AfterLoop(self)
@@ -322,7 +322,7 @@ class StepLoop(ScriptPlace):
         self.modules.overwritten()
         if not self.standing.follow_world():
             return self.recover(step)
-        self.standing.hooks.tell(self.member.waiting.take_change(), self.member.step)
+        self.standing.tell_change()
         self._place_after()
         self.after.recovered()
         self.regions.recovered(self.member.inside)

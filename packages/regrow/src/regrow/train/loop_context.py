@@ -12,6 +12,7 @@ from regrow.core.messages.facts import WorkerNoted
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.train.batches import Batches
 from regrow.train.first_reads import FirstReads
+from regrow.train.hooks.external import ExternalDraws
 from regrow.train.hooks.regroups import RegroupHooks
 from regrow.train.hooks.scale_events import ScaleHooks
 from regrow.train.microbatches import Dealer
@@ -40,6 +41,7 @@ class LoopContext:
         self.objects: list[object] = []
         """Objects that the script protects."""
         self.hooks, self.regroups = ScaleHooks(), RegroupHooks(member)
+        self.draws = ExternalDraws(member)
         self.kept = ""
         """Why the world keeps its size, where the script says that it does."""
         self._share: Share | None = None
@@ -116,6 +118,12 @@ class LoopContext:
             )
             self._share = share_of(self._data_of)
 
+    def tell_change(self) -> None:
+        """A new generation stands: tell of the change of the world's size, if there was one."""
+        change = self.member.waiting.take_change()
+        self.draws.stands(change)
+        self.hooks.tell(change, self.member.step)
+
     @property
     def others_left(self) -> bool:
         """True if no step follows: all have left their loop, or those who gave this worker its state had."""
@@ -137,6 +145,7 @@ class LoopContext:
         """Steps count from now on: state that cannot be given to a newcomer does not end the training any more."""
         if self.first_reads is not None:
             self.first_reads.arrives()
+        self.draws.arrives()
         for graph in self.protected().graphs():
             graph.begin()
 

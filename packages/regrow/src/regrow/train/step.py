@@ -3,14 +3,17 @@
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import StepNo
+from regrow.train.hooks.external import ExternalDraws
 from regrow.train.microbatches import MicroBatches
 from regrow.train.script.body_bindings import BodyBindings
+
+T = TypeVar("T")
 
 
 class BodyHeard(Protocol):
@@ -27,6 +30,7 @@ class StepOwner(Protocol):
     """Runner of a step, as far as the step knows it."""
 
     bindings: BodyBindings
+    draws: ExternalDraws
 
     @property
     def shadow(self) -> BodyHeard:
@@ -111,6 +115,7 @@ class Step:
             self._batch = self.gives(self._batch)
         self.entered = self.inside = True
         self._owner.bindings.enters(sys._getframe(1))
+        self._owner.draws.begins(self.at, rehearsal=self.rehearsal)
         self._owner.enter(self)
         if isinstance(self._batch, MicroBatches):
             self._batch.enter(self)
@@ -146,6 +151,30 @@ class Step:
                 hint="give session.steps(..., microbatches=...), and ask for them inside `with step`",
             )
         return self._batch
+
+    def external(self, draw: Callable[[], T], *, like: T) -> T:
+        """Result of `draw()`, which cannot be undone or asked for twice: of a simulator, a browser, a paid service.
+
+            reward = step.external(lambda: simulator.step(action), like=0.0)
+
+        It is drawn once for each rank, step and call, and given again to a body that runs again after a fault: to a
+        rank that is replaced on its node too. Where no copy is left it is drawn again; the job says so, and ends with
+        76. A rehearsed body draws nothing and gets `like`. Neither gives the same object twice: a copy each.
+
+        `draw` calls no collectives, and changes nothing that is protected. Its global random numbers go on as in a
+        plain call. One that lasts longer than a hanging rank's body would is taken for hanging.
+
+        Args:
+            draw: makes the result: None, numbers, texts, bytes, tensors (without gradients), numpy arrays, in lists,
+                tuples and dicts. 64 MiB of a rank in a step are kept.
+            like: a value of the same form.
+
+        Raises:
+            UsageError: outside the step's body, or the result is none of these; it names the place in it.
+        """
+        if not self.inside:
+            raise UsageError("step.external is called outside its body", hint="call it inside `with step`")
+        return cast(T, self._owner.draws.draw(self.at, draw, like, rehearsal=self.rehearsal))
 
     def update(self) -> None:
         """Declare that protected state is changed from here to the end of the body.

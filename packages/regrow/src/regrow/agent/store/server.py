@@ -20,6 +20,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, Instant, Seconds
 from regrow.core.messages.store import (
+    FIRST_SPAWNED,
     AnswersAsked,
     AnswersNoted,
     StoreCancel,
@@ -91,6 +92,11 @@ class StoreServer:
         self.keeper.learn(generation, stores, world)
         self.answers.learn(self.address, stores, world)
         self.keeper.drop_before(Generation(generation - 1))
+
+    def spawned(self, generation: Generation) -> None:
+        """A worker is spawned; those that come later can ask in which generation the first one was."""
+        if self.keeper.table.get(FIRST_SPAWNED) is None:
+            self.keeper.table.put(FIRST_SPAWNED, str(generation).encode())
 
     def _conversation(self) -> "_Conversation":
         return _Conversation(self._at_once, self._answer, self._token, self._serving, self._crowd)

@@ -234,6 +234,8 @@ TIMEOUT = "timeout"
 """`StoreReply.error` where a wait reached its deadline."""
 NO_COUNTER = "no counter"
 """`StoreReply.error` where something is added to a value that is no number."""
+FIRST_SPAWNED = "first-spawned"
+"""Key of an agent with the generation of the first worker that it was told to spawn."""
 
 StoreRequest = (
     StoreHello

@@ -204,6 +204,8 @@ class Shadow:
             return "what it builds with session.on_regroup stands among ranks, and not in a shadow"
         if self._standing.member.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
+        if self._standing.draws.used:
+            return "its body draws from outside by step.external, which a shadow must not"
         if any(is_accelerator(each.device) for each in self._standing.protected().parameters()):
             return "its kernels on an accelerator need not repeat themselves bit for bit"
         if not self.can_skip:
@@ -219,6 +221,9 @@ class Shadow:
             return
         if not counts(first.found):
             self._proven(order, first)
+            return
+        if why := self.cannot():  # known since this body
+            self._unproven(order, why, lasting=True)
             return
         second = yield from self._attempt(order, CLOSELY)
         if second is None:

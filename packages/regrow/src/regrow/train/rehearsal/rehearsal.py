@@ -121,8 +121,10 @@ class Rehearsal:
             self._unprotected.stop()
         if self._standing.member.holds_initial_state:
             state, objects, frames = self._standing.protected(), self._standing.objects, script_frames(innermost)
-            seeds = self.step is not None or bool(self._seeded)
-            self._unprotected = Unprotected(state, objects, frames, seeds=seeds, first=self.step is not None)
+            seeds, draws = self.step is not None or bool(self._seeded), self._standing.draws.outside
+            self._unprotected = Unprotected(
+                state, objects, frames, seeds=seeds, first=self.step is not None, outside=draws
+            )
 
     def left(self) -> None:
         """The rehearsed body has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""

@@ -56,6 +56,7 @@ class Unprotected:
         frames: the script's.
         seeds: whether it matters which generators are seeded before they are drawn from.
         first: whether the body that follows is the first.
+        outside: ids of objects that nobody can put back, nor has to.
     """
 
     def __init__(
@@ -66,7 +67,9 @@ class Unprotected:
         *,
         seeds: bool = True,
         first: bool = False,
+        outside: Collection[int] = (),
     ) -> None:
+        self._outside = outside
         objects, self._optimizers = list(objects), state.optimizers()
         self._tensors = {id(each) for each in state.parameters()}
         for each in objects:
@@ -173,7 +176,7 @@ class Unprotected:
     def _refuse_environments(self) -> None:
         for name, each in self._environments.items():
             path = environments.difference(self._inner[name], environments.look(each))
-            if path:
+            if path and id(each) not in self._outside:
                 raise UsageError(
                     f"the loop's body changes `{name}` ({type(each).__name__}: its {path}), which is not protected: "
                     "after a fault ranks would have different ones",

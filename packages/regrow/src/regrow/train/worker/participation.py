@@ -7,6 +7,7 @@ from typing import Protocol
 import torch
 
 from regrow.comm.observers import CallTaker, Tape
+from regrow.comm.store import AgentStore
 from regrow.core.early_reads import EarlyReads
 from regrow.core.ids import Generation, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
@@ -200,6 +201,10 @@ class Participation(Protocol):
         """Ranks of one replica, as the job was started."""
 
     @property
+    def one_node(self) -> bool:
+        """True if the job can have no other node than this one."""
+
+    @property
     def generation(self) -> int:
         """The membership that this worker runs in."""
 
@@ -260,6 +265,9 @@ class Participation(Protocol):
 
     def note_of_script(self, text: str) -> None:
         """Tell people something about the script, once, whichever ranks say it."""
+
+    def node_store(self) -> AgentStore | None:
+        """Keys that this node's agent keeps for as long as it is there; None: there is no agent."""
 
     def send(self, fact: WorkerFact) -> None:
         """Tell whoever supervises this worker."""

@@ -89,10 +89,11 @@ class StandaloneWorker:
     inside = 0
     trial_steps = 0
     unit = 1
+    one_node = True
 
     echo = fetching = beside = _as_it_is
     rehearsed = compare = pass_boundary = _yes
-    note_of_script = send = arrive = cache = fetches = show_read = _nothing
+    note_of_script = send = node_store = arrive = cache = fetches = show_read = _nothing
     expect_after_steps = place_after_step = _nothing
 
     def __init__(self, rank: int, local_rank: int, world: int) -> None:

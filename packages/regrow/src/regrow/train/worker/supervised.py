@@ -14,6 +14,7 @@ from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.on_device.waits import WAITS
+from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import device_mesh, expected_names, internals
 from regrow.core.errors import GenerationHalted, StateError
 from regrow.core.ids import NO_STATE, Seconds, StepNo
@@ -140,6 +141,11 @@ class SupervisedWorker:
         return self._link.env.spec.unit
 
     @property
+    def one_node(self) -> bool:
+        """True if the job can have no other node than this one."""
+        return self._link.env.spec.node_limit == 1
+
+    @property
     def generation(self) -> int:
         """The membership that this worker runs in."""
         return self.control.generation
@@ -207,6 +213,10 @@ class SupervisedWorker:
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""
         return self.body.updated
+
+    def node_store(self) -> AgentStore:
+        """Keys that this node's agent keeps beyond generations."""
+        return AgentStore(self._link.env.store, self._link.env.token, "")
 
     def send(self, fact: WorkerFact) -> None:
         """Tell the agent."""

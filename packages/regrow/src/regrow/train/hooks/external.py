@@ -1,0 +1,307 @@
+"""Results from outside of the training that cannot be asked for twice: of a simulator, a browser, a paid service.
+
+Each is drawn once, and given again to a body that runs again: to a survivor from its own memory, to a rank that is
+replaced from its node's agent. Where no copy is left it is drawn again, which is told. See decision 0113.
+"""
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable
+from types import FunctionType, MethodType
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch.distributed import DistError
+
+from regrow.comm.store import AgentStore
+from regrow.core.errors import GenerationHalted, StateError, UsageError
+from regrow.core.ids import StepNo
+from regrow.core.messages.facts import WorkerNoted
+from regrow.core.messages.store import FIRST_SPAWNED
+from regrow.core.messages.vocabulary import WorldChange
+from regrow.data.seeding import generators_kept
+from regrow.devices import accelerators
+from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
+from regrow.train.script.source import is_script
+from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.worker.participation import Participation
+
+MOST_BYTES = 64 << 20
+"""Of the results of one rank in one step."""
+_KEPT_STEPS = 2
+"""The present one, and the one before: this worker may have committed it alone."""
+_MOST_OBJECTS = 1_000
+Place = tuple[int, int, StepNo]
+"""World, rank and step of the job of a draw."""
+
+
+class _Newest(msgspec.Struct, array_like=True, frozen=True):
+    """The newest step of a rank on a node, and how many draws were begun in it."""
+
+    world: int
+    step: int
+    begun: int
+
+
+class ExternalDraws:
+    """The draws of one worker.
+
+    Args:
+        member: how this process takes part in a job.
+    """
+
+    def __init__(self, member: Participation) -> None:
+        self._member = member
+        self._kept: dict[Place, list[bytes]] = {}
+        self._calls = 0
+        self._told: set[str] = set()
+        self._store: AgentStore | None = None
+        self._newest: _Newest | None = None
+        self._looked_for = -1
+        """Rank whose predecessor's draws have been looked for."""
+        self._last = StepNo(-1)
+        """Newest step in which this worker has drawn."""
+        self._joins = self._untold = False
+        """True for a newcomer; true if lost workers may have drawn in its first step without a trace on this node."""
+        self._joined = StepNo(-1)
+        """That step; -1: there is none."""
+        self.used = False
+        self.outside: dict[int, object] = {}
+        """Objects that draws are made with: nobody can put them back, and nobody has to protect them."""
+
+    def arrives(self) -> None:
+        """The rehearsal is over: those who come later to this node are to know that its ranks have not drawn yet."""
+        member = self._member
+        self._joins = member.newcomer
+        if self._joins:
+            return
+        self._untold = member.groups.generation > 1 and not member.training.finished  # all have started again
+        if self.used and not self._untold and self._read(self._name()) is None:
+            self._write(self._name(), _Newest(member.world, member.step, 0))
+
+    def stands(self, change: WorldChange | None) -> None:
+        """A new generation stands, in a world that has changed, or in the same one."""
+        if self._joins:
+            self._untold = change is None or change.kind == "fault"
+        self._joins = False
+
+    def begins(self, step: StepNo, *, rehearsal: bool) -> None:
+        """A body begins."""
+        self._calls = 0
+        if rehearsal:
+            return
+        if self._untold:
+            self._joined, self._untold = step, False
+        if not self.used:
+            return
+        self._look()
+        place = self._place(step)
+        for old in [each for each in self._kept if each[2] <= step - _KEPT_STEPS]:
+            for call in range(len(self._kept.pop(old))):
+                self._forget(self._name(old, call))
+        self._begun(place, len(self._kept.get(place, ())))
+
+    def draw(self, step: StepNo, make: Callable[[], Any], like: object, *, rehearsal: bool) -> Any:
+        """As `Step.external`."""
+        self.used = True
+        packed = _packed(like, "like")
+        if rehearsal:
+            self.outside |= _objects_of(make)
+            return _unpacked(packed)
+        self._look()
+        place, call = self._place(step), self._calls
+        self._calls += 1
+        kept = self._kept.setdefault(place, [])
+        if call == len(kept) and (copy := self._copied(place, call)) is not None:
+            kept.append(copy)
+        if call < len(kept) and kept[call]:
+            return _unpacked(kept[call])
+        if call < len(kept):
+            self._doubt(step, "it was too large to be kept")
+        return self._made(place, call, make)
+
+    # --- the draw itself -----------------------------------------------------------------------------------------
+
+    def _made(self, place: Place, call: int, make: Callable[[], Any]) -> Any:
+        kept, body = self._kept[place], self._member.body
+        self._begun(place, call + 1)
+        # A halt ends forward passes of a body at their next module: nothing of a draw may be lost in that way.
+        body.entered, entered = False, body.entered
+        try:
+            before = _generators()
+            with generators_kept():
+                value = make()
+                after = _generators()
+        finally:
+            body.entered = entered
+        self._last = max(self._last, place[2])
+        packed = _packed(value, "the result", after if after != before else b"")
+        if call == len(kept):
+            kept.append(b"")
+        if sum(map(len, kept)) + len(packed) > MOST_BYTES:
+            self._note(
+                f"what a rank draws by step.external in a step has more than {MOST_BYTES / 1e6:,.0f} MB: the rest is "
+                "not kept, and is drawn again where a fault strikes after it"
+            )
+        else:
+            kept[call] = packed
+            self._asked(lambda store: store.set(self._name(place, call), packed))
+        return _unpacked(packed)
+
+    def _doubt(self, step: StepNo, why: str) -> None:
+        text = f"rank {self._member.rank} has drawn again by step.external in step {step}, after a fault: {why}"
+        if text not in self._told:
+            self._told.add(text)
+            self._member.send(WorkerNoted(self._member.worker, text, doubts=True))
+
+    def _note(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            self._member.note_of_script(text)
+
+    # --- copies that the agent of this node keeps ----------------------------------------------------------------
+
+    def _place(self, step: StepNo) -> Place:
+        return self._member.world, self._member.rank, step
+
+    def _name(self, place: Place | None = None, call: int = 0) -> str:
+        where = f"external/{self._member.rank}"
+        return where if place is None else f"{where}/{place[0]}/{place[2]}/{call}"
+
+    def _look(self) -> None:
+        """Learn how far another worker of this rank has come here, where this one has just become it."""
+        if self._looked_for != self._member.rank:
+            self._looked_for, self._newest = self._member.rank, None
+            if (told := self._read(self._name())) is not None:
+                self._newest = msgspec.msgpack.decode(told, type=_Newest)
+
+    def _copied(self, place: Place, call: int) -> bytes | None:
+        """Result that another worker of this rank has drawn there; None: none, or it is lost, which is told."""
+        (world, _, step), newest = place, self._newest
+        if step <= self._last:
+            if not call:
+                self._doubt(step, "the results were for another rank or world, or are not kept for so many steps")
+            return None
+        if newest is None or newest.step < step - 1:
+            if step == self._joined and not call and not self._knows_all():
+                self._doubt(step, "what was drawn in it before is known on another node, or was lost with its agent")
+            return None
+        if newest.step < step or (newest.world == world and newest.step == step and call >= newest.begun):
+            return None
+        found = self._read(self._name(place, call)) if newest.world == world else None
+        if found is None:
+            self._doubt(step, "there is no copy of it")
+        return found
+
+    def _knows_all(self) -> bool:
+        """True if the agent of this node has been there since the job began, and has had all its workers."""
+        return self._member.one_node and self._read(FIRST_SPAWNED) == b"1"
+
+    def _begun(self, place: Place, draws: int) -> None:
+        newest = self._newest
+        draws = max(draws, newest.begun) if newest is not None and newest.step == place[2] else draws
+        self._write(self._name(), _Newest(place[0], place[2], draws))
+
+    def _write(self, name: str, newest: _Newest) -> None:
+        told = msgspec.msgpack.encode(newest)
+        self._asked(lambda store: store.set(name, told))
+
+    def _forget(self, name: str) -> None:
+        self._asked(lambda store: store.delete_key(name))
+
+    def _read(self, name: str) -> bytes | None:
+        found = self._asked(lambda store: store.get(name) if store.check([name]) else None)
+        return found if isinstance(found, bytes) else None
+
+    def _asked(self, ask: Callable[[AgentStore], object]) -> object:
+        """Answer of the agent; None where there is none, or it cannot be had, which is told."""
+        try:
+            if self._store is None:
+                self._store = self._member.node_store()
+            return None if self._store is None else ask(self._store)
+        except (DistError, GenerationHalted) as error:
+            self._note(f"results of step.external cannot be copied to their node's agent: {error}")
+            return None
+
+
+# --- values ------------------------------------------------------------------------------------------------------
+
+
+def _generators() -> bytes:
+    """States of the global generators."""
+    device = accelerators.random_state()
+    states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]
+    return encode([*states, None if device is None else device.cpu().numpy()])
+
+
+def _put_generators(states: bytes) -> None:
+    pythons, numpys, torchs, device = _list(decode(states))
+    random.setstate(pythons)
+    np.random.set_state(numpys)
+    torch.set_rng_state(torch.from_numpy(torchs))
+    if device is not None:
+        accelerators.put_random_state(torch.from_numpy(device))
+
+
+def _packed(value: object, path: str, generators: bytes = b"") -> bytes:
+    """A value as bytes, and the generators' states behind it where it has changed them. Raises `UsageError`."""
+    tensors: list[list[object]] = []
+
+    def lift(path: str, tensor: torch.Tensor) -> str:
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+            raise StateError(f"{path}: a {type(tensor).__name__} of layout {tensor.layout} cannot be kept")
+        raw = flat_bytes(tensor).numpy().tobytes()
+        tensors.append([dtype_name(tensor.dtype), list(tensor.shape), tensor.device.type, raw])
+        return str(len(tensors) - 1)
+
+    try:
+        return msgspec.msgpack.encode([encode(value, path=path, lift=lift), tensors, generators])
+    except StateError as error:
+        raise UsageError(
+            f"step.external: {error.cause.replace('cannot be protected', 'cannot be kept')}",
+            hint="let it be numbers, texts, bytes, tensors and arrays, in lists, tuples and dicts",
+        ) from error
+
+
+def _unpacked(packed: bytes) -> Any:
+    """The value anew, with the generators as they were behind it."""
+    encoded, tensors, generators = msgspec.msgpack.decode(packed)
+
+    def resolve(name: str) -> torch.Tensor:
+        dtype, shape, device, raw = tensors[int(name)]
+        flat = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)
+        return flat.view(dtype_of(dtype)).reshape(shape).to(device)
+
+    value = decode(encoded, resolve=resolve)
+    if generators:
+        _put_generators(generators)
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise StateError("states of generators are no list")
+    return value
+
+
+def _objects_of(make: object) -> dict[int, object]:
+    """Objects that a function works with, by their ids: those that it and the functions that it calls can name."""
+    found: dict[int, object] = {}
+    near = [make]
+    while near and len(found) < _MOST_OBJECTS:
+        if id(each := near.pop()) in found:
+            continue
+        found[id(each)] = each
+        if isinstance(each, functools.partial):
+            near += [each.func, *each.args, *each.keywords.values()]
+        elif isinstance(each, MethodType):
+            near += [each.__self__, each.__func__]
+        elif isinstance(each, FunctionType) and is_script(each.__code__.co_filename):
+            with contextlib.suppress(ValueError):  # a variable that is not set yet
+                near += [cell.cell_contents for cell in each.__closure__ or ()]
+            near += [each.__globals__[name] for name in each.__code__.co_names if name in each.__globals__]
+            near += each.__defaults__ or ()
+    return found
