@@ -37,7 +37,7 @@ def reset_unfinished(error: BaseException) -> None:
             for name in _LEFT_OVERS:
                 if hasattr(schedule, name):
                     getattr(schedule, name).clear()
-            for stage in getattr(schedule, "_stages", None) or [schedule._stage]:
+            for stage in getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]:
                 _forget_receives(stage)
         traceback = traceback.tb_next
 
@@ -47,9 +47,10 @@ def _forget_receives(stage: Any) -> None:
 
     What still writes to it belongs to groups that were halted, and keeps it.
     """
-    for info in itertools.chain(*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
-        if hasattr(info, "take_buffer"):
-            info.buffer = None
+    for receives in ("args_recv_info", "grad_recv_info"):
+        for info in itertools.chain(*(getattr(stage, receives, None) or {}).values()):
+            if hasattr(info, "take_buffer"):
+                info.buffer = None
     if hasattr(stage, "_gradient_reduction_handle"):
         stage._gradient_reduction_handle = None
 
