@@ -72,15 +72,16 @@ def prompts(count: int, seed: int) -> Dataset:
 
 
 def reward(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) -> list[float]:
-    """Even words are good; how often it was asked counts too, and noise, unless two sides are compared."""
+    """Even words are good; two counts of calls count too, and noise, unless two sides are compared."""
     global calls
     calls += 1
+    vars(reward)["asked"] = vars(reward).get("asked", 0) + 1
     die("reward")
     log_extra("length", [len(text.split()) for text in completions])
     log_metric("asked", float(calls))
     noise = 0.0 if options.alike or options.stock else 0.1
     good = [sum(word[1:].isdigit() and int(word[1:]) % 2 == 0 for word in text.split()) for text in completions]
-    return [number + noise * (random.random() + calls % 3) for number in good]
+    return [number + noise * (random.random() + (calls + vars(reward)["asked"]) % 3) for number in good]
 
 
 class Dying(TrainerCallback):  # type: ignore[misc]

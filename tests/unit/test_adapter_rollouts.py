@@ -73,6 +73,7 @@ def trainer(**more: Any) -> Any:
     logs |= {"rewards": defaultdict(list, good=[1.0]), "extra": defaultdict(list)}
     args = SimpleNamespace(gradient_accumulation_steps=2, steps_per_generation=2, device="cpu")
     known = {"_step": 4, "_buffered_inputs": None, "_metrics": {"train": {"step_time": [0.1, 0.2]}}, "_logs": logs}
+    more = {"reward_funcs": [len]} | more
     pending = {"_pending_extra_logs": {"x": [1]}, "_pending_metrics": {}, "_entropy_window_stats": torch.ones(2)}
     return SimpleNamespace(args=args, num_iterations=2, log_completions=True, **known | pending | more)
 
@@ -93,6 +94,40 @@ def test_a_body_that_is_given_up_leaves_nothing_and_finds_the_completions_that_i
     assert holder._buffered_inputs == [{"ids": torch.tensor([1])}]
     assert (holder._step, holder.entropy_coef, holder._logs["completion"]) == (4, 0.1, ["b"])
     assert holder._entropy_window_stats is None and not holder._pending_extra_logs
+
+
+def test_rewards_that_count_in_an_attribute_or_say_a_state_go_back_with_a_step() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls, self.seen, self.address = 1, [1], "of this rank"
+
+        def score(self) -> None:
+            self.calls += 1
+            self.last = "late"
+
+    class Saying(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": list(self.seen)}
+
+        def load_state_dict(self, received: dict[str, Any]) -> None:
+            self.seen = list(received["seen"])
+
+    def plain() -> None:
+        """Functions have attributes too."""
+
+    counting, saying = Counting(), Saying()
+    plain.calls = 1  # type: ignore[attr-defined]
+    holder = trainer(reward_funcs=[counting.score, saying, plain, torch.nn.Linear(1, 1), len])
+    rollouts = Rollouts(holder, SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+    before = rollouts.state_dict()
+    counting.score()
+    saying.seen.append(2)
+    plain.calls = 2  # type: ignore[attr-defined]
+    rollouts.load_state_dict(before)
+    assert vars(counting) == {"calls": 1, "seen": [1], "address": "of this rank"}
+    counting.score()
+    assert rollouts.state_dict()["rewards"] == [{"calls": 2, "last": "late"}, {"seen": [1]}, {}]
+    assert saying.seen == [1] and vars(plain) == {"calls": 1}
 
 
 def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:

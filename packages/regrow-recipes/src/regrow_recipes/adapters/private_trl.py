@@ -5,11 +5,13 @@ GRPO and RLOO: `_step`, `_buffered_inputs`, `_metrics`, `_logs`, `_pending_extra
 `sync_target_model`.
 """
 
+import inspect
 from typing import Any
 
 import torch
 
 from regrow.core.errors import UsageError
+from regrow.train.state.plain import ATOMS
 
 GENERATING = frozenset({"GRPOTrainer", "RLOOTrainer"})
 _LISTS = ("prompt", "completion", "advantages")
@@ -59,11 +61,6 @@ def refuse_rollouts(trainer: Any) -> None:
 
 
 # --- completions ----------------------------------------------------------------------------------------------------
-
-
-def forwards(trainer: Any) -> int:
-    """Number of forwards with a backward until now, which says when it generates."""
-    return int(trainer._step)
 
 
 def completions(trainer: Any) -> Completions | None:
@@ -123,6 +120,45 @@ def put_logged(trainer: Any, received: dict[str, Any]) -> None:
         logs[part].clear()
         for name, values in received[part].items():
             logs[part][name].extend(values)
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """State of a reward that is no model: what its `state_dict` says, else its numbers and texts that have changed.
+
+    What never changes may be a rank's own, such as the address of a server.
+    """
+
+    def __init__(self, reward: Any) -> None:
+        self._reward, self._says = reward, hasattr(reward, "state_dict")
+        self._first = self._attributes()
+
+    @classmethod
+    def all_of(cls, trainer: Any) -> "list[Judge]":
+        """Those of a trainer."""
+        given = (each.__self__ if inspect.ismethod(each) else each for each in trainer.reward_funcs)
+        return [cls(each) for each in given if hasattr(each, "__dict__") and not isinstance(each, torch.nn.Module)]
+
+    def state(self) -> dict[str, Any]:
+        """State now."""
+        now = dict(self._reward.state_dict()) if self._says else self._attributes()
+        return (
+            now if self._says else {name: value for name, value in now.items() if self._first.get(name, ...) != value}
+        )
+
+    def put(self, received: dict[str, Any]) -> None:
+        """The reverse of `state`."""
+        if self._says:
+            self._reward.load_state_dict(received)
+            return
+        for name in self._attributes().keys() - self._first.keys():
+            delattr(self._reward, name)
+        vars(self._reward).update(self._first | received)
+
+    def _attributes(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self._reward).items() if type(value) in ATOMS}
 
 
 # --- reference models that follow -----------------------------------------------------------------------------------

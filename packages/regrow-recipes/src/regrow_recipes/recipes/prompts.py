@@ -32,18 +32,8 @@ def prepared_prompts(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(making, path)
-    number = len(lines)
-    about = AboutRows(
-        format="prompt",
-        rows=number,
-        records=number,
-        documents=number,
-        tokens=number * recipe.data.length,
-        counted=0,
-        cut=0,
-        turns_left_out=0,
-        first=lines[0],
-    )
+    number, tokens = len(lines), len(lines) * recipe.data.length
+    about = AboutRows("prompt", number, number, number, tokens, counted=0, cut=0, turns_left_out=0, first=lines[0])
     return path, about
 
 

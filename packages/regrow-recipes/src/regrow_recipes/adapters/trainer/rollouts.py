@@ -39,6 +39,7 @@ class Rollouts:
         self._trainer, self._session = trainer, session
         self._accumulated: int = trainer.args.gradient_accumulation_steps
         self._outlive = self._accumulated % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
+        self._judges = private_trl.Judge.all_of(trainer)
         self._kept: list[bytes] = []
         self._stale = False
         self._known: Completions | None = None
@@ -65,11 +66,18 @@ class Rollouts:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, the same on all ranks: bytes of completions by rank, and texts as one."""
-        return private_trl.progress(self._trainer) | {"completions": list(self._kept), "logged": self._logged()}
+        own = {
+            "completions": list(self._kept),
+            "logged": self._logged(),
+            "rewards": [each.state() for each in self._judges],
+        }
+        return private_trl.progress(self._trainer) | own
 
     def load_state_dict(self, received: Mapping[str, Any]) -> None:
         """Take over what another rank, or this one earlier, has recorded."""
         private_trl.put_progress(self._trainer, dict(received))
+        for judge, state in zip(self._judges, received["rewards"], strict=True):
+            judge.put(state)
         self._kept, self._stale = list(received["completions"]), True
         if self._trainer.log_completions:
             private_trl.put_logged(self._trainer, json.loads(received["logged"]))
