@@ -5,9 +5,10 @@
 
 Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
 with the same buffers, between two processes, from and into memory that is there already, without checksums. `4 flows`:
-one holder read over four connections, beside four plain sockets with a thread at each end; elsewhere a holder is read
-over one. All sides run in turns; figures are medians; GB are 10^9 bytes. *Beyond the state* is the most memory that a
-process took on top of its tensors.
+one holder read over four connections, beside four plain sockets with a thread at each end, and four that send each MiB
+with a checksum and check it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `sockets` nothing is read
+out of the holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9
+bytes. *Beyond the state* is the most memory that a process took on top of its tensors.
 
 Exits with 1 when one holder brings less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
 """
@@ -41,9 +42,11 @@ from targets import tell, warn_if_busy
 from regrow.core.ids import Generation, StepNo
 from regrow.core.net import widen
 from regrow.hydration import flows
-from regrow.hydration.client import receive
+from regrow.hydration.client import Hydration
 from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.hydration.plan import CHUNK_BYTES
 from regrow.hydration.server import HydrationServer
+from regrow.hydration.streams import DIGEST_BYTES, checksum
 
 TOKEN, STEP, GENERATION = "benchmark", StepNo(7), Generation(3)
 LAYER = 16 << 20
@@ -130,11 +133,12 @@ def peak() -> int:
     return int(line.split()[1]) << 10
 
 
-def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool) -> None:
+def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool, transport: str) -> None:
     """A rank that has the state and gives it; answers each word with its memory beyond the state."""
     for tensor in state.prepare(state.inventory(STEP)).values():
         tensor.sum()  # its pages are in this process's count from now on, not from the first reader on
-    with HydrationServer(state, token=TOKEN, socket_dir=folder, nodes=2 if tcp else 1) as server:
+    nodes = 2 if tcp else 1
+    with HydrationServer(state, token=TOKEN, socket_dir=folder, nodes=nodes, hydration=transport) as server:
         server.offer(GENERATION, STEP)
         before = reset_peak()
         pipe.send(server.endpoint)
@@ -143,7 +147,7 @@ def hold(pipe: Connection, state: State, folder: Path, *, tcp: bool) -> None:
             pipe.send(peak() - before)
 
 
-def want(pipe: Connection, size: int) -> None:
+def want(pipe: Connection, size: int, transport: str) -> None:
     """A newcomer: receives from the endpoints that it is told; answers with its memory beyond the state.
 
     It is told the number of connections for each holder, too.
@@ -155,14 +159,15 @@ def want(pipe: Connection, size: int) -> None:
     while True:
         endpoints, each = pipe.recv()
         flows.FLOWS = each * len(endpoints)
-        receive(
+        Hydration(
             state,
             step=STEP,
             generation=GENERATION,
             token=TOKEN,
             endpoints=endpoints,
             deadline=time.monotonic() + PATIENCE,
-        )
+            hydration=transport,
+        ).run()
         pipe.send(peak() - before)
 
 
@@ -176,21 +181,28 @@ class Row:
     four_flows: float
     socket: float
     four_sockets: float
+    four_checked: float
+    of_sockets: float
+    of_checked: float
     memcpy: float
     beyond: tuple[int, int]
+
+
+Room = np.ndarray[Any, Any]
 
 
 class PlainSocket:
     """A bare copy of the state over connections between two processes, each with an equal part."""
 
     def __init__(
-        self, stack: ExitStack, state: State, folder: Path, room: np.ndarray[Any, Any], *, tcp: bool, flows: int = 1
+        self, stack: ExitStack, state: State, folder: Path, room: Room, tcp: bool, flows: int = 1, checked: bool = False
     ) -> None:
+        self._checked = checked
         if tcp:
             listener = socket.create_server(("127.0.0.1", 0))
         else:
             listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(folder / f"plain-{state.nbytes}-{flows}"))
+            listener.bind(str(folder / f"plain-{state.nbytes}-{flows}-{checked}"))
             listener.listen()
         stack.enter_context(listener)
         every = state.parts()
@@ -199,8 +211,10 @@ class PlainSocket:
         def serve(sock: socket.socket, mine: list[memoryview]) -> None:
             widen(sock)
             while sock.recv(1):
-                for part in mine:
+                for part in chunks(mine) if checked else mine:
                     sock.sendall(part)
+                    if checked:
+                        sock.sendall(checksum(part))
 
         def send(_: Connection) -> None:
             serving = [threading.Thread(target=serve, args=(listener.accept()[0], mine)) for mine in parts]
@@ -210,14 +224,15 @@ class PlainSocket:
                 thread.join()
 
         stack.enter_context(Process(send))
-        self._flows: list[tuple[socket.socket, memoryview]] = []
+        self._flows: list[tuple[socket.socket, memoryview, list[int]]] = []
         end = 0
         for mine in parts:
             sock = stack.enter_context(socket.socket(listener.family))
             sock.connect(listener.getsockname())
             widen(sock)
             begin, end = end, end + sum(map(len, mine))
-            self._flows.append((sock, room.data[begin:end]))
+            sizes = [len(part) for part in chunks(mine)] if checked else [end - begin]
+            self._flows.append((sock, room.data[begin:end], sizes))
 
     def copy(self) -> None:
         """Once."""
@@ -228,19 +243,28 @@ class PlainSocket:
         for thread in others:
             thread.join()
 
-    @staticmethod
-    def _receive(sock: socket.socket, room: memoryview) -> None:
+    def _receive(self, sock: socket.socket, room: memoryview, sizes: list[int]) -> None:
         sock.sendall(b"1")
-        at, size = 0, len(room)
-        while at < size:
-            at += sock.recv_into(room[at:])
+        at, digest = 0, bytearray(DIGEST_BYTES)
+        for size in sizes:
+            end = at + size
+            while at < end:
+                at += sock.recv_into(room[at:end])
+            if self._checked and sock.recv_into(digest, DIGEST_BYTES, socket.MSG_WAITALL):
+                assert checksum(room[end - size : end]) == digest
+
+
+def chunks(parts: list[memoryview]) -> Iterator[memoryview]:
+    """The bytes in pieces of a chunk's size."""
+    for part in parts:
+        yield from (part[at : at + CHUNK_BYTES] for at in range(0, len(part), CHUNK_BYTES))
 
 
 class Newcomers:
     """Processes that receive the state."""
 
-    def __init__(self, stack: ExitStack, state: State) -> None:
-        self._stack = stack
+    def __init__(self, stack: ExitStack, state: State, transport: str) -> None:
+        self._stack, self._transport = stack, transport
         self._state = state
         self._processes: list[Process] = []
         self.beyond = 0
@@ -258,34 +282,34 @@ class Newcomers:
     def make(self, count: int) -> None:
         """Have `count` newcomers ready."""
         while len(self._processes) < count:
-            process = self._stack.enter_context(Process(lambda pipe: want(pipe, self._state.nbytes)))
+            process = self._stack.enter_context(Process(lambda pipe: want(pipe, self._state.nbytes, self._transport)))
             self._processes.append(process)
             process.hear()
 
 
-def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
+def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool, transport: str) -> Row:
     """All sides for one size, in turns; the first turn is left out."""
     state = State(int(gigabytes * 1e9), value=1.0)
     room = np.ones(state.nbytes, dtype=np.uint8)
     parts = [np.frombuffer(part, dtype=np.uint8) for part in state.parts()]
 
     def copy() -> None:
-        at = 0
-        for part in parts:
-            room[at : at + part.nbytes] = part
-            at += part.nbytes
+        np.concatenate(parts, out=room)
 
     with ExitStack() as stack:
-        plain = PlainSocket(stack, state, folder, room, tcp=tcp)
-        plain_flows = PlainSocket(stack, state, folder, room, tcp=tcp, flows=FLOWS)
-        holders = [stack.enter_context(Process(lambda pipe: hold(pipe, state, folder, tcp=tcp))) for _ in range(3)]
+        plain = PlainSocket(stack, state, folder, room, tcp)
+        plain_flows = PlainSocket(stack, state, folder, room, tcp, flows=FLOWS)
+        plain_checked = PlainSocket(stack, state, folder, room, tcp, flows=FLOWS, checked=True)
+        give = partial(hold, state=state, folder=folder, tcp=tcp, transport=transport)
+        holders = [stack.enter_context(Process(give)) for _ in range(3)]
         endpoints = [holder.hear() for holder in holders]
-        newcomers = Newcomers(stack, state)
+        newcomers = Newcomers(stack, state, transport)
         newcomers.make(1)
         sides: dict[str, Callable[[], None]] = {"memcpy": copy, "socket": plain.copy}
         for count in (1, 2, 3):
             sides[str(count)] = partial(newcomers.receive, 1, endpoints[:count])
         sides |= {"flows": partial(newcomers.receive, 1, endpoints[:1], FLOWS), "sockets": plain_flows.copy}
+        sides["checked"] = plain_checked.copy
         if psutil.virtual_memory().available > 2.5 * state.nbytes:
             newcomers.make(3)
             sides["crowd"] = partial(newcomers.receive, 3, endpoints)
@@ -301,12 +325,17 @@ def measure(gigabytes: float, rounds: int, folder: Path, *, tcp: bool) -> Row:
     speeds = {side: state.nbytes / median(times[1:]) / 1e9 for side, times in seconds.items()}
     crowd = 3 * speeds["crowd"] if "crowd" in speeds else None
     one = {count: speeds[str(count)] for count in (1, 2, 3)}
-    return Row(gigabytes, one, crowd, speeds["flows"], speeds["socket"], speeds["sockets"], speeds["memcpy"], beyond)
+    four = (speeds["flows"], speeds["socket"], speeds["sockets"], speeds["checked"])
+    of_sockets, of_checked = (
+        median(other / mine for other, mine in zip(seconds[side][1:], seconds["flows"][1:], strict=True))
+        for side in ("sockets", "checked")
+    )
+    return Row(gigabytes, one, crowd, *four, of_sockets, of_checked, speeds["memcpy"], beyond)
 
 
 def show(rows: list[Row], kind: str, console: Console) -> None:
     """Print what was measured."""
-    table = Table(title=f"Hydration over {kind} sockets, GB/s")
+    table = Table(title=f"Hydration over {kind}, GB/s")
     columns = ("state", "1 holder", "2 holders", "3 holders", "3 receivers", "socket", "1 holder / socket")
     for column in (*columns, "4 flows", "4 sockets", "4 flows / 4 sockets", "memcpy", "beyond the state"):
         table.add_column(column, justify="right")
@@ -319,6 +348,8 @@ def show(rows: list[Row], kind: str, console: Console) -> None:
         beyond = " / ".join(f"{each / (1 << 20):.0f} MiB" for each in row.beyond)
         one = (f"{row.gigabytes:g} GB", *speeds, crowd, f"{row.socket:.2f}", share)
         table.add_row(*one, *four, f"{row.memcpy:.2f}", beyond)
+        in_pairs = f"{row.of_sockets:.2f} of 4 sockets, {row.of_checked:.2f} of 4 checked ({row.four_checked:.2f} GB/s)"
+        console.print(f"{row.gigabytes:g} GB, 4 flows in pairs: {in_pairs}")
     console.print(table)
     console.print("3 receivers: bytes of all of them, from 3 holders. Beyond the state: holder / receiver.")
 
@@ -329,6 +360,8 @@ def figures(rows: list[Row]) -> Iterator[tuple[str, float]]:
         kinds = {f"gbps_{count}_holder{'s' * (count > 1)}": speed for count, speed in row.holders.items()}
         kinds |= {"gbps_socket": row.socket, "gbps_memcpy": row.memcpy}
         kinds |= {"gbps_4_flows": row.four_flows, "gbps_socket_4_flows": row.four_sockets}
+        kinds |= {"gbps_checked_4_flows": row.four_checked, "of_4_sockets": row.of_sockets}
+        kinds["of_4_checked"] = row.of_checked
         if row.crowd is not None:
             kinds["gbps_3_receivers"] = row.crowd
         for side, beyond in zip(("holder", "receiver"), row.beyond, strict=True):
@@ -345,6 +378,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 1.0, 4.0], metavar="GB")
     parser.add_argument("--rounds", type=int, default=5, help="of each side; thrice as many below half a GB")
     parser.add_argument("--tcp", action="store_true", help="over TCP, as between nodes, instead of unix sockets")
+    parser.add_argument("--transport", choices=["auto", "sockets", "nixl"], default="auto", help="as --hydration")
     parser.add_argument("--quick", action="store_true", help="0.1 and 1 GB, 3 rounds")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
@@ -353,10 +387,10 @@ def main() -> int:
     sizes, rounds = ([0.1, 1.0], 3) if args.quick else (args.sizes, args.rounds)
     folder = Path(tempfile.mkdtemp(prefix="regrow-hydration-"))
     try:
-        rows = [measure(size, rounds, folder, tcp=args.tcp) for size in sizes]
+        rows = [measure(size, rounds, folder, tcp=args.tcp, transport=args.transport) for size in sizes]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(rows, "TCP" if args.tcp else "unix", Console())
+    show(rows, f"{'TCP' if args.tcp else 'unix'} sockets, {args.transport}", Console())
     tell("hydration", dict(figures(rows)), args.json)
     return 0
 

@@ -16,6 +16,7 @@ from regrow.hydration.flows import FLOW_WORTH, FLOWS, further
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.messages import StateOffered
 from regrow.hydration.plan import LEAST_PART, ByteSpan, FlowDealer
+from regrow.launch.addresses import hydration_of
 
 GB = 1_000_000_000
 
@@ -107,3 +108,12 @@ def test_further_addresses_are_addresses() -> None:
     for wrong in ("0.0.0.0", "::", "host", "10.0.0.5:80"):
         with pytest.raises(UsageError, match="--state-addr"):
             own_addresses("--state-addr", wrong)
+
+
+def test_reads_past_tls_and_unknown_ways_are_refused() -> None:
+    assert [hydration_of(word, encrypted=False) for word in ("auto", "sockets", "nixl")] == ["auto", "sockets", "nixl"]
+    assert hydration_of("auto", encrypted=True) == "auto"
+    with pytest.raises(UsageError, match="past TLS"):
+        hydration_of("nixl", encrypted=True)
+    with pytest.raises(UsageError, match="--hydration"):
+        hydration_of("rdma", encrypted=False)

@@ -47,7 +47,15 @@ SECTIONS: Final[dict[str, tuple[str, ...]]] = {
         *("--health-check", "--straggler-steps", "--replace-stragglers", "--log-rules"),
     ),
     "Data": ("--data-cache", "--data-cache-bytes"),
-    "Network and security": ("--bind", "--state-addr", "--token-file", "--tls-cert", "--tls-key", "--tls-ca"),
+    "Network and security": (
+        "--bind",
+        "--state-addr",
+        "--hydration",
+        "--token-file",
+        "--tls-cert",
+        "--tls-key",
+        "--tls-ca",
+    ),
     "Observe and debug": (
         *("--watch", "--node-metrics", "--log-dir", "--redirects", "--tee", "--fault-plan", "--quiet", "--help"),
         "--help-all",

@@ -21,12 +21,14 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages.state_ways import StateWay, merged
 from regrow.core.net import connect, hang_up
 from regrow.core.wire import read_frame
+from regrow.hydration.direct_kinds import AUTO, SOCKETS, ReadsOfNewcomer
 from regrow.hydration.flows import Flow, Round, address_of, fetch, further, reason
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.memory import Incoming
 from regrow.hydration.messages import (
     AskFlow,
     AskState,
+    Direct,
     FlowOpened,
     SendSpans,
     StateOffered,
@@ -90,6 +92,7 @@ class Hydration:
             script's variables that they have alike.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
         proof: the state before the holder's next step is wanted, whatever `step` says: `plain` or `closely`.
+        hydration: `--hydration`: by which reads bytes may come (`direct`).
         beside: called once by the thread of `run`, while the first bytes arrive; `run` raises what it raises.
     """
 
@@ -103,6 +106,7 @@ class Hydration:
         endpoints: Sequence[str],
         deadline: Instant,
         proof: str = "",
+        hydration: str = AUTO,
         beside: Callable[[], None] | None = None,
     ) -> None:
         self._sink = sink
@@ -121,6 +125,8 @@ class Hydration:
         self._lost: list[str] = []
         self._flows: list[Flow] = []
         self._unused: list[StateWay] = []
+        self._reads = ReadsOfNewcomer(SOCKETS if proof else hydration)
+        self._directs: dict[str, Direct] = {}
 
     @property
     def step(self) -> StepNo:
@@ -150,6 +156,7 @@ class Hydration:
             inventory = offers[0].inventory
             self._step = inventory.step
             incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
+            self._directs = {offer.ticket: offer.direct for offer in offers}
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
             self._do_beside()  # where nothing was to be received
@@ -170,6 +177,7 @@ class Hydration:
         with self._lock:
             self._over = True
         self._keep(())
+        self._reads.close()
 
     def _keep(self, peers: Sequence[_Peer]) -> None:
         """Hang up on everybody else."""
@@ -215,7 +223,9 @@ class Hydration:
         sock = connect(endpoint, max(0.001, min(self._deadline - time.monotonic(), STALL)), opened=self._register)
         self._check()
         patience = self._deadline - time.monotonic()
-        sock.sendall(receiver_side.frame(AskState(self._token, self._generation, self._step, patience, self._proof)))
+        wanted = self._reads.wanted(endpoint)
+        ask = AskState(self._token, self._generation, self._step, patience, self._proof, wanted)
+        sock.sendall(receiver_side.frame(ask))
         allow(sock, self._deadline, stall=patience)
         body = read_frame(sock)
         if body is None:
@@ -223,7 +233,8 @@ class Hydration:
         answer = receiver_side.decode(body)
         if not isinstance(answer, StateOffered):
             raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it offered no state")
-        return Flow(endpoint, sock), answer
+        direct, fallback = self._reads.of(sock, answer.direct)
+        return Flow(endpoint, sock, direct=direct, fallback=fallback), answer
 
     # --- moving the bytes ---
 
@@ -273,7 +284,8 @@ class Hydration:
             answer = receiver_side.decode(body) if body is not None else StateRefused("it hung up")
             if not isinstance(answer, FlowOpened):
                 raise HydrationError(answer.reason if isinstance(answer, StateRefused) else "it opened no flow")
-            turn.join(flow := Flow(endpoint, sock, further=True))
+            direct, fallback = self._reads.of(sock, self._directs[ticket])
+            turn.join(flow := Flow(endpoint, sock, True, direct, fallback))
         except (OSError, EOFError, RegrowError) as error:
             if not turn.over:
                 self._unused.append(StateWay(address_of(endpoint), failure=reason(error)))

@@ -12,6 +12,7 @@ from regrow.core.errors import DeadlineExceeded
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.state_ways import StateWay
 from regrow.core.net import hang_up
+from regrow.hydration.direct import NOWHERE, PLACE_BYTES, DirectReads, MemoryPlace
 from regrow.hydration.memory import Incoming, Landing
 from regrow.hydration.messages import SendSpans, StateOffered, receiver_side
 from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chunked
@@ -39,6 +40,10 @@ class Flow:
     sock: socket.socket
     further: bool = False
     """True if it is not the first to its holder: it is given up where it is slow."""
+    direct: DirectReads | None = None
+    """Takes bytes out of the holder's memory; None: they come over the connection."""
+    fallback: str = ""
+    """Reason why they come over the connection, where that was not what was asked for."""
     missing: list[ByteSpan] = field(default_factory=list)
     """Spans that it is to bring, then those that it did not bring."""
     failure: str = ""
@@ -54,7 +59,14 @@ class Flow:
 
     def way(self) -> StateWay:
         """Its part of what is told."""
-        return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure)
+        by = self.direct.kind if self.direct is not None else ""
+        return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure, by, self.fallback)
+
+    def fall_back(self, why: str) -> None:
+        """Have all further bytes sent over the connection."""
+        if self.direct is not None:
+            self.fallback = f"{self.direct.kind}: {why}"
+        self.direct = None
 
 
 def cores() -> int:
@@ -151,39 +163,73 @@ class Round:
 
 def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> None:
     """Bring a flow's part and more, until there is no more; `flow` says how it went. Raises a device's error."""
-    landing, digest = Landing(incoming, CHUNK_BYTES), bytearray(DIGEST_BYTES)
-    chunks: deque[Chunk] = deque()
+    landing = Landing(incoming, CHUNK_BYTES)
+    chunks: deque[tuple[Chunk, bool]] = deque()
     bad: list[Chunk] = []
+    again: list[Chunk] = []
     wanted, flow.missing = flow.missing, []
     since, before = time.monotonic(), flow.seconds
     hurries = flow.further and turn.hurries
     try:
         while True:
             if not wanted and len(chunks) <= _AHEAD:
-                wanted = turn.take(flow)
+                wanted, again = [span for chunk in again for span in chunk] or turn.take(flow), []
             allow(flow.sock, deadline)
             if wanted and (not chunks or len(wanted) <= _FEW_SPANS):
-                flow.sock.sendall(receiver_side.frame(SendSpans(wanted, CHUNK_BYTES)))
-                chunks += chunked(wanted, CHUNK_BYTES)
+                direct = flow.direct is not None
+                flow.sock.sendall(receiver_side.frame(SendSpans(wanted, CHUNK_BYTES, direct)))
+                chunks += [(chunk, direct) for chunk in chunked(wanted, CHUNK_BYTES)]
                 wanted = []
             if not chunks:
                 break
-            room = landing.room(chunks[0])
+            chunk, direct = chunks[0]
+            room = landing.room(chunk)
             until = min(deadline, time.monotonic() + STALL) if hurries else deadline
-            receive(flow.sock, room, until)
-            receive(flow.sock, memoryview(digest), until)
-            if checksum(room) == digest:
-                landing.land(chunks[0])
+            if right := (_take if direct else _bring)(flow, room, until):
+                landing.land(chunk)
             else:
-                bad.append(chunks[0])
+                (again if direct else bad).append(chunk)
             chunks.popleft()
-            flow.received += len(room)
+            flow.received += len(room) if right else 0
             flow.seconds = before + time.monotonic() - since
     except (OSError, EOFError, DeadlineExceeded) as error:
         slow = hurries and isinstance(error, TimeoutError | DeadlineExceeded) and time.monotonic() < deadline
         flow.failure = f"it sent no {CHUNK_BYTES >> 20} MiB in {STALL:.0f} s" if slow else reason(error)
     finally:
-        flow.missing = [*(span for chunk in (*bad, *chunks) for span in chunk), *wanted]
+        left = (*bad, *again, *(chunk for chunk, _ in chunks))
+        flow.missing = [*(span for chunk in left for span in chunk), *wanted]
         flow.bad = len(bad)
         turn.leave(flow)
         landing.settle()
+
+
+def _bring(flow: Flow, room: memoryview, until: Instant) -> bool:
+    """Receive a chunk, then its checksum; False if they do not match."""
+    digest = bytearray(DIGEST_BYTES)
+    receive(flow.sock, room, until)
+    receive(flow.sock, memoryview(digest), until)
+    return checksum(room) == digest
+
+
+def _take(flow: Flow, room: memoryview, until: Instant) -> bool:
+    """Receive a chunk's place and checksum and read it there; False if it is to be sent instead.
+
+    A flow that has once failed to read does not try again: each failure may have taken its bound.
+    """
+    head = bytearray(PLACE_BYTES + DIGEST_BYTES)
+    receive(flow.sock, memoryview(head), until)
+    place, digest = MemoryPlace.unpack(head[:PLACE_BYTES]), head[PLACE_BYTES:]
+    if place == NOWHERE:
+        receive(flow.sock, room, until)
+    elif flow.direct is None:
+        return False
+    else:
+        try:
+            flow.direct.read(place, room, until)
+        except OSError as error:
+            flow.fall_back(error.strerror or str(error))
+            return False
+    if checksum(room) == digest:
+        return True
+    flow.fall_back("bytes did not match their checksum")
+    return False

@@ -24,7 +24,8 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 
-def _straight(tensor: torch.Tensor) -> bool:
+def is_straight(tensor: torch.Tensor) -> bool:
+    """True if its bytes lie in its memory as they are sent."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -38,7 +39,7 @@ def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
     A copy of the whole would be made for each part that each connection asks for.
     """
     tensor, (_, offset, length) = tensor.detach(), span
-    while not _straight(tensor) and tensor.dim():
+    while not is_straight(tensor) and tensor.dim():
         row = tensor.nbytes // len(tensor)
         first, last = offset // row, (offset + length - 1) // row
         offset -= first * row
@@ -151,7 +152,7 @@ class Incoming:
     """
 
     def __init__(self, targets: dict[str, torch.Tensor]) -> None:
-        self._crooked = {name: tensor for name, tensor in targets.items() if not _straight(tensor)}
+        self._crooked = {name: tensor for name, tensor in targets.items() if not is_straight(tensor)}
         self._straightened = {
             name: torch.empty_like(tensor, memory_format=torch.contiguous_format)
             for name, tensor in self._crooked.items()

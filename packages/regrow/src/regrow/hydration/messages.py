@@ -5,6 +5,9 @@
     receiver: SendSpans                    give me these bytes            (any number of times)
     holder:   for each chunk of `plan.chunked`: its bytes, then their xxh3_64 (8 bytes, big-endian)
 
+With `SendSpans.direct` a chunk begins with its place in the holder's memory (address and device, 8 bytes each,
+big-endian), and where there is one, its bytes are left out: the receiver reads them there (`direct`).
+
 While this connection lasts, others may be added to it, at any address of the holder:
 
     receiver: AskFlow                      I am the reader with this ticket
@@ -31,6 +34,7 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
     """First frame of a receiver. `patience`: how long the holder may take to come to this generation and step.
 
     `proof`: the state before whatever step is the holder's next is wanted, and a trace of that; `plain`, or `closely`.
+    `direct`: kinds of reads by which the receiver can take bytes by itself, best first.
     """
 
     token: str
@@ -38,6 +42,7 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
     step: StepNo
     patience: Seconds
     proof: str = ""
+    direct: list[str] = []
 
 
 class AskFlow(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +66,18 @@ class SendSpans(msgspec.Struct, frozen=True, tag=True):
 
     spans: list[ByteSpan]
     chunk: int
+    direct: bool = False
+
+
+class Direct(msgspec.Struct, frozen=True):
+    """A kind of reads that the holder agrees to, empty for none, with the reason where one was wanted.
+
+    `passport`: bytes for the library that reads; nothing else looks into them.
+    """
+
+    kind: str = ""
+    passport: bytes = b""
+    why: str = ""
 
 
 class StateOffered(msgspec.Struct, frozen=True, tag=True):
@@ -72,6 +89,7 @@ class StateOffered(msgspec.Struct, frozen=True, tag=True):
     inventory: Inventory
     ticket: str = ""
     ways: list[str] = []
+    direct: Direct = Direct()
 
 
 class FlowOpened(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,8 @@ from regrow.core.net import ThreadServer, hang_up, listen, same_secret
 from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
 from regrow.devices.stream_points import StreamPoint
+from regrow.hydration.direct import NOWHERE, place_of
+from regrow.hydration.direct_kinds import AUTO, exposed
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.messages import (
@@ -44,10 +46,12 @@ _GONE = "this reader is gone"
 
 @dataclass
 class _Reader:
-    """A newcomer: its offer, and the connections over which it reads."""
+    """A newcomer: its offer, its connections. `done`: called when the last of them has ended."""
 
     inventory: Inventory
     connections: list[socket.socket]
+    kind: str = ""
+    done: Callable[[], None] = lambda: None
 
 
 class HydrationServer:
@@ -64,6 +68,7 @@ class HydrationServer:
         advertise: the name under which other nodes reach this one.
         nodes: nodes in the job; with one, no port is opened at all.
         ways: further addresses of this node at which its state may be read, where the job has several nodes.
+        hydration: `--hydration`: which reads of its memory it agrees to (`direct`).
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class HydrationServer:
         advertise: str = "127.0.0.1",
         nodes: int = 1,
         ways: Sequence[str] = (),
+        hydration: str = AUTO,
     ) -> None:
         self._source = source
         self._token = token
@@ -84,6 +90,7 @@ class HydrationServer:
         self._advertise = advertise
         self._addresses = list(ways) if nodes > 1 else []
         self._nodes = nodes
+        self._hydration = hydration
         self._servers = [ThreadServer("regrow-hydrate", self._attend)]
         self._changed = threading.Condition()
         self._closed = False
@@ -213,16 +220,25 @@ class HydrationServer:
             server.dismiss(connections)
 
     def _attend(self, sock: socket.socket) -> None:
-        ticket = secrets.token_hex(16)
+        ticket, reader = secrets.token_hex(16), None
         try:
             if (reader := self._greet(sock, ticket)) is not None:
                 self._send_all(sock, reader)
         finally:
+            if reader is not None:
+                self._leave(sock, reader)
             with self._changed:
                 self._tickets.pop(ticket, None)
                 self._reading.discard(sock)
                 self._proofs.leave(sock)
                 self._changed.notify_all()
+
+    def _leave(self, sock: socket.socket, reader: _Reader) -> None:
+        with self._changed:
+            reader.connections.remove(sock)
+            over = not reader.connections
+        if over:
+            reader.done()
 
     def _greet(self, sock: socket.socket, ticket: str) -> _Reader | None:
         sock.settimeout(_HANDSHAKE)
@@ -246,12 +262,18 @@ class HydrationServer:
             except StateError as error:
                 refusal = str(error)
             else:
-                offer, reader = StateOffered(inventory), _Reader(inventory, [sock])
-                if not ask.proof:  # those are dismissed by themselves, one connection each
-                    offer = StateOffered(inventory, ticket, self.ways)
-                    with self._changed:
-                        self._tickets[ticket] = reader
-                sock.sendall(holder_side.frame(offer))
+                if ask.proof:  # those are dismissed by themselves, one connection each
+                    sock.sendall(holder_side.frame(StateOffered(inventory)))
+                    return _Reader(inventory, [sock])
+                direct, done = exposed(ask.direct, self._hydration, self._source, inventory)
+                reader = _Reader(inventory, [sock], direct.kind, done)
+                with self._changed:
+                    self._tickets[ticket] = reader
+                try:
+                    sock.sendall(holder_side.frame(StateOffered(inventory, ticket, self.ways, direct)))
+                except OSError:
+                    self._leave(sock, reader)
+                    raise
                 return reader
         sock.sendall(holder_side.frame(StateRefused(refusal)))
         return None
@@ -328,14 +350,21 @@ class HydrationServer:
             if not isinstance(wanted, SendSpans) or not 0 < wanted.chunk <= _LARGEST_CHUNK:
                 raise ProtocolError("a reader of state asked for something else than bytes")
             if not wanted.spans:  # it is done; a connection over an address that is dead by now would not say so
-                for each in reader.connections:
+                for each in list(reader.connections):
                     hang_up(each)
                 return
             for name, offset, length in wanted.spans:
                 if offset < 0 or length < 1 or offset + length > sizes.get(name, 0):
                     raise ProtocolError(f"bytes {offset} to {offset + length} of {name!r} do not exist")
+            chunks = chunked(wanted.spans, wanted.chunk)
             outgoing = Outgoing(self._source.tensor, wanted.chunk, self._behind)
-            for data in outgoing.read_all(chunked(wanted.spans, wanted.chunk)):
+            kind = reader.kind if wanted.direct else ""
+            for chunk, data in zip(chunks, outgoing.read_all(chunks), strict=True):
+                place = place_of(chunk, self._source.tensor, kind)
                 allow(sock, time.monotonic() + _BETWEEN_REQUESTS)
-                send(sock, data)
-                send(sock, checksum(data))
+                if wanted.direct:
+                    send(sock, place.pack() + checksum(data))
+                if place == NOWHERE:
+                    send(sock, data)
+                if not wanted.direct:
+                    send(sock, checksum(data))

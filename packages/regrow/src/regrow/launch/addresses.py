@@ -6,6 +6,7 @@ import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.hosts import ANY, LOOPBACK, is_loopback
+from regrow.launch.checks import one_of
 
 DEFAULT_PORT = 29400
 """Port of node 0 when `--rdzv-endpoint` names none; torchrun's default."""
@@ -95,3 +96,10 @@ def endpoint_of(flag: str, text: str) -> tuple[str, int]:
     if match is None or int(match.group(2) or 0) > 65535:
         raise UsageError(f"{flag} {text!r} is no address", hint="give HOST:PORT")
     return match.group(1).strip("[]"), int(match.group(2)) if match.group(2) else DEFAULT_PORT
+
+
+def hydration_of(word: str, *, encrypted: bool) -> str:
+    """Ways of state by `--hydration`. Raises `UsageError` for an unknown word, and for one that goes past TLS."""
+    if encrypted and word == "nixl":
+        raise UsageError("--hydration nixl reads state past TLS", hint="leave out one of the two")
+    return one_of("--hydration", word, ("auto", "sockets", "nixl"))

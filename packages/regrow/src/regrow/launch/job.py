@@ -13,7 +13,7 @@ from regrow.core.job import HANG_FLOOR, JobSpec
 from regrow.core.messages.log_rules import LogRule
 from regrow.core.messages.vocabulary import FaultSpec, Warmth
 from regrow.hydration.durable.ownership import Resume
-from regrow.launch.addresses import AddressFlags, whereabouts
+from regrow.launch.addresses import AddressFlags, hydration_of, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
 from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, one_of, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
@@ -92,6 +92,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     replace_stragglers: bool = False
     check_for_nan: bool = False
     numa_binding: str = ""
+    hydration: str = "auto"
     log_rules: list[LogRule] = []
     trial_steps: int = 0
     data_cache: str = ""
@@ -325,6 +326,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         replace_stragglers=flags.replace_stragglers,
         check_for_nan=flags.check_for_nan,
         numa_binding=flags.numa_binding and one_of("--numa-binding", flags.numa_binding, NUMA_BINDINGS),
+        hydration=hydration_of(flags.hydration, encrypted=around.encrypted),
         log_rules=flags.log_rules,
         trial_steps=in_range("--trial-steps", flags.trial_steps, 0),
         node_deadline=some_time("--node-timeout", flags.node_timeout),

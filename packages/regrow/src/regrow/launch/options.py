@@ -144,6 +144,12 @@ _RUN: Final[tuple[Decorator, ...]] = (
         "--state-addr", default="", metavar="ADDRESS,...", help="Give state to newcomers at these addresses too."
     ),
     click.option(
+        "--hydration",
+        default="auto",
+        metavar="auto|sockets|nixl",
+        help="Newcomers read state out of memory on one machine, else over sockets; or over RDMA.  [auto]",
+    ),
+    click.option(
         "--watch", default="", metavar="[HOST:]PORT", help="Show metrics and a live page there, to whoever asks."
     ),
     click.option(

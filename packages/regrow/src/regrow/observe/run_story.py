@@ -154,7 +154,10 @@ def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
     for way in ways:
         rate = f" ({_count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)" if way.flows else ""
         failed = f", not all: {way.failure}" if way.failure else ""
-        yield f"state over {way.address or 'sockets of the node'}{rate}{failed}"
+        failed += f", not by {way.fallback}" if way.fallback else ""
+        within = "memory of the node" if way.by == "memory" else "sockets of the node"
+        by = " by NIXL" if way.by == "nixl" else ""
+        yield f"state over {way.address or within}{by}{rate}{failed}"
 
 
 def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:

@@ -8,7 +8,8 @@ import msgspec
 class StateWay(msgspec.Struct, frozen=True):
     """State that came over one address of a holder; `gbps`: rate of all its flows together, in 10^9 bytes a second.
 
-    `address`: empty for sockets within the node. `failure`: reason why flows there ended early or could not begin.
+    `address`: empty within the node. `failure`: reason why flows there ended early or could not begin. `by`: kind of
+    reads out of the holder's memory, `memory` or `nixl`; empty: sockets. `fallback`: why it was sockets all the same.
     """
 
     address: str
@@ -16,13 +17,16 @@ class StateWay(msgspec.Struct, frozen=True):
     bytes: int = 0
     gbps: float = 0.0
     failure: str = ""
+    by: str = ""
+    fallback: str = ""
 
 
 def merged(ways: Iterable[StateWay]) -> list[StateWay]:
-    """One entry for each address: flows, bytes and rates are added up, and the first failure is kept."""
-    found: dict[str, StateWay] = {}
+    """One entry for each address and kind: flows, bytes and rates are added up, the first reasons are kept."""
+    found: dict[tuple[str, str], StateWay] = {}
     for way in ways:
-        one = found.get(way.address, StateWay(way.address))
+        one = found.get((way.address, way.by), StateWay(way.address))
         counts = one.flows + way.flows, one.bytes + way.bytes, one.gbps + way.gbps
-        found[way.address] = StateWay(way.address, *counts, one.failure or way.failure)
+        failure, fallback = one.failure or way.failure, one.fallback or way.fallback
+        found[way.address, way.by] = StateWay(way.address, *counts, failure, way.by, fallback)
     return list(found.values())

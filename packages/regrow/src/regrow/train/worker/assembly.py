@@ -17,6 +17,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.replacements import ReplacementRefuted
 from regrow.core.messages.vocabulary import Role
 from regrow.core.process.forks import at_exit
+from regrow.hydration.direct_kinds import lacks
 from regrow.hydration.server import HydrationServer
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
@@ -61,10 +62,13 @@ class Assembly:
             advertise=env.advertise,
             nodes=1 if env.one_machine else max(2, env.spec.node_limit),
             ways=env.ways,
+            hydration=env.spec.hydration,
         )
         server.open()
         for why in server.unheard:
             self.link.send(facts.WorkerNoted(env.worker, why))
+        if env.begins and env.local_rank == 0 and (lacking := lacks(env.spec.hydration)):
+            self.link.send(facts.WorkerNoted(env.worker, f"state is read over sockets: {lacking}"))
         at_exit(server.close)
         comparison = sampler = None
         if env.spec.audit and not env.spec.digest_every:

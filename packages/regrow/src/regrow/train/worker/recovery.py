@@ -215,6 +215,7 @@ class Recovery:
             token=self.link.env.token,
             endpoints=endpoints,
             deadline=time.monotonic() + HYDRATE_S,
+            hydration=self.link.env.spec.hydration,
             beside=beside,
         )
         return self._run(form, reception)

@@ -1,0 +1,109 @@
+"""One-sided reads: a newcomer takes bytes out of a holder's memory; the holder says where, and their checksum.
+
+Two kinds: `memory`, of another process on the same machine by the kernel (one copy where a socket makes two), and
+`nixl` (`nixl_reads`). Whatever goes wrong with a read, the same bytes are asked for over the socket, which also shows
+whether the holder is alive. Bytes that are read are believed after their checksum only.
+"""
+
+import ctypes
+import functools
+import os
+import socket
+import struct
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+
+from regrow.core.ids import Instant
+from regrow.hydration.memory import is_straight
+from regrow.hydration.plan import SMALL_BYTES, Chunk
+
+MEMORY, NIXL = "memory", "nixl"
+_PLACE = struct.Struct(">Qq")
+PLACE_BYTES = _PLACE.size
+_PEER = struct.Struct("3i")
+_IoVec = ctypes.c_size_t * 2
+"""Address and length, as the kernel's `iovec`."""
+
+
+class MemoryPlace(NamedTuple):
+    """Address in a holder's memory, and the accelerator that it is in; -1: the processor's. Address 0: nowhere."""
+
+    address: int
+    device: int = -1
+
+    def pack(self) -> bytes:
+        """As it is sent."""
+        return _PLACE.pack(*self)
+
+    @classmethod
+    def unpack(cls, data: bytes | bytearray) -> "MemoryPlace":
+        """From what was received."""
+        return cls(*_PLACE.unpack(data))
+
+
+NOWHERE = MemoryPlace(0)
+"""The bytes come over the socket."""
+
+
+def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> MemoryPlace:
+    """Place of a chunk for reads of that kind; `NOWHERE` if it is small, or not as it is sent in readable memory."""
+    name, offset, length = chunk[0]
+    if not kind or len(chunk) > 1 or length < SMALL_BYTES or not is_straight(whole := tensor(name)):
+        return NOWHERE
+    if whole.device.type == "cpu":
+        return MemoryPlace(whole.data_ptr() + offset)
+    if whole.device.type == "cuda" and kind == NIXL:
+        return MemoryPlace(whole.data_ptr() + offset, whole.device.index or 0)
+    return NOWHERE
+
+
+class DirectReads(Protocol):
+    """A newcomer's side, for one connection. Called by one thread at a time."""
+
+    @property
+    def kind(self) -> str:
+        """`MEMORY` or `NIXL`."""
+        ...
+
+    def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
+        """Fill the room. After an `OSError`, nothing is written into it any more."""
+        ...
+
+
+class MemoryReads:
+    """Reads out of a process on this machine, which the kernel allows to its own user.
+
+    Args:
+        pid: the process. One that has ended, or another that got its number, has no right checksum.
+    """
+
+    kind = MEMORY
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
+        """Fill the room; the kernel is done when this returns. Raises `OSError`."""
+        at, begin = 0, ctypes.addressof(ctypes.c_char.from_buffer(room))
+        while at < len(room):
+            mine, theirs = _IoVec(begin + at, len(room) - at), _IoVec(place.address + at, len(room) - at)
+            count = _read_of_kernel()(self._pid, mine, 1, theirs, 1, 0)
+            if count <= 0:
+                number = ctypes.get_errno()
+                raise OSError(number, f"the holder's memory cannot be read: {os.strerror(number)}")
+            at += count
+
+
+@functools.cache
+def _read_of_kernel() -> Callable[..., int]:
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    call.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
+    call.restype = ctypes.c_ssize_t
+    return call
+
+
+def pid_of_holder(sock: socket.socket) -> int:
+    """Process that listens at the other end of a unix socket, as this one sees it; 0: it sees none."""
+    return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])

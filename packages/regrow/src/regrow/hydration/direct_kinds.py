@@ -1,0 +1,77 @@
+"""Agreement of two ends on one-sided reads, by `--hydration`: `auto`, `sockets` or `nixl`."""
+
+import socket
+import threading
+from collections.abc import Callable
+
+from regrow.core.errors import RegrowError
+from regrow.hydration import nixl_reads
+from regrow.hydration.direct import MEMORY, NIXL, DirectReads, MemoryReads, pid_of_holder
+from regrow.hydration.inventory import Inventory, StateSource
+from regrow.hydration.messages import Direct
+
+AUTO, SOCKETS = "auto", "sockets"
+
+
+def lacks(choice: str) -> str:
+    """Reason why this node cannot read as `--hydration` says; empty if it can."""
+    why = nixl_reads.missing() if choice == NIXL else ""
+    return f"{NIXL} is {why}" if why else ""
+
+
+def exposed(
+    wanted: list[str], choice: str, source: StateSource, inventory: Inventory
+) -> tuple[Direct, Callable[[], None]]:
+    """A holder's answer to a newcomer that can read by one of these kinds, and what is called when it is done."""
+    if MEMORY in wanted and choice == AUTO:
+        return Direct(MEMORY), _nothing
+    if NIXL in wanted and choice == NIXL:
+        try:
+            exposure = nixl_reads.NixlExposure(source.tensor(each.name) for each in inventory.entries if each.nbytes)
+        except RegrowError as error:
+            return Direct(why=f"the holder cannot: {error}"), _nothing
+        return Direct(NIXL, exposure.passport), exposure.close
+    return Direct(why="the holder was not told to" if wanted else ""), _nothing
+
+
+def _nothing() -> None: ...
+
+
+class ReadsOfNewcomer:
+    """All reads of one reception.
+
+    Args:
+        choice: `--hydration`.
+    """
+
+    def __init__(self, choice: str) -> None:
+        self._choice, self._lacks = choice, lacks(choice)
+        self._lock = threading.Lock()
+        self._nixl: nixl_reads.NixlReader | None = None
+
+    def wanted(self, endpoint: str) -> list[str]:
+        """Kinds to ask the holder at this endpoint for."""
+        if self._choice == NIXL:
+            return [] if self._lacks else [NIXL]
+        return [MEMORY] if self._choice == AUTO and endpoint.startswith("unix:") else []
+
+    def of(self, sock: socket.socket, direct: Direct) -> tuple[DirectReads | None, str]:
+        """Reads for a connection to a holder that answered so; else None, and why, where they were asked for."""
+        why = self._lacks or direct.why
+        if direct.kind == MEMORY and self._choice == AUTO and (pid := pid_of_holder(sock)):
+            return MemoryReads(pid), ""
+        if direct.kind == NIXL == self._choice:
+            try:
+                with self._lock:
+                    self._nixl = self._nixl or nixl_reads.NixlReader()
+                return self._nixl.reads(direct.passport, sock), ""
+            except RegrowError as error:
+                why = str(error)
+        return None, f"{NIXL if self._choice == NIXL else MEMORY}: {why}" if why else ""
+
+    def close(self) -> None:
+        """No connection reads any more."""
+        with self._lock:
+            nixl, self._nixl = self._nixl, None
+        if nixl is not None:
+            nixl.close()
