@@ -8,8 +8,8 @@ import pytest
 
 from regrow.devices import stream_points
 from regrow.train.graphs.nested import Marks, held
-from regrow.train.rehearsal.callers import script_frames
-from regrow.train.script_source import is_script
+from regrow.train.script.callers import script_frames
+from regrow.train.script.source import is_script
 
 
 def calls(run: Callable[[], object]) -> list[str]:
