@@ -11,7 +11,7 @@ stopped for good by SIGSTOP. `SIDES` has each side's settings and where they com
 - *without a step*: seconds from a fault to the first step beyond all finished ones, on any rank, less a median step;
 - *whole again*: seconds until all four ranks finish a new step; never, where the tool goes on with fewer;
 - *again*: steps that some rank ran more than once; *dropped*: batches of a rank and step that no finished step has;
-- *difference*: the largest of a final parameter to plain torchrun's undisturbed ones; 0 is the same bits;
+- *difference*: the largest of a final parameter to the side's own undisturbed ones; 0 is the same bits;
 - *time*: first to last step under the plan, over the undisturbed side's own; *step*: median without faults.
 
 Not in the plan, for want of a second machine in CI: a lost host, a cut link, capacity that comes and goes.
@@ -279,7 +279,7 @@ def main() -> int:
         lost = [struck.lost(at, step) for at, _ in struck.struck]
         survived = len(lost) if struck.code == 0 else max(0, len(lost) - 1)
         ratio = struck.duration() / calm.duration() if struck.code == 0 else math.inf
-        far = difference(folder / name / "struck", folder / "torchrun" / "calm")
+        far = difference(folder / name / "struck", folder / name / "calm")
         without = median(first for first, _ in lost) if lost else math.inf
         row = [f"{survived} of {len(faults)}", seconds(without)]
         row += [seconds(max((first for first, _ in lost), default=math.inf))]
