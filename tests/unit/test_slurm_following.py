@@ -4,6 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.process.agent_harness import spec
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, StepNo
@@ -19,7 +20,7 @@ JOB = 'name = "gpt"\nscript = ["train.py"]\nreplicaCount = 2\nmaxReplicaCount = 
 
 
 def write(records: Path, address: str, code: int | None = None) -> None:
-    entry = describe(JobId("gpt-1"), address, "t", world=2, command=["train.py"], log_dir="")
+    entry = describe(spec(job=JobId("gpt-1")), address, "t", command=["train.py"], log_dir="")
     write_entry(records, entry if code is None else msgspec.structs.replace(entry, ended=1.0, code=code))
 
 
