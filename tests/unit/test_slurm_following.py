@@ -4,11 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.process.agent_harness import spec
 
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, JobId, NodeId, StepNo
-from regrow.core.job import JobSpec
-from regrow.core.messages.vocabulary import Warmth
 from regrow.launch.folder import describe, write_entry
 from regrow.membership.view import JobView, NodeView
 from regrow_clusters.slurm.following import FollowedCoordinator
@@ -21,8 +20,7 @@ JOB = 'name = "gpt"\nscript = ["train.py"]\nreplicaCount = 2\nmaxReplicaCount = 
 
 
 def write(records: Path, address: str, code: int | None = None) -> None:
-    spec = JobSpec(JobId("gpt-1"), 2, 1, 0, Warmth.BUILT, 100, 3600.0, None, False)
-    entry = describe(spec, address, "t", command=["train.py"], log_dir="")
+    entry = describe(spec(job=JobId("gpt-1")), address, "t", command=["train.py"], log_dir="")
     write_entry(records, entry if code is None else msgspec.structs.replace(entry, ended=1.0, code=code))
 
 
