@@ -60,8 +60,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """True if a job whose result is not proven any more ends at once; else it is trained to its end."""
     check_for_nan: bool = False
     """True if a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
-    hydration: str = "auto"
-    """`--hydration`: `auto`, `sockets` or `nixl`, by which newcomers read state."""
+    hydration: str = "sockets"
+    """`--hydration`: `sockets`, `memory` or `nixl`, by which newcomers read state."""
     log_rules: list[LogRule] = []
     """Rules for the lines that workers print."""
     trial_steps: int = 0
