@@ -6,7 +6,7 @@
 Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
 with the same buffers, between two processes, from and into memory that is there already, without checksums. `4 flows`:
 one holder read over four connections, beside four plain sockets with a thread at each end, and four that send each MiB
-with a checksum and check it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `sockets` nothing is read
+with a checksum and check it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `memory` bytes are read
 out of the holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9
 bytes. *Beyond the state* is the most memory that a process took on top of its tensors.
 
@@ -378,7 +378,7 @@ def main() -> int:
     parser.add_argument("--sizes", type=float, nargs="+", default=[0.1, 1.0, 4.0], metavar="GB")
     parser.add_argument("--rounds", type=int, default=5, help="of each side; thrice as many below half a GB")
     parser.add_argument("--tcp", action="store_true", help="over TCP, as between nodes, instead of unix sockets")
-    parser.add_argument("--transport", choices=["auto", "sockets", "nixl"], default="auto", help="as --hydration")
+    parser.add_argument("--transport", choices=["sockets", "memory", "nixl"], default="sockets", help="as --hydration")
     parser.add_argument("--quick", action="store_true", help="0.1 and 1 GB, 3 rounds")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()

@@ -116,7 +116,7 @@ class AgentStandIn:
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """`--hydration` of both sides."""
     if request.param == "memory":
-        return "auto"
+        return "memory"
     if request.param == "stand-in":
         stand_in(monkeypatch)
     return "nixl"
@@ -186,7 +186,7 @@ def by(report: HydrationReport) -> set[str]:
 def dying(kind: str) -> Callable[[str], None]:
     """Touch of a holder that dies between the two chunks of its first tensor, of which one has been read."""
     seen: list[str] = []
-    looks = 4 if kind == "auto" else 5  # two to begin, two for their places; the library has looked at each before
+    looks = 4 if kind == "memory" else 5  # two to begin, two for their places; the library has looked at each before
 
     def touch(name: str) -> None:
         seen.append(name)
@@ -199,7 +199,7 @@ def dying(kind: str) -> Callable[[str], None]:
 def test_tensors_of_all_kinds_come_out_of_the_holders_memory(holder: Start, kind: str) -> None:
     report, received = receive([holder(kind)], kind)
     assert_whole(received)
-    assert by(report) == {"memory" if kind == "auto" else "nixl"}
+    assert by(report) == {kind}
     assert sum(way.bytes for way in report.ways) == report.bytes
     assert not any(way.fallback or way.failure for way in report.ways)
 
@@ -224,7 +224,7 @@ def test_where_the_kernel_refuses_the_bytes_come_over_the_socket_and_the_reason_
 
     monkeypatch.setattr(flows, "FLOWS", 1)
     monkeypatch.setattr(direct, "_read_of_kernel", lambda: refuse)
-    report, received = receive([holder("auto")], "auto")
+    report, received = receive([holder("memory")], "memory")
     assert_whole(received)
     (way,) = report.ways
     assert (way.by, way.bytes) == ("", report.bytes)
@@ -235,7 +235,7 @@ def test_bytes_that_are_not_the_holders_are_not_believed(holder: Start, monkeypa
     """As where another process has got a dead holder's number."""
     monkeypatch.setattr(flows, "FLOWS", 1)
     monkeypatch.setattr(MemoryReads, "read", lambda self, place, room, until: None)
-    report, received = receive([holder("auto")], "auto")
+    report, received = receive([holder("memory")], "memory")
     assert_whole(received)
     (way,) = report.ways
     assert (way.by, way.fallback) == ("", "memory: bytes did not match their checksum")
@@ -277,9 +277,9 @@ def test_a_read_from_a_holder_that_hangs_up_is_not_waited_for(holder: Start, mon
 @pytest.mark.parametrize(
     ("ours", "theirs", "expected"),
     [
-        ("nixl", "auto", "nixl: the holder was not told to"),
-        ("auto", "nixl", "memory: the holder was not told to"),
-        ("sockets", "auto", ""),
+        ("nixl", "memory", "nixl: the holder was not told to"),
+        ("memory", "nixl", "memory: the holder was not told to"),
+        ("sockets", "memory", ""),
     ],
 )
 def test_two_ends_that_were_told_different_things_use_sockets(

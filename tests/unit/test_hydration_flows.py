@@ -111,8 +111,12 @@ def test_further_addresses_are_addresses() -> None:
 
 
 def test_reads_past_tls_and_unknown_ways_are_refused() -> None:
-    assert [hydration_of(word, encrypted=False) for word in ("auto", "sockets", "nixl")] == ["auto", "sockets", "nixl"]
-    assert hydration_of("auto", encrypted=True) == "auto"
+    assert [hydration_of(word, encrypted=False) for word in ("sockets", "memory", "nixl")] == [
+        "sockets",
+        "memory",
+        "nixl",
+    ]
+    assert hydration_of("memory", encrypted=True) == "memory"
     with pytest.raises(UsageError, match="past TLS"):
         hydration_of("nixl", encrypted=True)
     with pytest.raises(UsageError, match="--hydration"):

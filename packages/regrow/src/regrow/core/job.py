@@ -63,8 +63,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """True if a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
     numa_binding: str = ""
     """Part of a node, as torchrun names it, to which workers are bound near their accelerators; empty: none."""
-    hydration: str = "auto"
-    """`--hydration`: `auto`, `sockets` or `nixl`, by which newcomers read state."""
+    hydration: str = "sockets"
+    """`--hydration`: `sockets`, `memory` or `nixl`, by which newcomers read state."""
     log_rules: list[LogRule] = []
     """Rules for the lines that workers print."""
     trial_steps: int = 0

@@ -21,7 +21,7 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo
 from regrow.core.messages.state_ways import StateWay, merged
 from regrow.core.net import connect, hang_up
 from regrow.core.wire import read_frame
-from regrow.hydration.direct_kinds import AUTO, SOCKETS, ReadsOfNewcomer
+from regrow.hydration.direct_kinds import SOCKETS, ReadsOfNewcomer
 from regrow.hydration.flows import Flow, Round, address_of, fetch, further, reason
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.memory import Incoming
@@ -106,7 +106,7 @@ class Hydration:
         endpoints: Sequence[str],
         deadline: Instant,
         proof: str = "",
-        hydration: str = AUTO,
+        hydration: str = SOCKETS,
         beside: Callable[[], None] | None = None,
     ) -> None:
         self._sink = sink

@@ -1,4 +1,4 @@
-"""Agreement of two ends on one-sided reads, by `--hydration`: `auto`, `sockets` or `nixl`."""
+"""Agreement of two ends on one-sided reads, by `--hydration`: `sockets`, `memory` or `nixl`."""
 
 import socket
 import threading
@@ -10,7 +10,7 @@ from regrow.hydration.direct import MEMORY, NIXL, DirectReads, MemoryReads, pid_
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.messages import Direct
 
-AUTO, SOCKETS = "auto", "sockets"
+SOCKETS = "sockets"
 
 
 def lacks(choice: str) -> str:
@@ -23,7 +23,7 @@ def exposed(
     wanted: list[str], choice: str, source: StateSource, inventory: Inventory
 ) -> tuple[Direct, Callable[[], None]]:
     """A holder's answer to a newcomer that can read by one of these kinds, and what is called when it is done."""
-    if MEMORY in wanted and choice == AUTO:
+    if MEMORY in wanted and choice == MEMORY:
         return Direct(MEMORY), _nothing
     if NIXL in wanted and choice == NIXL:
         try:
@@ -53,12 +53,12 @@ class ReadsOfNewcomer:
         """Kinds to ask the holder at this endpoint for."""
         if self._choice == NIXL:
             return [] if self._lacks else [NIXL]
-        return [MEMORY] if self._choice == AUTO and endpoint.startswith("unix:") else []
+        return [MEMORY] if self._choice == MEMORY and endpoint.startswith("unix:") else []
 
     def of(self, sock: socket.socket, direct: Direct) -> tuple[DirectReads | None, str]:
         """Reads for a connection to a holder that answered so; else None, and why, where they were asked for."""
         why = self._lacks or direct.why
-        if direct.kind == MEMORY and self._choice == AUTO and (pid := pid_of_holder(sock)):
+        if direct.kind == MEMORY and self._choice == MEMORY and (pid := pid_of_holder(sock)):
             return MemoryReads(pid), ""
         if direct.kind == NIXL == self._choice:
             try:
@@ -67,7 +67,7 @@ class ReadsOfNewcomer:
                 return self._nixl.reads(direct.passport, sock), ""
             except RegrowError as error:
                 why = str(error)
-        return None, f"{NIXL if self._choice == NIXL else MEMORY}: {why}" if why else ""
+        return None, f"{self._choice}: {why}" if why else ""
 
     def close(self) -> None:
         """No connection reads any more."""

@@ -16,7 +16,7 @@ from regrow.core.strangers import HELLO_S
 from regrow.core.wire import read_frame
 from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.direct import NOWHERE, place_of
-from regrow.hydration.direct_kinds import AUTO, exposed
+from regrow.hydration.direct_kinds import SOCKETS, exposed
 from regrow.hydration.inventory import Inventory, StateSource
 from regrow.hydration.memory import Outgoing
 from regrow.hydration.messages import (
@@ -81,7 +81,7 @@ class HydrationServer:
         advertise: str = "127.0.0.1",
         nodes: int = 1,
         ways: Sequence[str] = (),
-        hydration: str = AUTO,
+        hydration: str = SOCKETS,
     ) -> None:
         self._source = source
         self._token = token

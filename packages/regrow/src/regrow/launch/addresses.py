@@ -102,4 +102,4 @@ def hydration_of(word: str, *, encrypted: bool) -> str:
     """Ways of state by `--hydration`. Raises `UsageError` for an unknown word, and for one that goes past TLS."""
     if encrypted and word == "nixl":
         raise UsageError("--hydration nixl reads state past TLS", hint="leave out one of the two")
-    return one_of("--hydration", word, ("auto", "sockets", "nixl"))
+    return one_of("--hydration", word, ("sockets", "memory", "nixl"))

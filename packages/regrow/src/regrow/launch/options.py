@@ -145,9 +145,9 @@ _RUN: Final[tuple[Decorator, ...]] = (
     ),
     click.option(
         "--hydration",
-        default="auto",
-        metavar="auto|sockets|nixl",
-        help="Newcomers read state out of memory on one machine, else over sockets; or over RDMA.  [auto]",
+        default="sockets",
+        metavar="sockets|memory|nixl",
+        help="How newcomers read state: out of a holder's memory within a node, or by RDMA.  [sockets]",
     ),
     click.option(
         "--watch", default="", metavar="[HOST:]PORT", help="Show metrics and a live page there, to whoever asks."
