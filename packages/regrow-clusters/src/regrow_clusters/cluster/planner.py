@@ -12,7 +12,7 @@ from regrow_clusters.cluster.sizes import ElasticSpec, next_size, wanted_size
 
 
 def plan(spec: ElasticSpec, observed: JobSeen, now: Instant) -> list[PlannedAction]:
-    """The actions for a job as it is now; an empty list where nothing is to be done yet.
+    """Plan the actions for a job as it is now; an empty list if nothing is to be done yet.
 
     `next_look` says when to ask again. `spec` has no `problems`. Actions are done in their order; those of one call do
     not depend on answers to each other.
@@ -94,12 +94,12 @@ class _Work:
                 self._release(each, "it has not left in its time")
 
     def drain_all(self, reason: str) -> None:
-        """Everything goes."""
+        """Give back all replicas."""
         for each in self._present():
             self._drain(each, reason)
 
     def drain_doubles(self) -> None:
-        """Of several at one place the one that is furthest stays; the others go, without waiting for anything."""
+        """Keep the most advanced of several replicas at one place; the others go at once."""
         for place in sorted({each.place for each in self._present()}):
             first, *others = sorted((each for each in self._present() if each.place == place), key=_seniority)
             for each in others:
@@ -159,7 +159,7 @@ class _Work:
                 self._anew.append(each)
 
     def give_up_gang(self) -> None:
-        """A gang of which only a part has machines gives them back in time: another job may be waiting for these."""
+        """Give back the machines of a gang that got only some of them: another job may be waiting for these."""
         limit = self._spec.scaling_timeout_in_seconds
         gang = [each for each in self._present() if each.place < self._spec.replica_count]
         placed = [each.since for each in gang if each.stage is not ReplicaStage.QUEUED]
@@ -212,7 +212,7 @@ class _Work:
             count += 1
 
     def _most_waiting(self, there: int) -> int:
-        """As many as are allowed, or as the smallest increment needs."""
+        """Number of replicas that may be started: as many as are allowed, or as the smallest increment needs."""
         return max(self._spec.max_pending_replicas, next_size(self._spec, there) - there)
 
     def _increment(self, there: int) -> int:

@@ -1,4 +1,4 @@
-"""The one loop of all recipes. What every worker of the job runs, newcomers too."""
+"""The one loop of all recipes, which every worker of the job runs, newcomers too."""
 
 import math
 import sys
@@ -30,7 +30,7 @@ _FLOOR = 0.1
 
 
 def train(run: Run) -> Session:
-    """Train by a recipe to its end; the session, with the final state."""
+    """Train by a recipe to its end; returns the session with the final state."""
     recipe = run.recipe
     session = regrow.init(seed=recipe.train.seed, invariant=recipe.elastic.invariant)
     device = _device(session)
@@ -119,21 +119,21 @@ class _Work:
         return self._losses(self.model, batch, before)
 
     def report(self, number: int, numbers: dict[str, float], optimizer: torch.optim.Optimizer) -> None:
-        """The line of a step, on rank 0 alone."""
+        """Print the line of a step, on rank 0 alone."""
         lr = optimizer.param_groups[0]["lr"]
         line = self._progress.line(number, numbers, lr=lr, world=self.session.world_size)
         if line and self.session.is_main:
             say(line)
 
     def report_evaluated(self, number: int, loss: float) -> None:
-        """The line of an evaluation, once, however often it had to be run."""
+        """Print the line of an evaluation once, however often it was run."""
         if self.session.is_main:
             say(f"after step {number + 1}: eval loss {loss:.4g}")
 
 
 @regrow.restartable
 def evaluate(work: _Work) -> float:
-    """The mean loss over the rows that are evaluated; every rank takes its part of them, as many as each other."""
+    """The mean loss over the evaluation rows, of which every rank takes an equal part."""
     rows, session = work.eval_rows, work.session
     if rows is None:
         return math.nan
@@ -188,7 +188,7 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _groups(model: nn.Module, decay: float) -> Iterable[dict[str, Any]]:
-    """Matrices decay, vectors do not."""
+    """Split parameters for weight decay: matrices decay, vectors do not."""
     trained = _trained(model)
     matrices, vectors = [p for p in trained if p.ndim > 1], [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]

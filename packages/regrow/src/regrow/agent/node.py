@@ -1,4 +1,4 @@
-"""The agent: carries out the coordinator's orders on this node and tells it what happens here."""
+"""The agent: carries out the coordinator's orders on this node, and reports to it."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ from regrow.core.process.tasks import Tasks
 _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _NOT_ACCEPTED = "socket.accept() out of system resource"
-"""asyncio's message if there is no descriptor for a connection; it tries again by itself."""
+"""Message of asyncio when no file descriptor is free for a connection; asyncio retries by itself."""
 _STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
 
@@ -247,7 +247,7 @@ class Agent:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def _stop(self, ending: Ending) -> None:
-        """End all workers; their exits are told."""
+        """End all workers and report their exits."""
         if not ending.ordered:
             _log.warning("node %s ends: %s", self._config.node, ending.reason)
         await self._workers.end(ending.grace)
@@ -266,5 +266,5 @@ class Agent:
         self._disk.do(self._steps.flush)
         self._disk.close()
         self._output.close(within=2.0)
-        # Its maker, the launcher, does the same, unless it was killed.
+        # The launcher, which made it, removes it too unless it was killed.
         self._workers.data.remove()

@@ -1,4 +1,4 @@
-"""One process group of a script's, as `torch.distributed` and DDP hold it."""
+"""A process group of the script, as `torch.distributed` and DDP hold it."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -69,7 +69,7 @@ class Owner(Protocol):
     past: PastCalls | None
 
     def destroy(self, group: "RegrowGroup") -> None:
-        """The script destroys a group: who waits for that is told, then it is forgotten."""
+        """Notify whoever waits for the end of a group that the script destroys, then forget the group."""
         ...
 
     def drop(self, group: "RegrowGroup") -> None:
@@ -111,7 +111,7 @@ class RegrowGroup(ProcessGroup):
 
     @property
     def place(self) -> int:
-        """This worker's rank in the group, for who does not ask in the script's name."""
+        """This worker's rank in the group, for callers other than the script."""
         return self._place
 
     def seat(self, rank: int) -> None:
@@ -174,7 +174,7 @@ class RegrowGroup(ProcessGroup):
 
     @property
     def groups_sends(self) -> bool:
-        """True if sends and receives of one batch must be put together, lest they wait for each other."""
+        """True if the sends and receives of a batch must be issued together to avoid a deadlock."""
         return self.echo is None and isinstance(self.transport, nccl.NcclTransport)
 
     def _start_coalescing(self, device: torch.device) -> None:
@@ -194,7 +194,7 @@ class RegrowGroup(ProcessGroup):
         return work if set_up is None or self.echo is not None else set_up.together(work)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks. Raises `DeadlineExceeded`; who is missing is the coordinator's to say."""
+        """Wait for all ranks. Raises `DeadlineExceeded`; the coordinator says which ranks are missing."""
         work: Work = self.forward("barrier", (), {})
         work.wait(timeout or NO_TIMEOUT)
 

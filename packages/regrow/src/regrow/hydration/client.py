@@ -1,4 +1,4 @@
-"""The receiver's side: state from all healthy holders at once, each sending a different part."""
+"""Receives state from all healthy holders at once; each sends a different part."""
 
 import contextlib
 import errno
@@ -239,7 +239,7 @@ class Hydration:
     # --- moving the bytes ---
 
     def _fill(self, incoming: Incoming, flows: list[Flow], pending: list[ByteSpan], calls: list[_Call]) -> None:
-        """Rounds: deal what is missing to what is left, until nothing is missing."""
+        """Deal the missing chunks to the connections that are left, in rounds, until none is missing."""
         spoiled_rounds = 0
         while pending:
             self._check()
@@ -248,7 +248,7 @@ class Hydration:
             tasks += [partial(self._add_flow, turn, incoming, *call) for call in calls]
             outcomes, calls = self._in_threads(tasks, meanwhile=self._do_beside), []
             for at, outcome in enumerate(outcomes):
-                # A further flow that could not be had is no error.
+                # Failing to open a further connection is no error.
                 if isinstance(outcome, BaseException) and not (at >= len(flows) and isinstance(outcome, OSError)):
                     raise outcome
             pending = turn.missing()
@@ -259,7 +259,7 @@ class Hydration:
             self._lost += [f"{flow.endpoint}: {flow.failure}" for flow in turn.flows if flow.failure]
             spoiled_rounds += any(flow.bad for flow in turn.flows)
             alive = [flow for flow in turn.flows if not flow.failure]
-            # Who sent a bad chunk is asked again only when nobody else is left.
+            # A holder that sent a bad chunk is asked again only if no other holder is left.
             flows = [flow for flow in alive if not flow.bad] or alive
             if pending and (not flows or spoiled_rounds >= _READS_OF_A_BAD_CHUNK):
                 self._check()
@@ -272,7 +272,7 @@ class Hydration:
             beside()
 
     def _add_flow(self, turn: Round, incoming: Incoming, endpoint: str, ticket: str) -> None:
-        """Read over one more connection, if it can be had before all is there."""
+        """Read over one more connection, if it opens before everything has arrived."""
 
         def opened(sock: socket.socket) -> None:
             turn.begins(self._register(sock))

@@ -1,4 +1,4 @@
-"""A job's description: the flags of `regrow run`, checked, as what every process of the job is told."""
+"""Turns the flags of `regrow run` into the checked description of a job that all its processes get."""
 
 import re
 from pathlib import Path
@@ -49,7 +49,7 @@ class HostEnvironment(msgspec.Struct, frozen=True):
 
 
 class RunFlags(msgspec.Struct, frozen=True):
-    """`regrow run`'s flags as words, one field a flag; see `regrow run --help` for what they mean."""
+    """The flags of `regrow run` as text, one field for each; `regrow run --help` describes them."""
 
     script: str
     args: list[str] = []
@@ -117,11 +117,11 @@ class RunFlags(msgspec.Struct, frozen=True):
     tag: str = ""
     quiet: bool = False
     without_meaning: list[str] = []
-    """Flags of torchrun's that were given and that change nothing here."""
+    """Flags of torchrun that were given and have no effect here."""
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """All that starting one node of a job needs. `spec` of another node than 0 are replaced by node 0's."""
+    """Everything needed to start one node of a job. Node 0's `spec` replaces that of other nodes."""
 
     spec: JobSpec
     script: Script

@@ -121,13 +121,13 @@ class Membership:
     # --- what the outside calls --------------------------------------------------------------------------------
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact; return what is to be done, in order."""
+        """Take in one fact and return the commands that follow from it, in order."""
         if not isinstance(self._job.state, Ended):
             self.decide(event, now)
         return self._orders.take()
 
     def unsaid(self) -> list[Command]:
-        """Commands decided about a fact on which the machine then failed."""
+        """Return the commands decided before the machine failed on a fact."""
         return self._orders.take()
 
     def decide(self, event: Fact, now: Instant) -> None:
@@ -195,7 +195,7 @@ class Membership:
         return self._orders.take()
 
     def remember(self) -> JobMemory:
-        """Knowledge of the job that the agents cannot give a successor."""
+        """Return the knowledge of the job that agents cannot give to a successor."""
         return self._succession.remember()
 
     def _settle(self, now: Instant) -> None:
@@ -346,7 +346,7 @@ class Membership:
     # --- progress ----------------------------------------------------------------------------------------------
 
     def _advance(self, now: Instant) -> None:
-        """Take the next step that the facts so far allow."""
+        """Go to the next state that the facts so far allow."""
         job, roster = self._job, self._job.roster
         match job.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):

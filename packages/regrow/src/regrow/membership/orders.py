@@ -87,7 +87,7 @@ class Orders:
         grown: int | None = None,
         finished: Sequence[FinishedTraining] = (),
     ) -> WorkerId:
-        """A new worker for a rank, or a standby; returns its name. `grown`: a candidate, for a world of that size.
+        """Start a worker for a rank, or a standby; returns its name. `grown`: a candidate for a world of that size.
 
         `avoid`: durable checkpoints that it does not read. `finished`: trainings of the script before its own.
         """
@@ -120,7 +120,7 @@ class Orders:
         return worker.worker
 
     def _stores_for(self, node: NodeId) -> list[str]:
-        """Stores that a node without ranks asks for what the first workers heard before their loop."""
+        """Stores that a node without ranks asks for the answers that the first workers got before their loop."""
         table, own = self.tables.newest, self._roster.nodes[node].store
         return [] if table is None or own in table.stores else table.stores
 
@@ -146,35 +146,35 @@ class Orders:
     def start_script(
         self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant, *, world: int
     ) -> None:
-        """An `imports` standby builds for its rank."""
+        """Have an `imports` standby build for its rank."""
         worker.script_ordered, worker.built_for = True, rank
         worker.built_slot, worker.built_world = worker.local_rank, world
         self._roster.move(worker, Stage.STARTING, now)
         self._out.append(orders.StartScript(worker.worker, rank, worker.local_rank, generation, world))
 
     def halt(self, generation: Generation, reason: str, now: Instant) -> None:
-        """Everyone in the generation gives it up."""
+        """Have every worker of the generation give it up."""
         for worker in list(self._roster.seated(*IN_GENERATION)):
             self._roster.move(worker, Stage.HALTING, now)
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason))
 
     def halt_before(self, step: StepNo, generation: Generation, reason: str) -> None:
-        """Everyone in the generation goes on until just before a step."""
+        """Have every worker of the generation go on until just before a step."""
         for worker in self._roster.seated(Stage.MEMBER):
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason, step))
 
     def ask_copies(self, generation: Generation) -> list[NodeId]:
-        """Every node says which copies of state it has; returns who was asked."""
+        """Ask every node for the copies of state that it has; returns the nodes that were asked."""
         nodes = [node.node for node in self._roster.living_nodes()]
         self._out.extend(ReportCopies(node, generation) for node in nodes)
         return nodes
 
     def build(self, generation: Generation, nodes: Sequence[NodeRecord]) -> None:
-        """Workers are about to be started for all ranks, on these nodes: over them the keys are spread."""
+        """Spread the keys over these nodes, on which workers for all ranks are about to start."""
         self._out.extend(self.tables.spread(TableHead(generation, self._roster.world), nodes, []))
 
     def missed(self, fact: TableMissed) -> None:
-        """A node has not got the table that it should have."""
+        """Send a node the table that it lacks."""
         self._out.extend(self.tables.missed(fact))
 
     def form(
@@ -187,7 +187,7 @@ class Orders:
         over: bool = False,
         inside: bool = False,
     ) -> None:
-        """Everyone who holds a rank enters a generation.
+        """Have every worker with a rank enter a generation.
 
         Args:
             change: how its size differs from the last that stood.
@@ -228,13 +228,13 @@ class Orders:
         return CopySource(source.rank, source.step, self._roster.nodes[source.node].vault)
 
     def release(self, stage: Stage, now: Instant) -> None:
-        """Nobody needs the state of those at `stage` any more."""
+        """Release the workers at `stage`, whose state nobody needs any more."""
         for worker in list(self._roster.seated(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(orders.ReleaseWorker(worker.worker))
 
     def let_on(self) -> None:
-        """Everyone in the generation may leave its loop, or goes on behind it."""
+        """Let every worker of the generation leave its loop, or go on after it."""
         self._out.extend(
             orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.seated(*IN_GENERATION)
         )
@@ -249,16 +249,16 @@ class Orders:
             self.fence(worker, reason, now)
 
     def fence(self, worker: WorkerRecord, reason: str, now: Instant, *, dump: bool = False) -> None:
-        """The worker must not act any more."""
+        """Fence a worker, which must not act any more."""
         self._roster.move(worker, Stage.FENCED, now)
         self._out.append(orders.FenceWorker(worker.node, worker.worker, reason, dump_stacks=dump))
 
     def arm(self, worker: WorkerRecord, fault: FaultSpec) -> None:
-        """The worker fails on demand."""
+        """Have a worker fail on demand."""
         self._out.append(orders.ArmFault(worker.worker, fault))
 
     def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
-        """The node's copies go to its buddy from now on, or stay with it alone."""
+        """Have a node send its copies to its buddy from now on, or keep them alone."""
         there = self._roster.nodes[buddy].vault if buddy is not None else ""
         self._roster.nodes[node].buddy = buddy
         self._out.append(PlaceCopies(node, buddy or NodeId(""), there))
@@ -268,7 +268,7 @@ class Orders:
         self._out.append(order)
 
     def add_answer(self, answer: AnswerScale) -> None:
-        """To who asked for a change."""
+        """Answer whoever asked for a change."""
         self._out.append(answer)
 
     # --- what is written down ----------------------------------------------------------------------------------
@@ -296,11 +296,11 @@ class Orders:
         )
 
     def note(self, text: str, now: Instant, worker: WorkerRecord | None = None) -> None:
-        """A line that is none of the others."""
+        """Write a note to the records."""
         self.write(record.Noted(at=now, text=text, worker=worker.worker if worker is not None else None))
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
-        """The last two commands of a job."""
+        """Give the last two commands of a job."""
         self.write(record.JobEnded(at=now, code=code, diagnosis=diagnosis))
         self._out.append(EndJob(code, diagnosis))
 

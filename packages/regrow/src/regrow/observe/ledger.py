@@ -57,7 +57,7 @@ class Ledger:
             self.add(record)
 
     def add(self, record: Record) -> None:
-        """Take one more record in. A record that is there already changes nothing."""
+        """Add a record. Adding it twice changes nothing."""
         match record:
             case StepCommitted():
                 self._add_commit(record)
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def replaceable(self) -> str:
-        """Describe for people if newcomers compute the same as the ranks they replace, as far as is known."""
+        """Describe for people whether newcomers are known to compute the same as the ranks that they replace."""
         reason = self.refuted[0].reason if self.refuted else ""
         return replaceability(reason, (each.step for each in self.proven.values()))
 

@@ -32,14 +32,14 @@ class Idle:
 
 @dataclass(frozen=True)
 class Computing:
-    """In the body, nothing protected has been changed for good."""
+    """In the body; no protected state has changed for good."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class Ready:
-    """All that the update needs is there, and the others are being told. Nothing protected has been changed."""
+    """All that the update needs is there, and the others are being notified. Nothing protected has changed."""
 
     step: StepNo
 
@@ -147,7 +147,7 @@ class Transaction:
         return True
 
     def pass_boundary(self, generation: Generation) -> bool:
-        """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
+        """Begin the next step; False if this worker stops at this boundary, as planned."""
         if self.halted is not None or not isinstance(self.state, Idle):
             return True
         if self._stop_before is not None and self.state.step >= self._stop_before:
@@ -230,7 +230,7 @@ class Transaction:
         return Halted(self.state_at)
 
     def replace(self) -> bool:
-        """Newer state is there, whole, and is about to be put in the place of the own; False when it must not be."""
+        """Allow newer, complete state to replace this worker's own; False if it must not."""
         if self.halted is None or not isinstance(self.state, Stopped | Idle):
             return False
         self.state = Updating(self.state.step)

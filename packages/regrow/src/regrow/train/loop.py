@@ -1,4 +1,4 @@
-"""Runs the steps of a script: each from its batch to its commit, again after a fault, and the end of them all."""
+"""Runs the steps of a script: each from its batch to its commit, again after a fault, and ends the training."""
 
 import contextlib
 import sys
@@ -70,7 +70,7 @@ class StepLoop(ScriptPlace):
         self.regions = RestartableCalls(self, self.after)
 
     def start(self, what: str) -> None:
-        """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
+        """Begin the one loop of a job. Raises `UsageError` if there was one before, or nothing is protected."""
         if self.started:
             raise UsageError(
                 f"{what} is a second loop", hint="let `until` cover it all, or go over session.trainings(names)"
@@ -83,7 +83,7 @@ class StepLoop(ScriptPlace):
         self.modules.complete()
 
     def arrive(self) -> None:
-        """Built and warm: stand before the first step, or where the others are."""
+        """Report this worker built and warm, then stand before the first step, or where the others are."""
         modules, dealer = self.modules, self.standing.dealer
         modules.check_hooks()
         self.standing.let_follow(modules.spanning)
@@ -99,7 +99,7 @@ class StepLoop(ScriptPlace):
         )
 
     def run(self, until: int) -> Iterator[Step]:
-        """The steps that are still to be run, up to number `until - 1`."""
+        """Yield the steps that are still to be run, up to number `until - 1`."""
         batches, member = self.standing.data(), self.member
         end = self.began + until
         member.groups.take_over(self.regions)
@@ -143,7 +143,7 @@ class StepLoop(ScriptPlace):
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
-        """A newcomer, while the others are in a function between two steps: come there too, past a step they have done.
+        """Bring a newcomer to the function between two steps that the others are in, past a step that they have done.
 
         Its body runs against echo groups; what it computes is overwritten when it ends. False: nothing of that.
         """
@@ -159,7 +159,7 @@ class StepLoop(ScriptPlace):
         return True
 
     def prepare(self) -> Step | None:
-        """Everything that must be right when a body starts; None when the generation is over."""
+        """Check everything that must hold when a body starts; None if the generation is over."""
         member, state = self.member, self.standing.protected()
         if self.recover_if_halted():
             return None
@@ -225,7 +225,7 @@ class StepLoop(ScriptPlace):
         self.shadow.enters()
 
     def leave(self, step: Step, error: BaseException | None) -> bool:
-        """The body has ended; whether its exception is absorbed."""
+        """End the body; True if its exception is absorbed."""
         self.member.body.left()
         if step.proof:
             return self.shadow.shadowed(step, error, sys._getframe(1))
@@ -266,7 +266,7 @@ class StepLoop(ScriptPlace):
         return self.failed(error, step)
 
     def _settled(self, step: Step) -> None:
-        """This worker has committed the step itself: what the script does next belongs to it."""
+        """Note that this worker committed the step itself: the code that follows belongs to it."""
         self.committed(step)
         if self.member.rehearses:
             self.standing.protected().between.committed(self.member.step)
@@ -279,7 +279,7 @@ class StepLoop(ScriptPlace):
         self._announcing.committed(step, self._preparation, self.standing.batches, adopted=adopted)
 
     def failed(self, error: Exception, step: Step | None = None) -> bool:
-        """An attempt ended with an error: report it if it is news, put back what it changed, go on when told to.
+        """Handle the error of an attempt: report it if it is new, undo its changes, and go on when ordered to.
 
         False: outside a job, where there is nobody to tell; the error is the script's.
         """
@@ -328,7 +328,7 @@ class StepLoop(ScriptPlace):
         self.regions.recovered(self.member.inside)
 
     def _place_after(self) -> None:
-        """In a new generation: whether what the script still does after its step is in the state already."""
+        """In a new generation, find out whether the state already includes the code after the step."""
         if self._at_boundary or self._latest is None:
             return
         member, between = self.member, self.standing.protected().between
@@ -360,7 +360,7 @@ class StepLoop(ScriptPlace):
         return False
 
     def ends(self) -> bool:
-        """The last step is done: wait for the others; False: a new membership stands, perhaps at an earlier step."""
+        """Wait for the others after the last step; False if a new membership stands, perhaps at an earlier step."""
         self.stops()
         ended = not self.recover_if_halted() and (self.member.over or self.agrees(last=not self.standing.others_left))
         if ended and not self.member.over and not self.member.waiting.finish(goes_on=True):
