@@ -170,7 +170,7 @@ class _Launch:
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
                 lease=spec.node_lease,
-                routes=[*host.api.routes(), *figures.routes()],
+                routes=[*host.succession_api.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(spec)
             lines = ProgressLines(self._console.note, repeats=self._console.to_terminal)
@@ -208,7 +208,7 @@ class _Launch:
 
     async def _host(self, host: CoordinatorHost, configs: Sequence[AgentConfig]) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
-        coordinator, machine, api = host.coordinator, host.machine, host.api
+        coordinator, machine, api = host.coordinator, host.machine, host.succession_api
 
         async def ask(node: NodeId) -> Outlook:
             known = machine.machine.roster.nodes.get(node)

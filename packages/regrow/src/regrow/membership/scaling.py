@@ -325,7 +325,7 @@ def standing_at(roster: Roster) -> dict[Rank, NodeId]:
 
 def left_behind(roster: Roster, rank: Rank, node: NodeId, unit: int) -> list[Rank]:
     """The other ranks on a node that a rank leaves, where one of them belongs to its replica; else none."""
-    there = sorted(each.rank for each in roster.nodes[node].seats.values() if each.rank not in (None, rank))
+    there = sorted(each.rank for each in roster.nodes[node].placed.values() if each.rank not in (None, rank))
     return there if any(each // unit == rank // unit for each in there) else []
 
 

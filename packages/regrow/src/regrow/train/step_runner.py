@@ -13,7 +13,7 @@ class StepRunner(Protocol):
     """Runs the steps: `regrow.train.loop.StepLoop`."""
 
     seed: int
-    standing: LoopContext
+    context: LoopContext
     modules: Modules
     settling: Settling
     left: bool
@@ -52,7 +52,7 @@ class StepRunner(Protocol):
     def agrees(self) -> bool:
         """True if this rank's replicas have the same state, or were not compared."""
 
-    def report(self, fact: WorkerCommitted) -> None:
+    def announce(self, fact: WorkerCommitted) -> None:
         """A step of a training with a loop of its own has happened."""
 
     def stops(self) -> None:

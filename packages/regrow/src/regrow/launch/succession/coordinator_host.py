@@ -44,8 +44,8 @@ class CoordinatorHost:
         self._plan, self._token, self._console = plan, token, console
         self.machine = machine
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        self.desk = SuccessionApi(voters, memory.write, token, say=console.say, witness=witness)
-        self.leased = LeasedMachine(machine, voters, self.desk.changed)
+        self.succession_api = SuccessionApi(voters, memory.write, token, say=console.say, witness=witness)
+        self.leased = LeasedMachine(machine, voters, self.succession_api.changed)
 
     def records(self, stack: AsyncExitStack, job_dir: Path) -> Callable[[Record], None]:
         """Open the job's records; returns what writes one, in a thread of its own. Raises `OSError`."""
@@ -67,13 +67,13 @@ class CoordinatorHost:
             address = site.address if site.port else ""
         stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
         await stack.enter_async_context(coordinator)
-        await stack.enter_async_context(self.desk)
+        await stack.enter_async_context(self.succession_api)
         return address
 
     @property
     def crash(self) -> str:
         """Stacks of defects of regrow's own, for the record."""
-        return self.machine.crash + self.coordinator.crash + self.desk.crash
+        return self.machine.crash + self.coordinator.crash + self.succession_api.crash
 
     async def stop_nodes(self, end: EndJob) -> Sequence[NodeId]:
         """The job has ended: end its agents; returns those that did not in time."""
@@ -81,5 +81,5 @@ class CoordinatorHost:
         late = await self.coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:
             self._console.say(f"{node} did not end its workers in time")
-        self.desk.remove_witness()
+        self.succession_api.remove_witness()
         return late

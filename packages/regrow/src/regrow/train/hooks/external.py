@@ -50,11 +50,11 @@ class ExternalDraws:
     """The draws of one worker.
 
     Args:
-        member: how this process takes part in a job.
+        worker: how this process takes part in a job.
     """
 
-    def __init__(self, member: Participation) -> None:
-        self._member = member
+    def __init__(self, worker: Participation) -> None:
+        self._worker = worker
         self._kept: dict[Place, list[bytes]] = {}
         self._calls = 0
         self._reported: set[str] = set()
@@ -74,13 +74,13 @@ class ExternalDraws:
 
     def arrives(self) -> None:
         """The rehearsal is over: those who come later to this node are to know that its ranks have not drawn yet."""
-        member = self._member
-        self._joins = member.newcomer
+        worker = self._worker
+        self._joins = worker.newcomer
         if self._joins:
             return
-        self._untold = member.groups.generation > 1 and not member.training.finished  # all have started again
+        self._untold = worker.groups.generation > 1 and not worker.training.finished  # all have started again
         if self.used and not self._untold and self._read(self._name()) is None:
-            self._write(self._name(), _Newest(member.world, member.step, 0))
+            self._write(self._name(), _Newest(worker.world, worker.step, 0))
 
     def stands(self, change: WorldChange | None) -> None:
         """A new generation stands, in a world that has changed, or in the same one."""
@@ -126,7 +126,7 @@ class ExternalDraws:
     # --- the draw itself -----------------------------------------------------------------------------------------
 
     def _made(self, place: Place, call: int, make: Callable[[], Any]) -> Any:
-        kept, body = self._kept[place], self._member.body
+        kept, body = self._kept[place], self._worker.body
         self._begun(place, call + 1)
         # A halt ends forward passes of a body at their next module: nothing of a draw may be lost in that way.
         body.entered, entered = False, body.entered
@@ -152,29 +152,29 @@ class ExternalDraws:
         return _unpacked(packed)
 
     def _doubt(self, step: StepNo, why: str) -> None:
-        text = f"rank {self._member.rank} has drawn again by step.external in step {step}, after a fault: {why}"
+        text = f"rank {self._worker.rank} has drawn again by step.external in step {step}, after a fault: {why}"
         if text not in self._reported:
             self._reported.add(text)
-            self._member.send(WorkerNoted(self._member.worker, text, doubts=True))
+            self._worker.send(WorkerNoted(self._worker.worker_id, text, doubts=True))
 
     def _note(self, text: str) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._member.note_of_script(text)
+            self._worker.note_of_script(text)
 
     # --- copies that the agent of this node keeps ----------------------------------------------------------------
 
     def _place(self, step: StepNo) -> Place:
-        return self._member.world, self._member.rank, step
+        return self._worker.world, self._worker.rank, step
 
     def _name(self, place: Place | None = None, call: int = 0) -> str:
-        where = f"external/{self._member.rank}"
+        where = f"external/{self._worker.rank}"
         return where if place is None else f"{where}/{place[0]}/{place[2]}/{call}"
 
     def _look(self) -> None:
         """Learn how far another worker of this rank has come here, where this one has just become it."""
-        if self._looked_for != self._member.rank:
-            self._looked_for, self._newest = self._member.rank, None
+        if self._looked_for != self._worker.rank:
+            self._looked_for, self._newest = self._worker.rank, None
             if (reported := self._read(self._name())) is not None:
                 self._newest = msgspec.msgpack.decode(reported, type=_Newest)
 
@@ -198,7 +198,7 @@ class ExternalDraws:
 
     def _knows_all(self) -> bool:
         """True if the agent of this node has been there since the job began, and has had all its workers."""
-        return self._member.one_node and self._read(FIRST_SPAWNED) == b"1"
+        return self._worker.one_node and self._read(FIRST_SPAWNED) == b"1"
 
     def _begun(self, place: Place, draws: int) -> None:
         newest = self._newest
@@ -220,7 +220,7 @@ class ExternalDraws:
         """Answer of the agent; None where there is none, or it cannot be had, which is told."""
         try:
             if self._store is None:
-                self._store = self._member.node_store()
+                self._store = self._worker.node_store()
             return None if self._store is None else ask(self._store)
         except (DistError, GenerationHalted) as error:
             self._note(f"results of step.external cannot be copied to their node's agent: {error}")
