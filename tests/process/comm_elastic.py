@@ -149,7 +149,10 @@ class Rank:
         given = self.dealer.batch(step, at, of)
         assert isinstance(given, MicroBatches)
         given.enter(
-            cast(Any, SimpleNamespace(rehearsed=rehearsal, log=found.update, hear=lambda _: None, read=lambda *_: None))
+            cast(
+                Any,
+                SimpleNamespace(rehearsed=rehearsal, log=found.update, receive=lambda _: None, read=lambda *_: None),
+            )
         )
         for micro in given:
             x, y = micro.batch

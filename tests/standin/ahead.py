@@ -28,7 +28,7 @@ class Member:
     """A worker, as far as its announcements ask."""
 
     def __init__(self, *, world: int = 2) -> None:
-        self.worker, self.generation, self.rank, self.world = "w", 1, 0, world
+        self.worker_id, self.generation, self.rank, self.world = "w", 1, 0, world
         self.facts: list[Any] = []
         self.body = SimpleNamespace(logged=lambda numbers: None, own_time=0.0, in_flight=False)
         self.waiting = SimpleNamespace(checkpoint=lambda: None)

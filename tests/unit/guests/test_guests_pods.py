@@ -251,7 +251,7 @@ def test_telling_that_fails_in_any_way_leaves_the_node_its_own_end(
         def __init__(self) -> None:
             """Nothing."""
 
-        def tell(self) -> str:
+        def report(self) -> str:
             self.times += 1
             if self.times == 3:
                 node.touch()
@@ -268,7 +268,7 @@ def test_telling_that_never_comes_back_does_not_hold_up_the_end(node: Path) -> N
         def __init__(self) -> None:
             """Nothing."""
 
-        def tell(self) -> str:
+        def report(self) -> str:
             node.touch()
             assert let_go.wait(60), "the node's end waits for its answer"
             return ""

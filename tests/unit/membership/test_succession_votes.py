@@ -338,7 +338,7 @@ async def test_launchers_are_not_told_that_the_job_has_ended_by_a_coordinator_th
     ends: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     voters, heard = settled(1), asyncio.Event()
-    monkeypatch.setattr(voters, "heard", lambda *_: heard.set())
+    monkeypatch.setattr(voters, "received", lambda *_: heard.set())
     present = LauncherPresent(voter(1), 1, voters.number)
     app = web.Application()
     async with asyncio.timeout(10), SuccessionApi(voters, lambda: voters.memory, "secret") as desk:

@@ -151,7 +151,7 @@ class Worker:
         )
         self.recovery: Any = SimpleNamespace(sharded=sharded, withdraw=lambda deadline: None)
         link: Any = SimpleNamespace(board=SimpleNamespace(enter=lambda *_: None))
-        faults: Any = SimpleNamespace(strike=lambda *_: None)
+        faults: Any = SimpleNamespace(inject=lambda *_: None)
         copies: Any = SimpleNamespace(settle=lambda: None)
         control: Any = self.control
         groups: Any = self.groups
