@@ -9,6 +9,10 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from regrow.core.errors import UsageError
+from regrow.core.ids import Rank, StepNo
+from regrow.hydration.copies.segment import Segment
+from regrow.hydration.durable.snapshot import SegmentSource, take
+from regrow.train.state.protected import ProtectedState
 from regrow_recipes.adapters import private_trl
 from regrow_recipes.adapters.trainer.prompts import Prompts
 from regrow_recipes.adapters.trainer.rollouts import Rollouts, packed, unpacked
@@ -138,7 +142,50 @@ def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:
     rollouts.begin()
     holder._buffered_inputs = [{"ids": torch.tensor([1])}]
     rollouts.share(2)
-    assert rollouts.state_dict()["completions"] == []
+    assert rollouts.state_dict()["completions"] == {}
+
+
+def ids(holder: Any) -> list[Any]:
+    return [each["ids"].tolist() for each in holder._buffered_inputs]
+
+
+def test_completions_travel_as_tensors_roll_back_and_fit_a_newcomer_of_another_size() -> None:
+    """Plain values go to a newcomer in one message of 64 MiB at most, for which a usual generation is too large."""
+
+    def generated(size: int) -> tuple[Any, Rollouts, ProtectedState]:
+        holder = trainer()
+        rollouts = Rollouts(holder, SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+        state = ProtectedState([], {"trainer": rollouts})
+        state.state_at = StepNo(3)
+        if size:
+            generate(holder, rollouts, size)
+        return holder, rollouts, state
+
+    def generate(holder: Any, rollouts: Rollouts, size: int, first: int = 7) -> None:
+        rollouts.begin()
+        holder._buffered_inputs = [{"ids": torch.arange(first, first + size)}]
+        holder._logs["completion"][-1] = "text " * size
+        rollouts.share(2)
+
+    holder, rollouts, state = generated(300_000)
+    assert len(state.inventory(StepNo(3)).python) < 5_000
+    state.begin()
+    for size, first in ((300_000, 8), (10, 7), (400_000, 7), (300_000, 9)):  # as many bytes, fewer, more, and again
+        generate(holder, rollouts, size, first)
+        assert not state.rollback()
+        rollouts.begin()
+        assert ids(holder) == [list(range(7, 300_007))] and len(holder._logs["completion"][-1]) == 1_500_000
+    segment = Segment.create()
+    take(segment, state, StepNo(3), Rank(0), "all")
+    kept = SegmentSource(segment, StepNo(3))
+    digest = state.digest()
+    for size in (0, 10, 300_000, 500_000):
+        newcomer, other, receiver = generated(size)
+        for name, tensor in receiver.prepare(kept.inventory).items():
+            tensor.copy_(kept.tensor(name))
+        receiver.finish()
+        other.begin()
+        assert ids(newcomer) == ids(holder) and receiver.digest() == digest
 
 
 def test_logged_completions_that_are_no_text_are_refused() -> None:
