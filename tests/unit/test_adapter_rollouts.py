@@ -79,7 +79,8 @@ def trainer(**more: Any) -> Any:
     known = {"_step": 4, "_buffered_inputs": None, "_metrics": {"train": {"step_time": [0.1, 0.2]}}, "_logs": logs}
     more = {"reward_funcs": [len]} | more
     pending = {"_pending_extra_logs": {"x": [1]}, "_pending_metrics": {}, "_entropy_window_stats": torch.ones(2)}
-    return SimpleNamespace(args=args, num_iterations=2, log_completions=True, **known | pending | more)
+    state = SimpleNamespace(global_step=2)
+    return SimpleNamespace(args=args, state=state, num_iterations=2, log_completions=True, **known | pending | more)
 
 
 def test_a_body_that_is_given_up_leaves_nothing_and_finds_the_completions_that_it_began_with() -> None:
@@ -132,6 +133,66 @@ def test_rewards_that_count_in_an_attribute_or_say_a_state_go_back_with_a_step()
     counting.score()
     assert rollouts.state_dict()["rewards"] == [{"calls": 2, "last": "late"}, {"seen": [1]}, {}]
     assert saying.seen == [1] and vars(plain) == {"calls": 1}
+
+
+class Listing:
+    """A reward that keeps what it has seen."""
+
+    def __init__(self, **more: Any) -> None:
+        self.best: dict[str, list[int]] = {"a": [1]}
+        self.newest = self.best["a"]
+        self.late: Any = None
+        self.table = dict.fromkeys(range(5_000), 1)
+        vars(self).update(more)
+
+    def score(self) -> None:
+        self.newest.append(2)
+        self.best["b"] = []
+        self.late = [1]
+        vars(self).setdefault("more", set()).add(3)
+
+
+def test_lists_and_dictionaries_of_a_reward_go_back_with_what_runs_again_and_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listing = Listing()
+    inner, before = listing.newest, dict(vars(listing))
+    holder = trainer(reward_funcs=[listing.score])
+    rollouts = Rollouts(holder, SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+    for _ in range(2):  # is given up, and runs again
+        rollouts.begin()
+        assert vars(listing) == before and listing.best == {"a": [1]} and listing.best["a"] is listing.newest is inner
+        saved = rollouts.state_dict()
+        listing.score()
+        assert (listing.best, listing.late) == ({"a": [1, 2], "b": []}, [1])
+        rollouts.load_state_dict(saved)
+        assert listing.late == [1], "state is put back between steps too, where nothing runs again"
+    done = listing.newest[:]
+    rollouts.enter("between", 2)  # an evaluation, which a fault ends when this rank is in the next step already
+    saved = rollouts.state_dict()
+    listing.score()
+    holder.state.global_step = 3
+    rollouts.begin()
+    listing.score()
+    rollouts.load_state_dict(saved)
+    rollouts.enter("between", 2)
+    assert listing.newest == done and listing.newest is listing.best["a"]
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert told.startswith("the reward Listing changes best, late, more, newest, ") and "are put back" in told
+
+
+@pytest.mark.parametrize("more", [{"index": object()}, {"newest": [1] * 2_000}], ids=["of another kind", "large"])
+def test_lists_of_a_reward_beside_what_cannot_go_back_are_left_and_named(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    listing = Listing(**more)
+    rollouts = Rollouts(trainer(reward_funcs=[listing.score]), SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+    rollouts.begin()
+    listing.score()
+    rollouts.begin()
+    assert listing.newest[-1] == 2 and listing.best["b"] == []
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert "newest" in told and "are neither put back" in told
 
 
 def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:

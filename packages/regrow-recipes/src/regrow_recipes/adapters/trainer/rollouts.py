@@ -57,6 +57,12 @@ class Rollouts:
             private_trl.put_completions(self._trainer, found)
             self._stale = False
         self._known = private_trl.completions(self._trainer)
+        self.enter("step", self._trainer.state.global_step)
+
+    def enter(self, place: str, number: int) -> None:
+        """The body of a step begins, or the time after it, which may not be for the first time."""
+        for judge in self._judges:
+            judge.enter(place, number)
 
     def share(self, forwards: int) -> None:
         """The forwards of a step are done, `forwards` of this rank: exchange what the next steps need. A collective."""
