@@ -138,7 +138,7 @@ class Judge:
         self._reward, self._says = reward, hasattr(reward, "state_dict")
         self._first = self._attributes()
         self._entered: dict[tuple[str, int], dict[str, object]] = {}
-        self._told = False
+        self._reported = False
 
     @classmethod
     def all_of(cls, trainer: Any) -> "list[Judge]":
@@ -172,8 +172,8 @@ class Judge:
         kept = self._entered.get(key, self._entered[latest[0]] if latest else now)
         changed = {name for name in now if name not in kept or not same(now[name], kept[name])}
         follows = all(type(value) in PLAIN for value in mine.values()) and not any(type(now[n]) is int for n in changed)
-        if changed and not self._told:
-            self._told = True
+        if changed and not self._reported:
+            self._reported = True
             _tell_containers(self._reward, changed, follows=follows)
         if key not in self._entered:
             self._entered = {each: self._entered[each] for each in latest} | {key: now}

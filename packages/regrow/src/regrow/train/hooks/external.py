@@ -57,7 +57,7 @@ class ExternalDraws:
         self._member = member
         self._kept: dict[Place, list[bytes]] = {}
         self._calls = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._store: AgentStore | None = None
         self._newest: _Newest | None = None
         self._looked_for = -1
@@ -153,13 +153,13 @@ class ExternalDraws:
 
     def _doubt(self, step: StepNo, why: str) -> None:
         text = f"rank {self._member.rank} has drawn again by step.external in step {step}, after a fault: {why}"
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._member.send(WorkerNoted(self._member.worker, text, doubts=True))
 
     def _note(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._member.note_of_script(text)
 
     # --- copies that the agent of this node keeps ----------------------------------------------------------------
@@ -175,8 +175,8 @@ class ExternalDraws:
         """Learn how far another worker of this rank has come here, where this one has just become it."""
         if self._looked_for != self._member.rank:
             self._looked_for, self._newest = self._member.rank, None
-            if (told := self._read(self._name())) is not None:
-                self._newest = msgspec.msgpack.decode(told, type=_Newest)
+            if (reported := self._read(self._name())) is not None:
+                self._newest = msgspec.msgpack.decode(reported, type=_Newest)
 
     def _copied(self, place: Place, call: int) -> bytes | None:
         """Result that another worker of this rank has drawn there; None: none, or it is lost, which is told."""
@@ -206,8 +206,8 @@ class ExternalDraws:
         self._write(self._name(), _Newest(place[0], place[2], draws))
 
     def _write(self, name: str, newest: _Newest) -> None:
-        told = msgspec.msgpack.encode(newest)
-        self._asked(lambda store: store.set(name, told))
+        reported = msgspec.msgpack.encode(newest)
+        self._asked(lambda store: store.set(name, reported))
 
     def _forget(self, name: str) -> None:
         self._asked(lambda store: store.delete_key(name))
