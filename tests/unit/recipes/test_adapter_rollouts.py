@@ -9,6 +9,10 @@ import torch
 from torch.utils.data import DataLoader, RandomSampler
 
 from regrow.core.errors import UsageError
+from regrow.core.ids import Rank, StepNo
+from regrow.hydration.copies.segment import Segment
+from regrow.hydration.durable.snapshot import SegmentSource, take
+from regrow.train.state.protected import ProtectedState
 from regrow_recipes.adapters import private_trl
 from regrow_recipes.adapters.trainer.prompts import Prompts
 from regrow_recipes.adapters.trainer.rollouts import Rollouts, packed, unpacked
@@ -75,7 +79,8 @@ def trainer(**more: Any) -> Any:
     known = {"_step": 4, "_buffered_inputs": None, "_metrics": {"train": {"step_time": [0.1, 0.2]}}, "_logs": logs}
     more = {"reward_funcs": [len]} | more
     pending = {"_pending_extra_logs": {"x": [1]}, "_pending_metrics": {}, "_entropy_window_stats": torch.ones(2)}
-    return SimpleNamespace(args=args, num_iterations=2, log_completions=True, **known | pending | more)
+    state = SimpleNamespace(global_step=2)
+    return SimpleNamespace(args=args, state=state, num_iterations=2, log_completions=True, **known | pending | more)
 
 
 def test_a_body_that_is_given_up_leaves_nothing_and_finds_the_completions_that_it_began_with() -> None:
@@ -130,6 +135,66 @@ def test_rewards_that_count_in_an_attribute_or_say_a_state_go_back_with_a_step()
     assert saying.seen == [1] and vars(plain) == {"calls": 1}
 
 
+class Listing:
+    """A reward that keeps what it has seen."""
+
+    def __init__(self, **more: Any) -> None:
+        self.best: dict[str, list[int]] = {"a": [1]}
+        self.newest = self.best["a"]
+        self.late: Any = None
+        self.table = dict.fromkeys(range(5_000), 1)
+        vars(self).update(more)
+
+    def score(self) -> None:
+        self.newest.append(2)
+        self.best["b"] = []
+        self.late = [1]
+        vars(self).setdefault("more", set()).add(3)
+
+
+def test_lists_and_dictionaries_of_a_reward_go_back_with_what_runs_again_and_are_told_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    listing = Listing()
+    inner, before = listing.newest, dict(vars(listing))
+    holder = trainer(reward_funcs=[listing.score])
+    rollouts = Rollouts(holder, SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+    for _ in range(2):  # is given up, and runs again
+        rollouts.begin()
+        assert vars(listing) == before and listing.best == {"a": [1]} and listing.best["a"] is listing.newest is inner
+        saved = rollouts.state_dict()
+        listing.score()
+        assert (listing.best, listing.late) == ({"a": [1, 2], "b": []}, [1])
+        rollouts.load_state_dict(saved)
+        assert listing.late == [1], "state is put back between steps too, where nothing runs again"
+    done = listing.newest[:]
+    rollouts.enter("between", 2)  # an evaluation, which a fault ends when this rank is in the next step already
+    saved = rollouts.state_dict()
+    listing.score()
+    holder.state.global_step = 3
+    rollouts.begin()
+    listing.score()
+    rollouts.load_state_dict(saved)
+    rollouts.enter("between", 2)
+    assert listing.newest == done and listing.newest is listing.best["a"]
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert told.startswith("the reward Listing changes best, late, more, newest, ") and "are put back" in told
+
+
+@pytest.mark.parametrize("more", [{"index": object()}, {"newest": [1] * 2_000}], ids=["of another kind", "large"])
+def test_lists_of_a_reward_beside_what_cannot_go_back_are_left_and_named(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    listing = Listing(**more)
+    rollouts = Rollouts(trainer(reward_funcs=[listing.score]), SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+    rollouts.begin()
+    listing.score()
+    rollouts.begin()
+    assert listing.newest[-1] == 2 and listing.best["b"] == []
+    (told,) = (each.getMessage() for each in caplog.records)
+    assert "newest" in told and "are neither put back" in told
+
+
 def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:
     session: Any = SimpleNamespace(rank=0, world_size=1)
     holder = trainer()
@@ -138,7 +203,50 @@ def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:
     rollouts.begin()
     holder._buffered_inputs = [{"ids": torch.tensor([1])}]
     rollouts.share(2)
-    assert rollouts.state_dict()["completions"] == []
+    assert rollouts.state_dict()["completions"] == {}
+
+
+def ids(holder: Any) -> list[Any]:
+    return [each["ids"].tolist() for each in holder._buffered_inputs]
+
+
+def test_completions_travel_as_tensors_roll_back_and_fit_a_newcomer_of_another_size() -> None:
+    """Plain values go to a newcomer in one message of 64 MiB at most, for which a usual generation is too large."""
+
+    def generated(size: int) -> tuple[Any, Rollouts, ProtectedState]:
+        holder = trainer()
+        rollouts = Rollouts(holder, SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
+        state = ProtectedState([], {"trainer": rollouts})
+        state.state_at = StepNo(3)
+        if size:
+            generate(holder, rollouts, size)
+        return holder, rollouts, state
+
+    def generate(holder: Any, rollouts: Rollouts, size: int, first: int = 7) -> None:
+        rollouts.begin()
+        holder._buffered_inputs = [{"ids": torch.arange(first, first + size)}]
+        holder._logs["completion"][-1] = "text " * size
+        rollouts.share(2)
+
+    holder, rollouts, state = generated(300_000)
+    assert len(state.inventory(StepNo(3)).python) < 5_000
+    state.begin()
+    for size, first in ((300_000, 8), (10, 7), (400_000, 7), (300_000, 9)):  # as many bytes, fewer, more, and again
+        generate(holder, rollouts, size, first)
+        assert not state.rollback()
+        rollouts.begin()
+        assert ids(holder) == [list(range(7, 300_007))] and len(holder._logs["completion"][-1]) == 1_500_000
+    segment = Segment.create()
+    take(segment, state, StepNo(3), Rank(0), "all")
+    kept = SegmentSource(segment, StepNo(3))
+    digest = state.digest()
+    for size in (0, 10, 300_000, 500_000):
+        newcomer, other, receiver = generated(size)
+        for name, tensor in receiver.prepare(kept.inventory).items():
+            tensor.copy_(kept.tensor(name))
+        receiver.finish()
+        other.begin()
+        assert ids(newcomer) == ids(holder) and receiver.digest() == digest
 
 
 def test_logged_completions_that_are_no_text_are_refused() -> None:

@@ -74,8 +74,34 @@ def test_a_function_of_a_file_is_the_reward(tmp_path: Path) -> None:
         reward_of(RewardSection(function=f"{tmp_path}/rewards.py:bad"))
 
 
+def test_a_module_in_the_working_folder_is_there_as_it_is_for_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_rewards.py").write_text("def good(completions, **_):\n    return [1.0 for _ in completions]\n")
+    section = RewardSection(function="my_rewards:good")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])  # as under the console script
+    with pytest.raises(UsageError, match="there is no my_rewards"):
+        check_there(section)
+    monkeypatch.chdir(tmp_path)
+    check_there(section)
+    monkeypatch.syspath_prepend(str(tmp_path))  # as a worker does
+    assert reward_of(section)(prompts=["a"], completions=["x"]) == [1.0]
+
+
+@pytest.mark.parametrize("name", ["scored", "json"])
+def test_a_file_may_have_dataclasses_with_annotations_of_the_future_and_any_name(name: str, tmp_path: Path) -> None:
+    (tmp_path / f"{name}.py").write_text(
+        "from __future__ import annotations\n"
+        "from dataclasses import dataclass\n"
+        "@dataclass\nclass Scored:\n    number: float\n"
+        "def good(completions, **_):\n    return [Scored(len(text)).number for text in completions]\n"
+    )
+    assert reward_of(RewardSection(function=f"{tmp_path}/{name}.py:good"))(prompts=["a"], completions=["xy"]) == [2]
+    assert sys.modules["json"] is json
+
+
 @pytest.mark.parametrize(
-    ("function", "text"), [("good", "write"), ("no/file.py:f", "no/file"), ("nowhere9:f", "nowhere9")]
+    ("function", "text"), [("good", "write"), (":f", "write"), ("no/file.py:f", "no/file"), ("nowhere9:f", "nowhere9")]
 )
 def test_a_reward_that_is_not_there_is_refused_before_anything_starts(function: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):

@@ -6,17 +6,19 @@ GRPO and RLOO: `_step`, `_buffered_inputs`, `_metrics`, `_logs`, `_pending_extra
 """
 
 import inspect
+import logging
 from typing import Any
 
 import torch
 
-from regrow.core.errors import UsageError
-from regrow.train.state.plain import ATOMS
+from regrow.core.errors import NotPlain, TooLarge, UsageError
+from regrow.train.state.plain import ATOMS, PLAIN, PlainCopy, keep, put_back, same
 
 GENERATING = frozenset({"GRPOTrainer", "RLOOTrainer"})
 _LISTS = ("prompt", "completion", "advantages")
 _BY_NAME = ("rewards", "extra")
 _COUNTERS = ("entropy_coef", "_last_world_entropy")
+_log = logging.getLogger("regrow")
 
 Completions = list[dict[str, Any]]
 """Inputs of the forwards that one generation is for."""
@@ -128,12 +130,15 @@ def put_logged(trainer: Any, received: dict[str, Any]) -> None:
 class Judge:
     """State of a reward that is no model: what its `state_dict` says, else its numbers and texts that have changed.
 
-    What never changes may be a rank's own, such as the address of a server.
+    What never changes may be a rank's own, such as the address of a server. So are lists, dictionaries and sets: where
+    all that it has is plain they are put back as something runs again, and they are told to nobody.
     """
 
     def __init__(self, reward: Any) -> None:
         self._reward, self._says = reward, hasattr(reward, "state_dict")
         self._first = self._attributes()
+        self._entered: dict[tuple[str, int], dict[str, object]] = {}
+        self._reported = False
 
     @classmethod
     def all_of(cls, trainer: Any) -> "list[Judge]":
@@ -155,10 +160,58 @@ class Judge:
             return
         for name in self._attributes().keys() - self._first.keys():
             delattr(self._reward, name)
-        vars(self._reward).update(self._first | received)
+        there = self._containers().keys()
+        vars(self._reward).update({name: value for name, value in self._first.items() if name not in there} | received)
+
+    def enter(self, place: str, number: int) -> None:
+        """A step, or the time after it, begins: remember containers, or put them back where it has begun before."""
+        if self._says:
+            return
+        mine, now, key = vars(self._reward), self._containers(), (place, number)
+        latest = list(self._entered)[-1:]
+        kept = self._entered.get(key, self._entered[latest[0]] if latest else now)
+        changed = {name for name in now if name not in kept or not same(now[name], kept[name])}
+        follows = all(type(value) in PLAIN for value in mine.values()) and not any(type(now[n]) is int for n in changed)
+        if changed and not self._reported:
+            self._reported = True
+            _tell_containers(self._reward, changed, follows=follows)
+        if key not in self._entered:
+            self._entered = {each: self._entered[each] for each in latest} | {key: now}
+            return
+        while next(reversed(self._entered)) != key:
+            self._entered.popitem()
+        if not follows:  # some of what belongs together would go back without the rest
+            return
+        for name in now.keys() - kept.keys():
+            del mine[name]
+            mine.update({name: self._first[name]} if name in self._first else {})
+        mine.update({name: put_back(copy) for name, copy in kept.items() if isinstance(copy, PlainCopy)})
+
+    def _containers(self) -> dict[str, object]:
+        """A copy of each container among the attributes; the length of one that is large, or not plain."""
+        found: dict[str, object] = {}
+        for name, value in list(vars(self._reward).items()):
+            if type(value) in PLAIN - ATOMS:
+                try:
+                    found[name] = keep(value)
+                except (NotPlain, TooLarge):
+                    found[name] = len(value)
+        return found
 
     def _attributes(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self._reward).items() if type(value) in ATOMS}
+
+
+def _tell_containers(reward: Any, names: set[str], *, follows: bool) -> None:
+    _log.warning(
+        "the reward %s changes %s, and lists, dictionaries and sets are %s: give it a state_dict to carry them",
+        getattr(reward, "__name__", type(reward).__name__),
+        ", ".join(sorted(names)),
+        "put back with a step that runs again, but not told to a replaced rank"
+        if follows
+        else "neither put back with a step that runs again nor told to a replaced rank, as not all that the reward has "
+        "are at most 1,000 plain values each",
+    )
 
 
 # --- reference models that follow -----------------------------------------------------------------------------------

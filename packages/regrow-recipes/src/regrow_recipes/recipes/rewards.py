@@ -6,7 +6,9 @@ import importlib.util
 import json
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +38,18 @@ def check_there(section: RewardSection) -> None:
     place, colon, name = section.function.rpartition(":")
     if section.command:
         return
-    if not colon or not name:
+    if not colon or not place or not name:
         raise UsageError(
             f"reward.function = {section.function!r}", hint='write "module:function" or "FILE.py:function"'
         )
-    there = Path(place).is_file() if place.endswith(".py") else importlib.util.find_spec(place.partition(".")[0])
-    if not there:
+    if not (Path(place).is_file() if place.endswith(".py") else _is_module(place.partition(".")[0])):
         raise UsageError(f"reward.function: there is no {place}", hint=f"looked from {Path.cwd()}")
+
+
+def _is_module(name: str) -> bool:
+    """True if workers, which look into the working folder too, find a module of this name."""
+    here = PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])
+    return here is not None or importlib.util.find_spec(name) is not None
 
 
 def verifying(command: Sequence[str], *, deadline: float) -> Reward:
@@ -112,9 +119,9 @@ def _numbers(text: str, expected: int, name: str) -> list[float | None]:
 
 
 def _from_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(f"_reward_file_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"reward.function: {path} cannot be read as a module")
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module

@@ -282,6 +282,8 @@ class Recoverable(_Behind):
         private_names.leave_loaders(self.accelerator)
         self._set_place()
         args, handler, plan = self.args, self.callback_handler, self._schedule
+        if self._rollouts is not None:
+            self._rollouts.enter("between", number)
         with self._deliveries.once("between", number):
             self.control = handler.on_step_end(args, self.state, self.control)
             self._log_evaluate_save()

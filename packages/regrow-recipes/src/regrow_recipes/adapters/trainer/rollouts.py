@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 
 from regrow.core.errors import UsageError
 from regrow.hydration.codec import decode, encode
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from regrow.train.session import Session
 
 _PLAIN = "plain"
+_Parts = dict[str, list[torch.Tensor]]
+"""Bytes as tensors, by the digest of all: what is put back is never written over others that a moment may refer to."""
 _LARGE_BYTES = 256 << 20
 _log = logging.getLogger("regrow")
 
@@ -40,19 +43,26 @@ class Rollouts:
         self._accumulated: int = trainer.args.gradient_accumulation_steps
         self._outlive = self._accumulated % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
         self._judges = private_trl.Judge.all_of(trainer)
-        self._kept: list[bytes] = []
+        self._kept: _Parts = {}
         self._stale = False
         self._known: Completions | None = None
-        self._text: tuple[list[object], str] = [], "{}"
+        self._text: tuple[list[object], _Parts] = [], {}
 
     def begin(self) -> None:
         """A body begins: the trainer has this rank's completions of an earlier step, if there are any."""
         if self._stale:
-            mine = self._kept[self._session.rank] if self._kept else None
-            found = None if mine is None else unpacked(mine, self._trainer.args.device)
+            found = None
+            for parts in self._kept.values():
+                found = unpacked(parts[self._session.rank].numpy().tobytes(), self._trainer.args.device)
             private_trl.put_completions(self._trainer, found)
             self._stale = False
         self._known = private_trl.completions(self._trainer)
+        self.enter("step", self._trainer.state.global_step)
+
+    def enter(self, place: str, number: int) -> None:
+        """The body of a step begins, or the time after it, which may not be for the first time."""
+        for judge in self._judges:
+            judge.enter(place, number)
 
     def share(self, forwards: int) -> None:
         """The forwards of a step are done, `forwards` of this rank: exchange what the next steps need. A collective."""
@@ -60,14 +70,18 @@ class Rollouts:
         made = private_trl.completions(self._trainer)
         if made is None or made is self._known or not self._outlive:
             return
-        self._kept = _exchanged(packed(made), self._session.world_size, self._trainer.args.device)
-        if (size := sum(map(len, self._kept))) > _LARGE_BYTES:
+        parts = _exchanged(_tensor(packed(made)), self._session.world_size, self._trainer.args.device)
+        self._kept = _by_digest(parts)
+        if (size := sum(part.nbytes for part in parts)) > _LARGE_BYTES:
             _tell_size(size >> 20)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values, the same on all ranks: bytes of completions by rank, and texts as one."""
+        """Values that are the same on all ranks: completions by rank, and texts as one.
+
+        What is large is tensors of uint8, which travel piece by piece; plain values would all be in one message.
+        """
         own = {
-            "completions": list(self._kept),
+            "completions": {digest: list(parts) for digest, parts in self._kept.items()},
             "logged": self._logged(),
             "rewards": [each.state() for each in self._judges],
         }
@@ -78,23 +92,25 @@ class Rollouts:
         private_trl.put_progress(self._trainer, dict(received))
         for judge, state in zip(self._judges, received["rewards"], strict=True):
             judge.put(state)
-        self._kept, self._stale = list(received["completions"]), True
-        if self._trainer.log_completions:
-            private_trl.put_logged(self._trainer, json.loads(received["logged"]))
+        self._kept, self._stale = dict(received["completions"]), True
+        for (text,) in received["logged"].values():
+            private_trl.put_logged(self._trainer, json.loads(text.numpy().tobytes()))
+        self._text = [], {}
 
-    def _logged(self) -> str:
+    def _logged(self) -> _Parts:
         if not self._trainer.log_completions:
-            return ""
+            return {}
         marks = private_trl.marks(self._trainer)
         known = self._text[0]
         if len(known) != len(marks) or not all(map(operator.is_, known, marks)) or not marks:
             try:
-                self._text = marks, json.dumps(private_trl.logged(self._trainer))
+                text = json.dumps(private_trl.logged(self._trainer))
             except TypeError as error:
                 raise UsageError(
                     f"log_completions under regrow keeps texts and numbers, and this is none: {error}",
                     hint="set log_completions=False",
                 ) from error
+            self._text = marks, _by_digest([_tensor(text.encode())])
         return self._text[1]
 
 
@@ -128,8 +144,19 @@ def _safetensors() -> Any:
     return importlib.import_module("safetensors.torch")  # comes with transformers
 
 
-def _exchanged(mine: bytes, world: int, device: Any) -> list[bytes]:
-    """The bytes of each rank, by rank."""
+def _tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)  # never empty: a header, or braces
+
+
+def _by_digest(parts: list[torch.Tensor]) -> _Parts:
+    digest = xxhash.xxh3_128()
+    for part in parts:
+        digest.update(part.numpy().data)
+    return {digest.hexdigest(): parts}
+
+
+def _exchanged(mine: torch.Tensor, world: int, device: Any) -> list[torch.Tensor]:
+    """The bytes of each rank, by rank, in the processor's memory."""
     if world == 1:
         return [mine]
     size = torch.tensor([len(mine)], device=device)
@@ -137,8 +164,8 @@ def _exchanged(mine: bytes, world: int, device: Any) -> list[bytes]:
     dist.all_gather(sizes, size)
     lengths = [int(each) for each in sizes]
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    padded[: len(mine)] = mine
     padded = padded.to(device)
     parts = [torch.empty_like(padded) for _ in range(world)]
     dist.all_gather(parts, padded)
-    return [part[:length].cpu().numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
+    return [part[:length].to("cpu", copy=True) for part, length in zip(parts, lengths, strict=True)]
