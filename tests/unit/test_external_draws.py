@@ -169,6 +169,29 @@ def test_more_draws_in_a_step_than_were_begun_here_are_doubted_as_well() -> None
     assert len(back.told()) == 1 and LOST in back.told()[0]
 
 
+def test_a_worker_that_is_lost_before_it_draws_hides_no_draw_of_those_before_it() -> None:
+    here, empty = Agent(), Agent()
+    Worker(here, 1, newcomer=False).runs(9, 10)
+    for agent in (here, empty):  # another has drawn in step 11 elsewhere, in generation 2
+        Worker(agent, 3).draws.begins(StepNo(11), rehearsal=False)
+        back = Worker(agent, 4)
+        back.runs(11)
+        assert len(back.told()) == 1 and LOST in back.told()[0]
+
+
+def test_a_worker_that_is_lost_in_a_step_that_is_run_again_hides_no_copy() -> None:
+    here = Agent()
+    first = Worker(here, 1, newcomer=False)
+    first.runs(11, 12, value=1.0)
+    Worker(here, 2).draws.begins(StepNo(11), rehearsal=False)
+    back = Worker(here, 3)
+    assert back.runs(11, 12, 13, value=2.0) == [1.0, 1.0, 2.0] and not back.told()
+    back.draws.begins(StepNo(10), rehearsal=False)
+    last = Worker(here, 4)
+    last.runs(10)
+    assert "there is no copy of it" in last.told()[0]
+
+
 def test_a_rank_that_was_here_in_the_generation_before_has_drawn_here_alone() -> None:
     here = Agent()
     Worker(here, 1, newcomer=False).runs(9, 10)

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable
+from operator import methodcaller
 from types import FunctionType, MethodType
 from typing import Any, TypeVar, cast
 
@@ -111,8 +112,11 @@ class ExternalDraws:
             del self._kept[old]
         for name in [name for name, at in self._copies.items() if at <= step - _KEPT_STEPS]:
             del self._copies[name]
-            self._forget(name)
-        self._begun(place, len(self._kept.get(place, ())))
+            self._asked(methodcaller("delete_key", name))
+        kept, newest = self._kept.get(place), self._newest
+        back = step <= self._last or (newest is not None and newest.step > step)
+        if kept or not (back or (step == self._joined and not self._knows_all(step))):  # else that record says more
+            self._begun(place, len(kept or ()))
 
     def draw(self, step: StepNo, make: Callable[[], Any], like: object, *, rehearsal: bool) -> Any:
         """As `Step.external`."""
@@ -236,9 +240,6 @@ class ExternalDraws:
     def _told_newest(self) -> _Newest | None:
         told = self._read(f"external/{self._member.rank}")
         return None if told is None else msgspec.msgpack.decode(told, type=_Newest)
-
-    def _forget(self, name: str) -> None:
-        self._asked(lambda store: store.delete_key(name))
 
     def _read(self, name: str) -> bytes | None:
         return self._asked(lambda store: store.get(name) if store.check([name]) else None)
