@@ -61,7 +61,7 @@ class Proofs:
 
     def repeat(self) -> None:
         """Do so from now on."""
-        await_order, tell = ShadowProofs.await_order, ShadowProofs.tell
+        await_order, tell = ShadowProofs.await_order, ShadowProofs.report
 
         def again(proofs: ShadowProofs) -> ProveReplacement | None:
             due = time.monotonic() + max(self._every, 2 * self._took)
@@ -80,7 +80,7 @@ class Proofs:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line | {"began": self._began, "ended": time.monotonic()}) + "\n")
 
-        ShadowProofs.await_order, ShadowProofs.tell = again, told  # type: ignore[assignment, method-assign]
+        ShadowProofs.await_order, ShadowProofs.report = again, told  # type: ignore[assignment, method-assign]
 
 
 def main() -> None:

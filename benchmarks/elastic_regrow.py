@@ -34,7 +34,7 @@ def swap(session: regrow.Session, args: argparse.Namespace) -> None:
     summed: list[TreeSummed] = []
 
     def take_turn(step: Step) -> float:
-        dealer, state = session._standing.dealer, session._standing.state
+        dealer, state = session._context.dealer, session._context.state
         if dealer is None or state is None:
             raise SystemExit("the session has no micro-batches")
         if not summed:

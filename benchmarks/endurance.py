@@ -34,7 +34,7 @@ from regrow.core.ids import NodeId, Rank
 from regrow.core.messages.vocabulary import FaultHow, FaultSpec, FaultStage
 from regrow.launch.folder import read_entry
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.server.wishes import MoveWish, ScaleWish
+from regrow.membership.server.requests import MoveRequest, ScaleRequest
 
 HERE = Path(__file__).resolve().parent
 TENTHS = 10
@@ -103,11 +103,11 @@ class LongJob(Job):
             client.kill(FaultSpec(f"endurance-{number}", Rank(number % len(view.ranks)), how, FaultStage.NOW))
         elif kind == "move":
             busy = sorted({worker.node for worker in view.ranks})
-            answer = client.move(MoveWish(NodeId(busy[number % len(busy)]), reason="the benchmark asks for it"))
+            answer = client.move(MoveRequest(NodeId(busy[number % len(busy)]), reason="the benchmark asks for it"))
             if not answer.accepted:
                 raise JobStuck(f"move {number}: {answer.reason}")
         else:
-            client.scale(ScaleWish(replicas=1 if kind == "shrink" else 2, reason="the benchmark asks for it"))
+            client.scale(ScaleRequest(replicas=1 if kind == "shrink" else 2, reason="the benchmark asks for it"))
         self.wait(lambda: len(self.ledger.incidents) > before, deadline=DEADLINE, what=f"end of {kind} {number}")
 
     def look_at_it(self) -> Look:

@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, RandomSa
 from torch.utils.data import DataLoader as TorchLoader
 
 from regrow.core.ids import Seconds, WorkerId
-from regrow.core.messages.data import CacheSeat, producer_socket
+from regrow.core.messages.data import CacheSettings, producer_socket
 from regrow.data.cache.client import NodeCache
 from regrow.data.cache.making import Making
 from regrow.data.cache.producer import Producer
@@ -150,7 +150,7 @@ class Node:
 
     def produce(self, _: Parent) -> None:
         """The process that makes batches, as a node's agent starts it; until it is killed."""
-        making = Making(self.loader(), CacheSeat(self.folder, self.budget), alone=[])
+        making = Making(self.loader(), CacheSettings(self.folder, self.budget), alone=[])
         Producer(making, producer_socket(self.sockets, 0), served=lambda: None).run()
 
     @property
@@ -177,7 +177,7 @@ class Node:
 
     def steps(self) -> StepLoader:
         """The script's loader as a worker's session uses it."""
-        seat, worker = CacheSeat(self.folder, self.budget), WorkerId(str(os.getpid()))
+        seat, worker = CacheSettings(self.folder, self.budget), WorkerId(str(os.getpid()))
         cache = NodeCache(seat, self.sockets, worker, UNTIL, speaks=True, reader=_Stepping())
         return StepLoader(self.loader(), seed=SEED, cache=cache.source)
 

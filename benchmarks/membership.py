@@ -13,7 +13,7 @@ from targets import tell
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
-from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.observations import WorkerAlive
 from regrow.core.messages.unions import Fact
 from regrow.core.messages.vocabulary import Warmth
 from regrow.membership.machine import Membership

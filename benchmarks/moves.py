@@ -32,7 +32,7 @@ from regrow.core.ids import NodeId, Rank
 from regrow.core.records import IncidentClosed, StepCommitted
 from regrow.launch.folder import read_entry
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.server.wishes import MoveWish
+from regrow.membership.server.requests import MoveRequest
 from regrow.membership.view import JobView
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +84,7 @@ class MovedJob(Job):
         self.wait(self._spare_is_warm, deadline=DEADLINE, what="warm spare node")
         home = {worker.rank: worker.node for worker in self.view().ranks}[Rank(rank)]
         before = len(self.ledger.incidents)
-        answer = self._client().move(MoveWish(NodeId(home), reason="the benchmark asks for it"))
+        answer = self._client().move(MoveRequest(NodeId(home), reason="the benchmark asks for it"))
         if not answer.accepted:
             raise JobStuck(f"{self.name}: {answer.reason}")
         self.wait(lambda: len(self.ledger.incidents) > before, deadline=DEADLINE, what="end of a move")

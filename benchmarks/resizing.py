@@ -23,7 +23,7 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo
 from regrow.core.records import IncidentClosed, StepCommitted
 from regrow.launch.folder import read_entry
 from regrow.launch.remote import CoordinatorClient
-from regrow.membership.server.wishes import ScaleWish
+from regrow.membership.server.requests import ScaleRequest
 from regrow.observe.ledger import Ledger
 
 HERE = Path(__file__).resolve().parent
@@ -77,8 +77,8 @@ class RegrowJob(Resizable):
             raise JobStuck(f"{self.name}: {self._folder} has no description of the job")
         self.look()
         before = len(self.ledger.incidents)
-        wish = ScaleWish(replicas=replicas, reason="the benchmark asks for it")
-        CoordinatorClient(entry.address, entry.token).scale(wish)
+        scaling = ScaleRequest(replicas=replicas, reason="the benchmark asks for it")
+        CoordinatorClient(entry.address, entry.token).scale(scaling)
 
         def closed() -> bool:
             return any(incident.after == replicas for incident in self.ledger.incidents[before:])

@@ -18,8 +18,8 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo, WorkerId
 from regrow.core.messages import facts
+from regrow.core.messages.observations import ProveAlive, WorkerAlive
 from regrow.core.messages.orders import FenceWorker, HaltGeneration, ReleaseWorker, SpawnWorker
-from regrow.core.messages.sights import ProveAlive, WorkerAlive
 from regrow.core.messages.tables import JoinGeneration
 from regrow.core.messages.unions import AgentFact, AgentOrder
 from regrow.core.messages.vocabulary import Role

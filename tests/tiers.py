@@ -462,7 +462,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_ddp_below_compile_inside_a_module_and_made_after_protect_recovers",
         "test_it_runs_alone_under_plain_python_too",
     ),
-    "tests/process/test_data_desk.py": ("test_a_producer_that_served_is_replaced_each_time_it_dies[5]",),
+    "tests/process/test_node_data.py": ("test_a_producer_that_served_is_replaced_each_time_it_dies[5]",),
     "tests/process/test_agent_life.py": (
         "test_an_agent_that_many_can_join_ends_with_its_parent_without_a_notice",
         "test_workers_outlive_their_zygote_and_the_next_one_forks_more",

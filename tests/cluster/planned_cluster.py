@@ -6,7 +6,7 @@ from collections.abc import Callable
 import msgspec
 
 from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
-from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
 from regrow_clusters.cluster.planner import granted_after, next_look, plan
 from regrow_clusters.cluster.sizes import ElasticSpec, allowed_sizes
 
@@ -27,7 +27,7 @@ class PlannedCluster:
         self._granted = start.granted
         self._changed = start.changed_at
         self._retry = start.retry_at
-        self._bad: dict[str, BadNode] = {bad.node: bad for bad in start.bad_nodes}
+        self._bad: dict[str, AvoidedNode] = {bad.node: bad for bad in start.bad_nodes}
         self._made = 0
 
     def observe(self) -> JobSeen:
@@ -80,7 +80,7 @@ class PlannedCluster:
         elif event == "break" and self.stage is JobStage.TRAINING and chance.random() < 0.3:
             self.stage = JobStage.BROKEN
         elif victim is not None and event == "sicken":
-            found = [BadNode(node, self.now + 600.0, "sick", leave=True) for node in self.replicas[victim].nodes]
+            found = [AvoidedNode(node, self.now + 600.0, "sick", leave=True) for node in self.replicas[victim].nodes]
             self._bad.update({each.node: each for each in found})
         elif victim is not None and event in ("lose", "end", "preempt", "stick"):
             self._strike(victim, event)
@@ -110,7 +110,7 @@ class PlannedCluster:
         else:
             self._drain(action)
         if isinstance(action, ReleaseReplica | DrainReplica):
-            self._bad.update({node: BadNode(node, self.now + 600.0) for node in action.blame})
+            self._bad.update({node: AvoidedNode(node, self.now + 600.0) for node in action.blame})
 
     def _drain(self, action: DrainReplica) -> None:
         by = self.now + action.within

@@ -18,10 +18,10 @@ def slowly(folder: Path) -> None:
     prepare = StepLoop.prepare
 
     def paced(loop: StepLoop) -> Step | None:
-        number, until = loop.member.step, time.monotonic() + PACE_S
+        number, until = loop.worker.step, time.monotonic() + PACE_S
         asked = folder / f"asked-{number}"
         while number >= JUDGED_FROM and time.monotonic() < until and not (folder / "enough").exists():
-            if loop.member.proofs is not None and loop.member.proofs.wanted:
+            if loop.worker.proofs is not None and loop.worker.proofs.wanted:
                 asked.touch()
             if asked.exists():
                 break

@@ -57,7 +57,7 @@ class Worker:
             self.process.stdout.close()
 
 
-class Desk:
+class SetUpNotes:
     """A folder with an input, workers, and heads."""
 
     def __init__(self, folder: Path) -> None:
@@ -150,9 +150,9 @@ class Desk:
 
 
 @contextmanager
-def desk(folder: Path) -> Iterator[Desk]:
+def desk(folder: Path) -> Iterator[SetUpNotes]:
     """A desk that leaves no process."""
-    made = Desk(folder)
+    made = SetUpNotes(folder)
     try:
         yield made
     finally:

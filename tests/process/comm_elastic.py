@@ -86,7 +86,7 @@ class Rank:
     """Builds as a session would, and trains in the worlds that it is told of."""
 
     def __init__(self, seat: Seat, address: str, way: str, *, invariant: bool, alone: bool, generation: int) -> None:
-        self.seat, self.address = seat, address
+        self.take_rank, self.address = seat, address
         self.rank, self.world = seat.rank, seat.size
         self.groups = Groups()
         self.groups.unit = UNIT
@@ -113,7 +113,7 @@ class Rank:
         self.load([item.numpy() for item in [*before, *map(torch.zeros_like, made)]])
 
     def formation(self, rank: int, world: int, generation: int) -> Formation:
-        return Formation(Generation(generation), rank, world, self.address, self.seat.site)
+        return Formation(Generation(generation), rank, world, self.address, self.take_rank.site)
 
     def form(self, rank: int, world: int, generation: int) -> None:
         self.groups.halt()

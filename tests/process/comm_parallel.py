@@ -57,7 +57,7 @@ class Rank:
 
     def __init__(self, seat: Seat, address: str, arguments: list[str], pipe: Connection) -> None:
         take_place(lambda: seat.rank)
-        self.seat, self.address = seat, address
+        self.take_rank, self.address = seat, address
         self.args: argparse.Namespace = parser.parse_args(arguments)
         self.groups = Groups()
         self.halter = Halter(self.groups, pipe)
@@ -66,12 +66,14 @@ class Rank:
 
     def formation(self) -> Formation:
         self.generation += 1
-        return Formation(Generation(self.generation), self.seat.rank, self.seat.size, self.address, self.seat.site)
+        return Formation(
+            Generation(self.generation), self.take_rank.rank, self.take_rank.size, self.address, self.take_rank.site
+        )
 
     def build(self, *, alone: bool) -> None:
         """Alone: as a newcomer does, whose collectives are answered locally."""
         formation = None if alone else self.formation()
-        self.groups.install(rank=self.seat.rank, world=self.seat.size, formation=formation, form_s=DEADLINE)
+        self.groups.install(rank=self.take_rank.rank, world=self.take_rank.size, formation=formation, form_s=DEADLINE)
         torch.manual_seed(1)
         self.training: Training = MAKERS[self.args.mode](self.args)
         self.parameters = list(self.training.model.parameters())
@@ -105,9 +107,9 @@ class Rank:
 
     def meet(self, at: str) -> None:
         """Wait until every rank is here: whoever was the first to leave a collective may halt the last one in it."""
-        keys = self.seat.store("meet")
-        keys.set(f"{at}/{self.seat.rank}", "")
-        keys.wait([f"{at}/{rank}" for rank in range(self.seat.size)], timedelta(seconds=DEADLINE))
+        keys = self.take_rank.store("meet")
+        keys.set(f"{at}/{self.take_rank.rank}", "")
+        keys.wait([f"{at}/{rank}" for rank in range(self.take_rank.size)], timedelta(seconds=DEADLINE))
 
     def state(self) -> list[torch.Tensor]:
         """Parameters and optimizer state of this rank."""

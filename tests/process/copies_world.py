@@ -145,7 +145,7 @@ class Node:
         self._stored: list[SnapshotStored] = []
         self._streamed: list[CopyStreamEnded] = []
         self._name = name
-        self._vault = CopyStore(config, stored=self._hear, streamed=self._hear, patience=patience)
+        self._copy_store = CopyStore(config, stored=self._hear, streamed=self._hear, patience=patience)
 
     def _hear(self, fact: SnapshotStored | CopyStreamEnded) -> None:
         with self._news:
@@ -153,13 +153,13 @@ class Node:
             self._news.notify_all()
 
     def open(self) -> str:
-        return self._vault.open()
+        return self._copy_store.open()
 
     def place(self, buddy: str, endpoint: str) -> None:
-        self._vault.place(PlaceCopies(NodeId(self._name), NodeId(buddy), endpoint))
+        self._copy_store.place(PlaceCopies(NodeId(self._name), NodeId(buddy), endpoint))
 
     def taken(self, fact: SnapshotTaken, pid: int) -> None:
-        self._vault.snapshot_taken(fact, pid)
+        self._copy_store.snapshot_taken(fact, pid)
 
     def stored(self, step: int) -> SnapshotStored | None:
         """The answer to the worker about a step, waited for."""
@@ -172,7 +172,7 @@ class Node:
             return list(self._streamed)
 
     def held(self) -> list[tuple[int, int]]:
-        copies = self._vault.report(ReportCopies(NodeId(self._name), Generation(1))).copies
+        copies = self._copy_store.report(ReportCopies(NodeId(self._name), Generation(1))).copies
         return [(copy.rank, copy.step) for copy in copies]
 
     def wait_held(self, rank: int, step: int) -> bool:
@@ -185,13 +185,13 @@ class Node:
         return False
 
     def formed(self, step: int) -> None:
-        self._vault.formed(StepNo(step))
+        self._copy_store.formed(StepNo(step))
 
     def ended(self, worker: str) -> None:
-        self._vault.worker_ended(WorkerId(worker))
+        self._copy_store.worker_ended(WorkerId(worker))
 
     def close(self) -> None:
-        self._vault.close()
+        self._copy_store.close()
 
     def limit_memory(self, nbytes: int) -> None:
         import resource

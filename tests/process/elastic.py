@@ -19,7 +19,7 @@ from regrow.core.records import IncidentClosed, Record, WorldChanged
 from regrow.launch.folder import find_job
 from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish, ScaleWish
+from regrow.membership.server.requests import DrainRequest, ScaleRequest
 from regrow.membership.view import JobView, WorkerView
 from regrow.observe.ledger import Ledger, read_records
 
@@ -56,11 +56,11 @@ class Elastic:
 
     def scale(self, replicas: int) -> AnswerScale:
         """Ask for this number of replicas."""
-        return self.client.scale(ScaleWish(replicas=replicas, reason="a test"))
+        return self.client.scale(ScaleRequest(replicas=replicas, reason="a test"))
 
     def drain(self, node: str, grace: float = 20.0) -> None:
         """Give a node back."""
-        self.client.drain(DrainWish(NodeId(node), grace, "a test"))
+        self.client.drain(DrainRequest(NodeId(node), grace, "a test"))
 
     def reach(self, replicas: int) -> JobView:
         """Ask for this number of replicas, and wait until they train."""

@@ -20,7 +20,7 @@ from tests.process.agent_harness import NODE, PATIENCE_S, TOKEN, Bench, agent, e
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.core.messages.vocabulary import FaultHow, Role
 from regrow.core.phase import Phase
 
@@ -464,11 +464,11 @@ async def test_workers_that_stand_still_are_told_with_what_is_seen_of_them(bench
     await culprit.says("waiting")
     waiting = await start(bench, stuck(5, "1, 'allreduce on w'"))
 
-    async def sights(done: Callable[[dict[WorkerId, WorkerSight]], bool]) -> dict[WorkerId, WorkerSight]:
+    async def sights(done: Callable[[dict[WorkerId, WorkerObservation]], bool]) -> dict[WorkerId, WorkerObservation]:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             seen = bench.coordinator.all(NodeSeen)
-            known = {sight.worker: sight for sight in seen[-1].sights} if seen else {}
+            known = {sight.worker: sight for sight in seen[-1].observations} if seen else {}
             if len(known) == 2 and done(known):
                 return known
             assert time.monotonic() < deadline, known

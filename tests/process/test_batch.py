@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from tests.process.batch import FAKE, SOURCE, Desk, desk, until
+from tests.process.batch import FAKE, SOURCE, SetUpNotes, desk, until
 
 from regrow_batch.pool import Pool, PoolPolicy
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
@@ -44,7 +44,9 @@ def timed(act: Callable[[], T]) -> tuple[float, T]:
     return time.monotonic() - began, came
 
 
-def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str, ...]) -> tuple[str, list[float]]:
+def disturbed(
+    at: SetUpNotes, rows: int, *, heads: int, workers: int, words: tuple[str, ...]
+) -> tuple[str, list[float]]:
     """Run while heads and workers are killed in turns, evenly over the rows; what the last head said.
 
     With it, the seconds from each end of a head to the first answer that the next one wrote down.
@@ -68,7 +70,7 @@ def disturbed(at: Desk, rows: int, *, heads: int, workers: int, words: tuple[str
     return said, pauses
 
 
-def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repeat_none(at: Desk) -> None:
+def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repeat_none(at: SetUpNotes) -> None:
     rows = 400
     at.rows(*prompts(rows))
     for seed in range(3):
@@ -84,7 +86,7 @@ def test_faults_of_all_kinds_and_kills_of_workers_and_heads_lose_no_row_and_repe
 
 
 def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(
-    at: Desk, tmp_path: Path, record_property: Callable[[str, float], None]
+    at: SetUpNotes, tmp_path: Path, record_property: Callable[[str, float], None]
 ) -> None:
     rows, faults = 10_000, 0.02
     words = ("--per-worker", "8", "--timeout", "4s", "--quiet")
@@ -115,7 +117,7 @@ def test_ten_thousand_rows_with_five_kills_of_the_head_take_little_longer(
     assert took <= 1.3 * alone + 2 * sum(pauses), f"{took:.1f} s, {pauses} in starts, {alone:.1f} s undisturbed"
 
 
-def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: Desk) -> None:
+def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: SetUpNotes) -> None:
     at.rows("one", "refuse this", "two")
     with (at.folder / "in.jsonl").open("a") as stream:
         stream.write('{torn\n{"custom_id": "id-0"}\n{"custom_id": "empty", "url": "/v1/completions", "body": 1}\n')
@@ -135,7 +137,7 @@ def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: Desk
     assert (at.summary()["error_rows"], at.summary()["malformed_lines"], at.summary()["repeated_lines"]) == (2, 1, 1)
 
 
-def test_without_any_worker_that_can_be_used_it_stops_and_names_each(at: Desk) -> None:
+def test_without_any_worker_that_can_be_used_it_stops_and_names_each(at: SetUpNotes) -> None:
     at.rows("one")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
@@ -144,7 +146,7 @@ def test_without_any_worker_that_can_be_used_it_stops_and_names_each(at: Desk) -
     assert said.count("regrow:") == 1 and f"worker {url} cannot be reached" in said and "run the same command" in said
 
 
-def test_a_full_disk_stops_it_with_one_message_and_it_goes_on_when_there_is_room(at: Desk) -> None:
+def test_a_full_disk_stops_it_with_one_message_and_it_goes_on_when_there_is_room(at: SetUpNotes) -> None:
     at.rows(*prompts(200))
     at.worker("--latency", "0.001")
     limit = 30_000
@@ -158,7 +160,7 @@ def test_a_full_disk_stops_it_with_one_message_and_it_goes_on_when_there_is_room
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Callable[[str], Desk]]:
+def small(tmp_path: Path) -> Iterator[Callable[[str], SetUpNotes]]:
     """Makes a desk on a disk of a size, or gives that disk another size."""
     mount = shutil.which("mount")
     if mount is None or os.geteuid() != 0:
@@ -167,7 +169,7 @@ def small(tmp_path: Path) -> Iterator[Callable[[str], Desk]]:
     folder.mkdir()
     with desk(folder) as made:
 
-        def resized(size: str) -> Desk:
+        def resized(size: str) -> SetUpNotes:
             option = f"remount,size={size}" if folder.is_mount() else f"size={size}"
             done = subprocess.run([mount, "-t", "tmpfs", "-o", option, "tmpfs", folder], capture_output=True, text=True)
             if done.returncode:
@@ -189,7 +191,7 @@ def small(tmp_path: Path) -> Iterator[Callable[[str], Desk]]:
     ids=["before the first row", "in the journal", "in the output"],
 )
 def test_a_full_disk_costs_no_row_wherever_it_is_found_full(
-    small: Callable[[str], Desk], tmp_path: Path, size: str, rows_kept: str, named: str
+    small: Callable[[str], SetUpNotes], tmp_path: Path, size: str, rows_kept: str, named: str
 ) -> None:
     at, heard = small(size), tmp_path / "heard"
     heard.touch()
@@ -217,7 +219,7 @@ def test_a_full_disk_costs_no_row_wherever_it_is_found_full(
     assert ("of 300 rows are in out.jsonl.journal" in said) == (rows_kept != "none")
 
 
-def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_enough_to_do(at: Desk) -> None:
+def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_enough_to_do(at: SetUpNotes) -> None:
     for name in ("one", "two"):
         at.worker("--latency", "0.01", "--heard", str(at.folder / name))
     one, two = (each.url for each in at.workers)
@@ -238,7 +240,7 @@ def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_e
     assert at_home >= 340, "of workers that are never idle each is given what begins like what it has seen"
 
 
-def test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged(at: Desk) -> None:
+def test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged(at: SetUpNotes) -> None:
     at.rows(*prompts(400))
     first, second = (at.worker("--latency", "0.1") for _ in range(2))
     pool = at.folder / "pool.txt"
@@ -257,7 +259,7 @@ def test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged(at: De
     assert 0 < shares[first.url] < 200 < shares[second.url]
 
 
-def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_complaint(at: Desk) -> None:
+def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_complaint(at: SetUpNotes) -> None:
     at.rows("one", "two")
     url = at.worker("--key", "sesame").url
     (at.folder / "key").write_text("sesame\n")
@@ -270,7 +272,7 @@ def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_compla
     assert at.answers() == {"id-0": "one", "id-1": "two"}
 
 
-def test_workers_come_and_go_by_the_file_and_by_commands(at: Desk) -> None:
+def test_workers_come_and_go_by_the_file_and_by_commands(at: SetUpNotes) -> None:
     rows = 1000  # many more than are done before the last worker may have a hundred at once
     at.rows(*prompts(rows))
     first, second, third = (at.worker("--latency", "0.2") for _ in range(3))
@@ -295,7 +297,7 @@ def test_workers_come_and_go_by_the_file_and_by_commands(at: Desk) -> None:
     assert sum(each["retried"] for each in shares.values()) == 0, "a worker that was asked to go lost rows"
 
 
-def workers(at: Desk, *words: str) -> str:
+def workers(at: SetUpNotes, *words: str) -> str:
     from click.testing import CliRunner
 
     from regrow_batch.command import batch
@@ -305,7 +307,7 @@ def workers(at: Desk, *words: str) -> str:
     return result.output
 
 
-def test_asked_to_end_it_lets_rows_under_way_end_and_goes_on_later(at: Desk) -> None:
+def test_asked_to_end_it_lets_rows_under_way_end_and_goes_on_later(at: SetUpNotes) -> None:
     at.rows(*prompts(400))  # more than are done before it is asked
     at.worker("--latency", "0.1", "--heard", str(at.folder / "heard"))
     head = at.start("--per-worker", "4")
@@ -318,7 +320,7 @@ def test_asked_to_end_it_lets_rows_under_way_end_and_goes_on_later(at: Desk) -> 
     assert at.answers() == expected(400)
 
 
-def test_a_worker_that_streams_is_hung_up_on_when_its_answer_loops(at: Desk) -> None:
+def test_a_worker_that_streams_is_hung_up_on_when_its_answer_loops(at: SetUpNotes) -> None:
     at.rows("loop for ever", "a few words")
     at.worker("--heard", str(at.folder / "heard"))
     code, said = at.run_here("--end-loops", "--workers", at.workers[0].url)
@@ -332,7 +334,7 @@ def test_a_worker_that_streams_is_hung_up_on_when_its_answer_loops(at: Desk) -> 
     assert "1 answers run in circles; this run has ended 1 early" in said
 
 
-def test_workers_that_it_starts_itself_are_replaced_and_end_with_it(at: Desk) -> None:
+def test_workers_that_it_starts_itself_are_replaced_and_end_with_it(at: SetUpNotes) -> None:
     at.rows(*prompts(300))  # more than are done before the server is killed
     command = f"{sys.executable} {FAKE} {{port}} --latency 0.02 --seed 77"
     head = at.start("--spawn", command, "--per-worker", "2")
@@ -357,7 +359,7 @@ def test_the_head_imports_no_torch() -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_a_place_that_cannot_be_used_is_told_before_anything_is_sent(at: Desk) -> None:
+def test_a_place_that_cannot_be_used_is_told_before_anything_is_sent(at: SetUpNotes) -> None:
     at.rows("one")
     (at.folder / "out.jsonl").write_text("my own")
     code, said = at.run_here("--workers", "http://127.0.0.1:9")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 from tests.ports import held_port
-from tests.process.batch import FAKE, Desk, desk, until
+from tests.process.batch import FAKE, SetUpNotes, desk, until
 
 TOKEN = {"REGROW_TOKEN": "a long random text"}
 OVER = "is not wanted any more: all rows of the batch are done"
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
@@ -26,13 +26,15 @@ def place() -> str:
     return f"127.0.0.1:{held_port()}"
 
 
-def ask(at: Desk, count: int) -> dict[str, str]:
+def ask(at: SetUpNotes, count: int) -> dict[str, str]:
     """An input of `count` rows, and the answer that each must get."""
     at.rows(*(f"prompt {number}" for number in range(count)))
     return {f"id-{number}": f"prompt {number}" for number in range(count)}
 
 
-def test_who_is_taken_away_ends_its_rows_first_and_who_is_left_is_told_when_all_are_done(at: Desk, place: str) -> None:
+def test_who_is_taken_away_ends_its_rows_first_and_who_is_left_is_told_when_all_are_done(
+    at: SetUpNotes, place: str
+) -> None:
     wanted = ask(at, 100)
     heard = at.folder / "heard"
     words = ("--latency", "0.2", "--heard", str(heard))
@@ -55,7 +57,7 @@ def test_who_is_taken_away_ends_its_rows_first_and_who_is_left_is_told_when_all_
 
 
 def test_a_head_that_is_killed_and_started_again_finds_its_workers_and_not_those_that_died(
-    at: Desk, place: str
+    at: SetUpNotes, place: str
 ) -> None:
     wanted = ask(at, 120)
     head = at.start("--listen", place, "--per-worker", "1", env=TOKEN)  # so that rows are left when it is killed
@@ -71,7 +73,7 @@ def test_a_head_that_is_killed_and_started_again_finds_its_workers_and_not_those
     assert code == 0 and OVER in said, said
 
 
-def test_rows_that_outlast_the_grace_go_elsewhere(at: Desk) -> None:
+def test_rows_that_outlast_the_grace_go_elsewhere(at: SetUpNotes) -> None:
     wanted = ask(at, 8)
     heard = at.folder / "heard"
     head = at.start("--workers-file", "pool.txt", "--timeout", "600s", "--model", "fake")
@@ -89,7 +91,7 @@ def test_rows_that_outlast_the_grace_go_elsewhere(at: Desk) -> None:
     assert at.answers() == wanted
 
 
-def test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so(at: Desk) -> None:
+def test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so(at: SetUpNotes) -> None:
     from tests.process.test_batch import workers
 
     ask(at, 10_000)  # more than will be done
@@ -107,7 +109,7 @@ def test_who_is_drained_at_the_head_ends_and_one_that_ends_by_itself_says_so(at:
     assert code == 2 and f"{sys.executable} exited with code 2 without being asked to" in said, said
 
 
-def test_a_command_that_names_the_head_starts_workers_anywhere(at: Desk, place: str) -> None:
+def test_a_command_that_names_the_head_starts_workers_anywhere(at: SetUpNotes, place: str) -> None:
     wanted = ask(at, 150)  # more than the first is done with before the second has started
     command = f"{sys.executable} -m regrow batch worker --cap 2 {{head}} {sys.executable} {FAKE} {{port}} --latency 0.1"
     head = at.start("--spawn", command, "--spawn-count", "2")
@@ -122,7 +124,7 @@ def test_a_command_that_names_the_head_starts_workers_anywhere(at: Desk, place: 
     assert at.answers() == wanted
 
 
-def test_without_the_right_token_or_a_head_nothing_is_started_for_long(at: Desk, place: str) -> None:
+def test_without_the_right_token_or_a_head_nothing_is_started_for_long(at: SetUpNotes, place: str) -> None:
     ask(at, 1)
     head = at.start("--listen", place, env=TOKEN)
     until(lambda: (at.folder / "out.jsonl.control").exists())

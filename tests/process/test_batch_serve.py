@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.ports import held_port
-from tests.process.batch import Desk, desk, until
+from tests.process.batch import SetUpNotes, desk, until
 from tests.process.launching import warm
 from tests.process.warm_client import WarmProcess
 
@@ -50,7 +50,7 @@ def servers(model: str, tmp_path: Path) -> Iterator[dict[str, WarmProcess]]:
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
@@ -65,7 +65,7 @@ def is_up(url: str) -> bool:
 
 @pytest.mark.parametrize("words", [(), ("--end-loops",)], ids=["whole", "streamed"])
 def test_two_hundred_rows_while_one_server_is_killed_and_one_is_added(
-    at: Desk, servers: dict[str, WarmProcess], model: str, words: tuple[str, ...]
+    at: SetUpNotes, servers: dict[str, WarmProcess], model: str, words: tuple[str, ...]
 ) -> None:
     rows = 200
     at.rows(*(f"Number {number}: " for number in range(rows)), max_tokens=24)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.batch import Desk, desk
+from tests.process.batch import SetUpNotes, desk
 from tests.scripts.stub_worker import KINDS, LONG, MODEL, said
 
 STUBS = str(Path(__file__).parents[1] / "scripts" / "stub_worker.py")
@@ -101,12 +101,12 @@ def pool() -> Iterator[dict[str, str]]:
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
 
-def looked_at(at: Desk, code: int, told: str) -> dict[str, Any]:
+def looked_at(at: SetUpNotes, code: int, told: str) -> dict[str, Any]:
     """The results, by prompts, of a batch whose code tells the truth; none where it says to run it again."""
     assert code in (0, 75, 77), told
     if code == 75:
@@ -123,12 +123,12 @@ def text_of(row: dict[str, Any]) -> str:
     return str(row["response"]["body"]["choices"][0]["message"]["content"])
 
 
-def run(at: Desk, *urls: str, words: tuple[str, ...] = ()) -> tuple[int, str]:
+def run(at: SetUpNotes, *urls: str, words: tuple[str, ...] = ()) -> tuple[int, str]:
     at.rows(*PROMPTS, model=MODEL)
     return at.run_here("--workers", ",".join(urls), "--per-worker", "4", "--quiet", *words)
 
 
-def check_alone(at: Desk, pool: dict[str, str], kind: str) -> None:
+def check_alone(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     hopeless = kind in HOPELESS
     words = ("--patience", "1s", "--timeout", "1s", "--attempts", "2") if hopeless else PATIENT
     code, told = run(at, pool[f"{kind}, alone"], words=words)
@@ -141,7 +141,7 @@ def check_alone(at: Desk, pool: dict[str, str], kind: str) -> None:
         assert refused <= {"bad row", "another bad row", PROMPTS[-2]}, told
 
 
-def check_beside(at: Desk, pool: dict[str, str], kind: str) -> None:
+def check_beside(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     urls = [pool[f"{kind}, beside"], pool["sound, beside"]]
     code, told = run(at, *urls, words=("--patience", "120s", "--timeout", "300s"))
     found = looked_at(at, code, told)
@@ -155,22 +155,22 @@ def check_beside(at: Desk, pool: dict[str, str], kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", SHARP_ALONE)
-def test_alone(at: Desk, pool: dict[str, str], kind: str) -> None:
+def test_alone(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     check_alone(at, pool, kind)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SHARP_ALONE])
-def test_others_alone(at: Desk, pool: dict[str, str], kind: str) -> None:
+def test_others_alone(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     check_alone(at, pool, kind)
 
 
 @pytest.mark.parametrize("kind", SHARP_BESIDE)
-def test_beside_a_sound_one(at: Desk, pool: dict[str, str], kind: str) -> None:
+def test_beside_a_sound_one(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     check_beside(at, pool, kind)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SHARP_BESIDE])
-def test_others_beside_a_sound_one(at: Desk, pool: dict[str, str], kind: str) -> None:
+def test_others_beside_a_sound_one(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
     check_beside(at, pool, kind)
 
 
@@ -181,7 +181,7 @@ def pairs(count: int) -> list[tuple[str, str]]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("one", "other"), pairs(60))
-def test_in_pairs(at: Desk, one: str, other: str) -> None:
+def test_in_pairs(at: SetUpNotes, one: str, other: str) -> None:
     with ExitStack() as stack:
         urls = stack.enter_context(stubs(one, other))
         code, told = run(at, *urls, words=("--patience", "3s", "--timeout", "3s", "--attempts", "4"))

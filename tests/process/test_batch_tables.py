@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow
 from pyarrow import parquet
-from tests.process.batch import Desk, desk, until
+from tests.process.batch import SetUpNotes, desk, until
 
 from regrow.cli import main
 from regrow.core.exit_codes import ERRORS_NOT_THEIRS
 
 
-def run_here(made: Desk, *words: str) -> tuple[int, str]:
+def run_here(made: SetUpNotes, *words: str) -> tuple[int, str]:
     """`regrow batch run words…` within this process."""
     said = io.StringIO()
     with contextlib.chdir(made.folder), contextlib.redirect_stderr(said):

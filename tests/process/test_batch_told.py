@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 from tests.ports import held_port
-from tests.process.batch import Desk, desk, until
+from tests.process.batch import SetUpNotes, desk, until
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
 
-def test_an_answer_that_its_server_has_ended_as_it_repeats_is_counted(at: Desk) -> None:
+def test_an_answer_that_its_server_has_ended_as_it_repeats_is_counted(at: SetUpNotes) -> None:
     at.worker()
     at.rows("loop a", "b", repetition_detection={"max_pattern_size": 8, "min_count": 8})
     code, told = at.run_here("--workers", at.workers[0].url)
@@ -29,7 +29,7 @@ def test_an_answer_that_its_server_has_ended_as_it_repeats_is_counted(at: Desk) 
     assert "1 answers run in circles" in told
 
 
-def test_each_line_says_whether_the_penalty_that_was_asked_for_was_there(at: Desk) -> None:
+def test_each_line_says_whether_the_penalty_that_was_asked_for_was_there(at: SetUpNotes) -> None:
     words = ("--latency", "0.05")
     having, without = at.worker("--penalty", *words).url, at.worker(*words).url
     at.rows(*(f"row {number}" for number in range(12)), vllm_xargs={"lz_strength": 0.2})
@@ -44,7 +44,7 @@ def test_each_line_says_whether_the_penalty_that_was_asked_for_was_there(at: Des
     assert f"{missing} answers are of workers without the LZ penalty that was asked for" in told
 
 
-def test_after_a_resume_counts_of_errors_and_loops_are_of_all_rows(at: Desk) -> None:
+def test_after_a_resume_counts_of_errors_and_loops_are_of_all_rows(at: SetUpNotes) -> None:
     go_on = at.folder / "go on"
     at.worker("--hold", f"2:{go_on}")
     at.rows("refuse this", "loop a", "b", "c", "d")

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.process.batch import Desk, desk, until
+from tests.process.batch import SetUpNotes, desk, until
 from tests.process.test_batch_stubs import stubs
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Iterator[Desk]:
+def at(tmp_path: Path) -> Iterator[SetUpNotes]:
     with desk(tmp_path) as made:
         yield made
 
@@ -25,7 +25,7 @@ def heard(path: Path) -> list[list[str]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def test_a_row_that_ends_engines_ends_three_and_its_neighbours_are_answered(at: Desk) -> None:
+def test_a_row_that_ends_engines_ends_three_and_its_neighbours_are_answered(at: SetUpNotes) -> None:
     kind = "engine that dies of a row"
     at.rows(*(f"row {number}" for number in range(20)), "poison", *(f"row {number}" for number in range(20, 120)))
     with stubs(kind, kind, heard=str(at.folder / "heard")) as urls:
@@ -40,7 +40,7 @@ def test_a_row_that_ends_engines_ends_three_and_its_neighbours_are_answered(at: 
     assert "error ended_engines: 1 rows, 1 not known to be their own fault; 'id-20': met 3 ends of engines" in told
 
 
-def test_error_rows_that_are_no_fault_of_theirs_are_sent_again_and_others_are_left(at: Desk) -> None:
+def test_error_rows_that_are_no_fault_of_theirs_are_sent_again_and_others_are_left(at: SetUpNotes) -> None:
     at.rows("row 1", "bad row", "row 2")
     log = at.folder / "heard"
     with stubs("sound", "other model, unlisted", heard=str(log)) as (sound, wrong):
@@ -63,7 +63,7 @@ def test_error_rows_that_are_no_fault_of_theirs_are_sent_again_and_others_are_le
         assert [row["error"] is None for row in at.results().values()] == [True, False, True]
 
 
-def test_a_batch_under_way_sends_its_error_rows_again(at: Desk) -> None:
+def test_a_batch_under_way_sends_its_error_rows_again(at: SetUpNotes) -> None:
     from regrow_batch.journal import Journal
 
     at.rows("row 1", "row 2")
@@ -98,7 +98,9 @@ def processes(mark: str) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("who", ["the head", "a worker", "the server", "nobody"])
-def test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_has_forked(at: Desk, who: str) -> None:
+def test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_has_forked(
+    at: SetUpNotes, who: str
+) -> None:
     mark = f"engine-of-{at.folder.name}-{os.getpid()}"
     at.rows(*(f"row {number}" for number in range(40 if who == "nobody" else 4000)))
     script = SCRIPTS / "forking_worker.py"
@@ -133,7 +135,7 @@ def test_whatever_ends_nothing_is_left_of_a_server_nor_of_the_engines_that_it_ha
         assert "noise of a server" in (at.folder / "out.jsonl.servers" / "1.log").read_text()
 
 
-def test_each_line_says_who_has_answered_it_and_counts_are_of_all_that_was_spent(at: Desk) -> None:
+def test_each_line_says_who_has_answered_it_and_counts_are_of_all_that_was_spent(at: SetUpNotes) -> None:
     at.rows("row 1", "row 2")
     with stubs("sound") as (url,):
         code, told = at.run_here("--workers", url)

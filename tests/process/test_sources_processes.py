@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
-from regrow.data.packing.packer import PackWords, pack
+from regrow.data.packing.packer import PackOptions, pack
 from regrow.data.sources import rows
 from regrow.data.sources.files import SourceFile
 from regrow.data.sources.sets import Arrow, JsonLines, Parquet
@@ -125,7 +125,7 @@ def test_loader_workers_read_a_packed_corpus(tmp_path: Path, start: str) -> None
     from rich.console import Console
 
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": "abcdefgh" * 8}))
-    pack(PackWords([str(tmp_path / "a.jsonl")], tmp_path / "corpus", "bytes", workers=1), Console(quiet=True))
+    pack(PackOptions([str(tmp_path / "a.jsonl")], tmp_path / "corpus", "bytes", workers=1), Console(quiet=True))
     dataset = PackedTokens(tmp_path / "corpus", 4)
     assert dataset[0]["tokens"].tolist() == list(b"abcde")
     loader = DataLoader(dataset, batch_size=5, num_workers=WORKERS[start], multiprocessing_context=start)

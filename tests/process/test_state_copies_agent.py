@@ -79,20 +79,20 @@ async def test_copies_are_with_both_agents_when_their_worker_has_died_in_the_mid
         agent(tmp_path / "first", SCRIPT, job=two, local=local) as first,
         agent(tmp_path / "buddy", SCRIPT, job=two, local=local) as buddy,
     ):
-        vaults = [(await bench.coordinator.expect(facts.NodeJoined)).vault for bench in (first, buddy)]
-        assert all(vault.startswith("unix:" if local else "tcp:") for vault in vaults)
+        vaults = [(await bench.coordinator.expect(facts.NodeJoined)).copy_endpoint for bench in (first, buddy)]
+        assert all(copy_endpoint.startswith("unix:" if local else "tcp:") for copy_endpoint in vaults)
         await first.coordinator.order(PlaceCopies(NodeId("n0"), NodeId("n1"), vaults[1]))
         await first.spawn()
         await first.coordinator.expect(facts.WorkerFinished, state_at=5)
         await first.coordinator.expect(facts.WorkerExited, code=-9)
         streamed = await first.coordinator.expect(CopyStreamEnded, step=0)
         assert (streamed.buddy, streamed.rank, streamed.error) == ("n1", 0, "") and streamed.nbytes >= 1_200_000
-        for bench, vault, steps in ((first, vaults[0], [5]), (buddy, vaults[1], [0, 5])):
+        for bench, copy_endpoint, steps in ((first, vaults[0], [5]), (buddy, vaults[1], [0, 5])):
             await bench.coordinator.order(ReportCopies(NodeId("n0"), Generation(3)))
             held = await bench.coordinator.expect(CopiesHeld, generation=3)
             assert held.copies == [KeptCopy(Rank(0), "all", StepNo(step), streamed.nbytes) for step in steps]
             for step in steps:
-                await bring_back(vault, step)
+                await bring_back(copy_endpoint, step)
         for bench in (first, buddy):
             assert await bench.stop() == 0
             assert await bench.nothing_left() == []

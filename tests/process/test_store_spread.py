@@ -58,15 +58,15 @@ def test_gloo_forms_its_groups_through_three_agents(running: Agents, tmp_path: P
     results = play(6, tmp_path, group_over, addresses, lazy)
     assert results == [15.0 * 6] * 6
     for node, server in enumerate(running.servers):
-        ranks = [int(key.rpartition("/")[2]) for key in server.keeper.table.keys("g1/env/0//cpu")]
+        ranks = [int(key.rpartition("/")[2]) for key in server.node.table.keys("g1/env/0//cpu")]
         assert sorted(ranks) == [2 * node, 2 * node + 1]
-        placed = [key for key in server.keeper.table.keys("g1/env/") if "@" in key]
+        placed = [key for key in server.node.table.keys("g1/env/") if "@" in key]
         assert sorted(int(key.rpartition("@")[2]) for key in placed) == sorted(ranks * 2), "of two groups each"
 
 
 def test_an_address_that_could_not_be_kept_is_told_with_the_next_request(running: Agents) -> None:
     store = running.client(0)
-    running.at(lambda: setattr(running.servers[0].keeper.table, "_limit", 10))
+    running.at(lambda: setattr(running.servers[0].node.table, "_limit", 10))
     store.set("0//cpu//0/0", "here")
     with pytest.raises(dist.DistStoreError, match="full"):
         store.num_keys()
@@ -106,7 +106,7 @@ def test_a_wait_for_where_a_rank_listens_brings_it_so_that_gloo_asks_once(
     reader, writer = running.client(0), running.client(2)
     writer.set(key, "here")
     reader.wait([key])
-    assert len(running.servers[2].keeper.table) == 1, "with the agent of rank 5"
+    assert len(running.servers[2].node.table) == 1, "with the agent of rank 5"
     assert reader.get(key) == b"here"
     assert asked == [StoreGet]
     assert reader.get(key) == b"here"
@@ -118,7 +118,7 @@ def test_an_agent_that_ends_ends_the_waits_for_its_keys_with_an_error_that_names
     with ThreadPoolExecutor() as pool:
         waiting: Future[bytes] = pool.submit(reader.get, key_of(2))
         other.set(key_of(1), "x")
-        _until(lambda: bool(running.servers[2].keeper.table._waiters))
+        _until(lambda: bool(running.servers[2].node.table._waiters))
         address = running.servers[2].address
         running.stop(2)
         with pytest.raises(dist.DistStoreError, match=address):
@@ -132,7 +132,7 @@ def test_a_worker_whose_own_agent_ends_is_told(running: Agents) -> None:
     reader = running.client(0)
     with ThreadPoolExecutor() as pool:
         waiting: Future[bytes] = pool.submit(reader.get, key_of(0))
-        _until(lambda: bool(running.servers[0].keeper.table._waiters))
+        _until(lambda: bool(running.servers[0].node.table._waiters))
         running.stop(0)
         with pytest.raises(dist.DistNetworkError, match="agent"):
             waiting.result(10.0)
@@ -142,11 +142,11 @@ def test_a_store_that_is_closed_ends_what_is_blocked_in_it(running: Agents) -> N
     reader = running.client(0)
     with ThreadPoolExecutor() as pool:
         waiting: Future[bytes] = pool.submit(reader.get, key_of(1))
-        _until(lambda: bool(running.servers[1].keeper.table._waiters))
+        _until(lambda: bool(running.servers[1].node.table._waiters))
         reader.close()
         with pytest.raises(GenerationHalted):
             waiting.result(10.0)
-    _until(lambda: not running.servers[1].keeper.table._waiters)
+    _until(lambda: not running.servers[1].node.table._waiters)
     with pytest.raises(GenerationHalted):
         reader.get("x")
 
@@ -163,7 +163,7 @@ def test_keys_outlive_their_writers_and_end_with_the_generation_after_the_next(r
     running.form(Generation(3))
     with pytest.raises(dist.DistStoreError, match="is over"):
         reader.get(key_of(2))
-    assert all(len(server.keeper.table) == 0 for server in running.servers)
+    assert all(len(server.node.table) == 0 for server in running.servers)
 
 
 def test_agents_connect_when_they_need_to_and_hang_up_on_those_that_left(running: Agents) -> None:

@@ -18,7 +18,7 @@ from regrow_lab.sim.world import World
 def drawn(number: int) -> SimSchedule:
     """A schedule whose script goes on behind its loop, and which is struck there too."""
     rng, plain = random.Random(f"behind the loop {number}"), draw(number)
-    strikes = [
+    injected = [
         SimFault(
             rng.choice(("kill", "kill", "node", "defect", "late defect")),
             doing=rng.choice((Doing.AFTER, Doing.AFTER, Doing.FINISHED)),
@@ -29,7 +29,7 @@ def drawn(number: int) -> SimSchedule:
         for _ in range(rng.randint(0, 2))
     ]
     script = msgspec.structs.replace(plain.script, goes_on=True, after=rng.choice((0.0, 0.3, 3.0)))
-    return msgspec.structs.replace(plain, script=script, strikes=[*plain.strikes, *strikes])
+    return msgspec.structs.replace(plain, script=script, injected=[*plain.injected, *injected])
 
 
 def test_kills_behind_the_loop_do_not_keep_a_job_from_its_end() -> None:
@@ -41,7 +41,7 @@ def test_kills_behind_the_loop_do_not_keep_a_job_from_its_end() -> None:
 def test_a_rank_that_hangs_there_is_waited_for_for_a_day_which_takes_few_events(kills: int) -> None:
     earlier = [SimFault("kill", rank=Rank(2), doing=Doing.REDUCING, nth=nth) for nth in range(1, kills + 1)]
     hangs = SimFault("hang", rank=Rank(1), doing=Doing.AFTER)
-    end = World(job(1, nodes=3, durable=True), strikes=[*earlier, hangs]).run(most=12_000)
+    end = World(job(1, nodes=3, durable=True), injected=[*earlier, hangs]).run(most=12_000)
     assert end.code == RUN_AGAIN and "86400 s" in end.diagnosis
 
 

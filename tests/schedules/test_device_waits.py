@@ -18,7 +18,7 @@ def test_all_go_on_in_their_processes(number: int) -> None:
     schedule = SimSchedule(
         job(3),
         script=SimScript(until=StepNo(6)),
-        strikes=STUCK,
+        injected=STUCK,
         seed=number,
         promise=Promised.THE_LAST_STEP,
     )
@@ -33,6 +33,6 @@ def test_all_go_on_in_their_processes(number: int) -> None:
 def test_another_fault_meanwhile_is_mended_too(how: str) -> None:
     other = [SimFault(how, rank=Rank(0), doing=Doing.REDUCING, nth=nth, after=0.001) for nth in (2, 4)]
     schedule = SimSchedule(
-        job(3), script=SimScript(until=StepNo(6)), strikes=[*STUCK, *other], promise=Promised.THE_LAST_STEP
+        job(3), script=SimScript(until=StepNo(6)), injected=[*STUCK, *other], promise=Promised.THE_LAST_STEP
     )
     assert schedule.run().code == 0

@@ -14,11 +14,11 @@ from tests.schedules.test_membership_schedules import (
     fair,
     few_defects,
     foul,
+    injected,
     job,
     schedules,
     seeds,
     soak,
-    strikes,
 )
 
 from regrow.core.ids import Rank, StepNo
@@ -27,7 +27,7 @@ from regrow.core.messages import facts, orders
 from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, ScaleRefused, WorkerGone, WorldChanged
 from regrow.membership.scaling import Limits
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import PLANNED
 from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.schedule import Promised, SimSchedule
@@ -64,13 +64,13 @@ def elastic_jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
     return job(nproc, **drawn)
 
 
-def wishes(*, drains: bool = True, leave: list[float | None] | None = None) -> st.SearchStrategy[list[Wish]]:
+def requests(*, drains: bool = True, leave: list[float | None] | None = None) -> st.SearchStrategy[list[SimRequest]]:
     moments = st.sampled_from([0.0, 0.5, 2.0, 4.0, 5.0, 5.5, 6.0, 7.0, 8.0, 9.0, 12.0, 15.0])
     stays = st.sampled_from([None, None, None, 0.1, 100.0])
-    scale = st.builds(Wish, what=st.just("scale"), after=moments, replicas=st.integers(0, 6), stay=stays)
-    more = st.builds(Wish, what=st.just("node"), after=moments, slots=st.integers(1, 3), stay=stays)
+    scale = st.builds(SimRequest, what=st.just("scale"), after=moments, replicas=st.integers(0, 6), stay=stays)
+    more = st.builds(SimRequest, what=st.just("node"), after=moments, slots=st.integers(1, 3), stay=stays)
     drain = st.builds(
-        Wish,
+        SimRequest,
         what=st.just("drain"),
         after=moments,
         node=st.integers(0, 3),
@@ -82,28 +82,30 @@ def wishes(*, drains: bool = True, leave: list[float | None] | None = None) -> s
 
 slots = st.integers(2, 5)
 
-calm = (elastic_jobs(standbys=0), wishes(drains=False), slots, seeds)
+calm = (elastic_jobs(standbys=0), requests(drains=False), slots, seeds)
 troubled = (
     elastic_jobs(),
     fair,
-    wishes(),
-    strikes(["kill", "kill", "body", "hang", "stall", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
+    requests(),
+    injected(["kill", "kill", "body", "hang", "stall", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
     slots,
     seeds,
 )
 defective = (
     elastic_jobs(),
     fair,
-    wishes(),
-    strikes([*DEFECTS, "kill", "node"], [*MOMENTS, *IN_STEP, None]).map(few_defects),
+    requests(),
+    injected([*DEFECTS, "kill", "node"], [*MOMENTS, *IN_STEP, None]).map(few_defects),
     slots,
     seeds,
 )
 anything = (
     st.one_of(elastic_jobs(max_faults=100), elastic_jobs(max_faults=3, durable=False)),
     foul,
-    wishes(leave=[None, 1.0, 700.0]),
-    strikes(["kill", "hang", "stall", "raise", "body", "exit", "node", "freeze"], [*MOMENTS, None], [None, 1.0, 700.0]),
+    requests(leave=[None, 1.0, 700.0]),
+    injected(
+        ["kill", "hang", "stall", "raise", "body", "exit", "node", "freeze"], [*MOMENTS, None], [None, 1.0, 700.0]
+    ),
     slots,
     seeds,
 )
@@ -115,10 +117,10 @@ def script(spec: JobSpec, seed: int) -> SimScript:
     return SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts)
 
 
-def run_calm(spec: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
+def run_calm(spec: JobSpec, asked: list[SimRequest], room: int, seed: int) -> None:
     """Nothing goes wrong: no process of the job ends but those that leave it, and no step is run twice."""
     schedule = SimSchedule(
-        spec, script(spec, seed), CALM, wishes=asked, slots=room, seed=seed, promise=Promised.THE_LAST_STEP
+        spec, script(spec, seed), CALM, requests=asked, slots=room, seed=seed, promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
@@ -138,14 +140,14 @@ def run_calm(spec: JobSpec, asked: list[Wish], room: int, seed: int) -> None:
 
 
 def run_troubled(
-    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[SimRequest], plan: list[SimFault], room: int, seed: int
 ) -> None:
     """A durable checkpoint, a budget without end, nodes that come back: nothing ends the job but its last step."""
     SimSchedule(spec, script(spec, seed), weather, plan, asked, room, seed, Promised.THE_LAST_STEP).run()
 
 
 def run_any(
-    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[SimRequest], plan: list[SimFault], room: int, seed: int
 ) -> None:
     SimSchedule(spec, script(spec, seed), weather, plan, asked, room, seed).run()
 
@@ -153,7 +155,7 @@ def run_any(
 @schedules(50)
 @given(*calm)
 def test_the_world_changes_and_nobody_who_stays_is_disturbed(
-    spec: JobSpec, asked: list[Wish], room: int, seed: int
+    spec: JobSpec, asked: list[SimRequest], room: int, seed: int
 ) -> None:
     run_calm(spec, asked, room, seed)
 
@@ -161,7 +163,7 @@ def test_the_world_changes_and_nobody_who_stays_is_disturbed(
 @schedules(50)
 @given(*troubled)
 def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
-    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[SimRequest], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_troubled(spec, weather, asked, plan, room, seed)
 
@@ -169,7 +171,7 @@ def test_kills_in_the_middle_of_changes_do_not_keep_the_job_from_its_last_step(
 @schedules(100)
 @given(*defective)
 def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job_from_its_last_step(
-    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[SimRequest], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_troubled(spec, weather, asked, plan, room, seed)
 
@@ -177,7 +179,7 @@ def test_a_coordinator_that_fails_in_the_middle_of_changes_does_not_keep_the_job
 @schedules(50)
 @given(*anything)
 def test_whatever_goes_wrong_with_a_changing_world_the_job_ends_once_and_says_why(
-    spec: JobSpec, weather: NetworkConditions, asked: list[Wish], plan: list[SimFault], room: int, seed: int
+    spec: JobSpec, weather: NetworkConditions, asked: list[SimRequest], plan: list[SimFault], room: int, seed: int
 ) -> None:
     run_any(spec, weather, asked, plan, room, seed)
 
@@ -196,9 +198,11 @@ def test_more_schedules_of_changing_worlds(what: str) -> None:
 
 
 def test_up_and_down_in_one_run() -> None:
-    asked = [Wish("scale", at, replicas=size) for at, size in ((4.0, 2), (8.0, 4), (12.0, 3), (16.0, 2), (20.0, 4))]
+    asked = [
+        SimRequest("scale", at, replicas=size) for at, size in ((4.0, 2), (8.0, 4), (12.0, 3), (16.0, 2), (20.0, 4))
+    ]
     spec = job(1, min_replicas=1, max_replicas=4)
-    world = World(spec, script=SimScript(until=StepNo(80), build=1.0), wishes=asked, slots=4, seed=1)
+    world = World(spec, script=SimScript(until=StepNo(80), build=1.0), requests=asked, slots=4, seed=1)
     assert world.run().code == 0
     changes = [line for _, line in world.log if isinstance(line, WorldChanged)]
     assert [(line.before, line.after) for line in changes] == [(1, 2), (2, 4), (4, 3), (3, 2), (2, 4)]
@@ -208,7 +212,9 @@ def test_up_and_down_in_one_run() -> None:
     assert [line.kind for line in opened] == ["grow", "grow", "shrink", "shrink", "grow"]
 
 
-def found(nproc: int, parts: int, weather: NetworkConditions, *gone_wrong: SimFault | Wish, **rest: Any) -> SimSchedule:
+def found(
+    nproc: int, parts: int, weather: NetworkConditions, *gone_wrong: SimFault | SimRequest, **rest: Any
+) -> SimSchedule:
     """A schedule that long runs have found. `rest`: of the job, but for `slots` and `seed`."""
     slots, seed = rest.pop("slots"), rest.pop("seed")
     return SimSchedule(
@@ -216,7 +222,7 @@ def found(nproc: int, parts: int, weather: NetworkConditions, *gone_wrong: SimFa
         SimScript(until=UNTIL, build=1.0, after=0.3, parts=parts),
         weather,
         [each for each in gone_wrong if isinstance(each, SimFault)],
-        [each for each in gone_wrong if isinstance(each, Wish)],
+        [each for each in gone_wrong if isinstance(each, SimRequest)],
         slots,
         seed,
         Promised.THE_LAST_STEP,
@@ -242,7 +248,7 @@ FOUND = {
         NetworkConditions(delay=0.1, slow=0.05, repeated=0.1, late_exit=8.0),
         *(SimFault("defect", rank=Rank(rank), after=4.001) for rank in (0, 1)),
         SimFault("kill", rank=Rank(1), after=8.001),
-        Wish("drain", 5.0, node=1, grace=5.0),
+        SimRequest("drain", 5.0, node=1, grace=5.0),
         nodes=2,
         min_replicas=1,
         max_replicas=4,
@@ -254,8 +260,8 @@ FOUND = {
         0,
         NetworkConditions(delay=0.1, repeated=0.1),
         *(SimFault("defect", rank=Rank(rank), after=4.001) for rank in (0, 1)),
-        Wish("drain", 6.0, node=3, grace=0.5, back=0.0),
-        Wish("node", 5.5, slots=2),
+        SimRequest("drain", 6.0, node=3, grace=0.5, back=0.0),
+        SimRequest("node", 5.5, slots=2),
         nodes=3,
         min_replicas=3,
         max_replicas=4,
@@ -268,8 +274,8 @@ FOUND = {
         NetworkConditions(delay=0.1, slow=0.05, slow_by=3.0, repeated=0.1),
         SimFault("node", rank=Rank(1), doing=Doing.COMPUTING, nth=6, after=0.5, back=20.0),
         SimFault("defect", rank=Rank(0), after=8.01),
-        Wish("drain", 5.0, node=1, grace=0.5, back=0.0),
-        Wish("scale", 0.0, replicas=4, stay=0.1),
+        SimRequest("drain", 5.0, node=1, grace=0.5, back=0.0),
+        SimRequest("scale", 0.0, replicas=4, stay=0.1),
         nodes=3,
         unit=2,
         min_replicas=3,
@@ -301,7 +307,7 @@ FOUND = {
         2,
         CALM,
         SimFault("stall", rank=Rank(0), doing=Doing.COMPUTING, after=0.5),
-        Wish("drain", 15.0, back=3.0),
+        SimRequest("drain", 15.0, back=3.0),
         nodes=3,
         unit=2,
         min_replicas=3,
@@ -331,8 +337,8 @@ def test_a_world_whose_ranks_have_different_parts_of_the_state_keeps_its_size_wh
     world = World(
         job(1, nodes=3, durable=True, min_replicas=1, max_replicas=3),
         script=SimScript(until=UNTIL, build=2.0, parts=3),
-        strikes=[SimFault("kill", Rank(0), after=8.0)],
-        wishes=[Wish("scale", 9.0, replicas=2)],
+        injected=[SimFault("kill", Rank(0), after=8.0)],
+        requests=[SimRequest("scale", 9.0, replicas=2)],
     )
     assert world.run().code == 0
     said = [line for _, line in world.log]

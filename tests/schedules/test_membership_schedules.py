@@ -79,7 +79,7 @@ def jobs(draw: st.DrawFn, /, **changes: Any) -> JobSpec:
     return job(draw(st.integers(1, 4 if drawn["nodes"] == 1 else 2)), **drawn)
 
 
-def strikes(
+def injected(
     how: list[str], moments: list[Doing | None], back: list[float | None] | None = None
 ) -> st.SearchStrategy[list[SimFault]]:
     back = back or [0.0, 1.0, 20.0]
@@ -93,16 +93,14 @@ def strikes(
         back=st.sampled_from(back),
     )
     several = st.builds(
-        lambda strike, ranks: [
-            SimFault(strike.how, Rank(rank), doing=None, after=4.0 * strike.nth + strike.after, back=strike.back)
+        lambda fault, ranks: [
+            SimFault(fault.how, Rank(rank), doing=None, after=4.0 * fault.nth + fault.after, back=fault.back)
             for rank in ranks
         ],
         one,
         st.sets(st.integers(0, 3), min_size=2),
     )
-    return st.lists(st.one_of(one.map(lambda strike: [strike]), several), max_size=8).map(
-        lambda many: list(chain(*many))
-    )
+    return st.lists(st.one_of(one.map(lambda fault: [fault]), several), max_size=8).map(lambda many: list(chain(*many)))
 
 
 fair = st.builds(
@@ -146,7 +144,7 @@ def run_world(spec: JobSpec, script: SimScript, weather: NetworkConditions, plan
 survivable = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["kill", "body", "body", "hang", "stall", "slow", "slow", "disk"], [*MOMENTS, *IN_STEP, None]),
+    injected(["kill", "body", "body", "hang", "stall", "slow", "slow", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 
@@ -160,14 +158,14 @@ anything = (
         leaves=st.sampled_from([None, None, None, (Rank(0), StepNo(3))]),
     ),
     foul,
-    strikes(["kill", "hang", "stall", "slow", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
+    injected(["kill", "hang", "stall", "slow", "raise", "body", "exit"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 plain = (
     jobs(max_faults=100),
     st.builds(SimScript, until=st.just(UNTIL), with_session=st.just(False)),
     foul,
-    strikes(["kill", "exit"], [Doing.BUILDING, Doing.AFTER, None]),
+    injected(["kill", "exit"], [Doing.BUILDING, Doing.AFTER, None]),
     seeds,
 )
 
@@ -217,14 +215,14 @@ def test_every_planned_fault_strikes_exactly_once(places: list[tuple[int, int]],
 losing_nodes = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes(["node", "node", "freeze", "kill", "hang", "disk"], [*MOMENTS, *IN_STEP, None]),
+    injected(["node", "node", "freeze", "kill", "hang", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 losing_nodes_for_good = (
     st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
     st.builds(SimScript, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
     foul,
-    strikes(["node", "freeze", "kill", "exit"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0, 500.0, 700.0]),
+    injected(["node", "freeze", "kill", "exit"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0, 500.0, 700.0]),
     seeds,
 )
 
@@ -249,14 +247,14 @@ DEFECTS = ["defect", "late defect"]
 defective = (
     jobs(durable=True, max_restarts=None),
     fair,
-    strikes([*DEFECTS, "kill", "body", "hang", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
+    injected([*DEFECTS, "kill", "body", "hang", "node", "disk"], [*MOMENTS, *IN_STEP, None]),
     seeds,
 )
 defective_for_good = (
     st.one_of(jobs(max_faults=100), jobs(max_faults=3)),
     st.builds(SimScript, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
     foul,
-    strikes([*DEFECTS, "kill", "exit", "node", "freeze"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0]),
+    injected([*DEFECTS, "kill", "exit", "node", "freeze"], [*MOMENTS, *IN_STEP, None], [None, 1.0, 20.0]),
     seeds,
 )
 
@@ -273,8 +271,8 @@ def run_any_defective(
 
 
 def few_defects(plan: list[SimFault]) -> list[SimFault]:
-    many = [place for place, strike in enumerate(plan) if strike.how in DEFECTS][MOST_FAILURES:]
-    return [strike for place, strike in enumerate(plan) if place not in many]
+    many = [place for place, fault in enumerate(plan) if fault.how in DEFECTS][MOST_FAILURES:]
+    return [fault for place, fault in enumerate(plan) if place not in many]
 
 
 @schedules(75)
@@ -304,14 +302,14 @@ many_nodes = st.integers(3, 5)
 passing_on = (
     many_nodes.flatmap(lambda nodes: jobs(nodes=nodes, durable=True, max_restarts=None)),
     fair,
-    strikes(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None]),
+    injected(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None]),
     seeds,
 )
 passing_on_for_good = (
     many_nodes.flatmap(lambda nodes: jobs(nodes=nodes, max_faults=100)),
     st.just(SimScript(until=UNTIL)),
     foul,
-    strikes(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None], [None, 1.0, 20.0]),
+    injected(["node", "freeze", "kill"], [Doing.READY, Doing.FORMING, *IN_STEP, None], [None, 1.0, 20.0]),
     seeds,
 )
 
@@ -383,7 +381,7 @@ def test_who_gives_its_table_to_others_and_dies_meanwhile_holds_nobody_up() -> N
     """Of 80 nodes those that eight others ask freeze as the first generation is formed: the coordinator gives it."""
     spec = job(1, nodes=80, durable=True)
     frozen = [SimFault("freeze", rank=Rank(rank), doing=Doing.READY, back=1.0) for rank in (0, 3)]
-    world = World(spec, script=SimScript(until=StepNo(3)), strikes=frozen)
+    world = World(spec, script=SimScript(until=StepNo(3)), injected=frozen)
     end = world.run()
     assert (end.code, end.diagnosis) == (0, "")
     said = [line for _, line in world.log]

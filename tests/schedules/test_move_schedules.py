@@ -11,7 +11,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow_lab.sim.draws import draw
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.schedule import SimSchedule
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
@@ -25,7 +25,7 @@ def with_moves(number: int) -> SimSchedule:
     drawn, rng = draw(number), random.Random(f"moves {number}")
     spec = msgspec.structs.replace(drawn.spec, nodes=drawn.spec.nodes + 1, spares=1)
     moves = [
-        Wish(
+        SimRequest(
             "move",
             after=rng.uniform(0.0, 15.0),
             node=rng.randrange(spec.nodes),
@@ -40,8 +40,8 @@ def with_moves(number: int) -> SimSchedule:
         for _ in range(rng.randint(0, 3))
     ]
     script = msgspec.structs.replace(drawn.script, until=StepNo(25), build=rng.choice((0.2, 1.0)))
-    wishes, strikes = [*drawn.wishes, *moves], [*drawn.strikes, *kills]
-    return msgspec.structs.replace(drawn, spec=spec, script=script, wishes=wishes, strikes=strikes)
+    requests, injected = [*drawn.requests, *moves], [*drawn.injected, *kills]
+    return msgspec.structs.replace(drawn, spec=spec, script=script, requests=requests, injected=injected)
 
 
 def run(number: int) -> World:
@@ -71,10 +71,10 @@ def test_ranks_of_a_node_follow_one_of_their_replica_whose_newcomers_fail_there(
             SimFault("kill", Rank(rng.randrange(4)), rng.choice(_STAGES), nth=rng.randint(4, 20), after=0.01)
             for _ in range(seed % 3)
         ]
-        strikes = [SimFault("kill", Rank(1), Doing.COMPUTING, nth=3), *kills]
+        injected = [SimFault("kill", Rank(1), Doing.COMPUTING, nth=3), *kills]
         script = SimScript(until=StepNo(40), build=0.5, parts=2, fails=3)
-        room = Wish("node", after=0.0, slots=2)
-        schedule = SimSchedule(spec, script=script, strikes=strikes, wishes=[room], seed=seed)
+        room = SimRequest("node", after=0.0, slots=2)
+        schedule = SimSchedule(spec, script=script, injected=injected, requests=[room], seed=seed)
         schedule.run(world := schedule.world())
         texts = [line.text for _, line in world.log if isinstance(line, Noted)]
         followed += any("follows rank 1 of their replica" in text for text in texts)

@@ -16,7 +16,7 @@ from regrow.membership.recovery.all_again import StartFromMemory
 from regrow.membership.recovery.formation import Generations
 from regrow.membership.recovery.stopping import Stopping
 from regrow_lab.sim.draws import draw_replacing
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import InvariantBroken
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
@@ -26,13 +26,13 @@ KILL = SimFault("kill", Rank(1), Doing.REDUCING, nth=5)
 LONG = StepNo(20)
 
 
-def run(*wrong: SimFault | Wish, fails: int = 0, parts: int = 0, slots: int | None = None, **spec: Any) -> World:
+def run(*wrong: SimFault | SimRequest, fails: int = 0, parts: int = 0, slots: int | None = None, **spec: Any) -> World:
     """A job of three ranks on two nodes and more, to its end."""
     world = World(
         job(spec.pop("nproc", 2), **{"nodes": 2, **spec}),
         script=SimScript(until=LONG, build=1.0, fails=fails, parts=parts),
-        strikes=[each for each in wrong if isinstance(each, SimFault)],
-        wishes=[each for each in wrong if isinstance(each, Wish)],
+        injected=[each for each in wrong if isinstance(each, SimFault)],
+        requests=[each for each in wrong if isinstance(each, SimRequest)],
         slots=slots,
     )
     world.run()
@@ -78,13 +78,13 @@ def test_a_newcomer_that_had_trained_before_newcomers_were_refuted_leaves_a_doub
 
 def test_a_job_that_is_to_stop_does_so_though_its_coordinator_has_failed_since() -> None:
     defect = SimFault("defect", Rank(0), after=6.0)
-    world = run(Wish("stop", 4.0, grace=4.0), defect, SimFault("disk", Rank(0), after=3.0), checkpoint_every=60.0)
+    world = run(SimRequest("stop", 4.0, grace=4.0), defect, SimFault("disk", Rank(0), after=3.0), checkpoint_every=60.0)
     assert code(world) == RUN_AGAIN and not said(world, orders.SpawnWorker)[4:]
 
 
 @pytest.mark.parametrize("what", ["stop", "signals"])
 def test_a_job_that_is_to_stop_while_all_start_again_is_not_started(what: str) -> None:
-    world = run(REFUTED, KILL, Wish(what, 5.0, grace=30.0), checkpoint_every=60.0)
+    world = run(REFUTED, KILL, SimRequest(what, 5.0, grace=30.0), checkpoint_every=60.0)
     assert code(world) in (OK, RUN_AGAIN)
 
 
@@ -126,16 +126,16 @@ def test_a_machine_that_forgets_that_it_is_to_stop_breaks_the_law() -> None:
         patch.object(Stopping, "requested", lambda *_: None),
         pytest.raises(InvariantBroken, match="within the time it was given"),
     ):
-        run(Wish("stop", 4.0, grace=1.0))
+        run(SimRequest("stop", 4.0, grace=1.0))
 
 
-def exposed(*wrong: SimFault | Wish) -> World:
+def exposed(*wrong: SimFault | SimRequest) -> World:
     """Two replicas of two ranks: that of a node which is lost for good finds room beside the other, and elsewhere."""
     gone = SimFault("node", Rank(2), Doing.COMPUTING, nth=4, back=None)
     return run(gone, *wrong, nproc=2, parts=2, unit=2, slots=4, durable=True, node_deadline=60.0)
 
 
-ELSEWHERE = Wish("node", 1.0, slots=2)
+ELSEWHERE = SimRequest("node", 1.0, slots=2)
 
 
 def test_holders_of_one_part_are_kept_apart_where_there_is_room_and_else_it_is_said() -> None:
@@ -146,13 +146,13 @@ def test_holders_of_one_part_are_kept_apart_where_there_is_room_and_else_it_is_s
 
 
 def test_holders_that_stand_together_and_nobody_says_so_break_the_law() -> None:
-    seats = scaling.new_seats
+    seats = scaling.new_slots
 
     def anywhere(ranks: Any, unit: int, free: dict[NodeId, Any], **_: Any) -> Any:
         return seats(ranks, unit, free)
 
     third = SimFault("kill", Rank(0), Doing.COMPUTING, nth=12)
-    with patch.object(scaling, "new_seats", anywhere):
+    with patch.object(scaling, "new_slots", anywhere):
         told = exposed(ELSEWHERE, third)
         assert any("same part" in line.text for line in said(told, Noted))
         with (

@@ -74,7 +74,7 @@ def test_a_word_that_is_none_is_refused(code: str) -> None:
 
 
 def test_a_run_in_which_a_promise_is_broken_is_told_from_one_in_which_nothing_was_promised() -> None:
-    allowed = SimSchedule(FORBIDDEN, strikes=[KILL])
+    allowed = SimSchedule(FORBIDDEN, injected=[KILL])
     assert allowed.run().code == 75
     assert list(replay_lines(allowed))[-1].startswith("ended with code 75")
     with pytest.raises(InvariantBroken):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.schedules.test_elastic_schedules import elastic_jobs, run_troubled, slots, wishes
+from tests.schedules.test_elastic_schedules import elastic_jobs, requests, run_troubled, slots
 from tests.schedules.test_membership_schedules import (
     DEFECTS,
     IN_STEP,
@@ -16,6 +16,7 @@ from tests.schedules.test_membership_schedules import (
     fair,
     few_defects,
     foul,
+    injected,
     job,
     jobs,
     run_any,
@@ -23,13 +24,12 @@ from tests.schedules.test_membership_schedules import (
     schedules,
     seeds,
     soak,
-    strikes,
 )
 
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.records import GenerationFormed, IncidentClosed, WorkerGone
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.schedule import Promised, SimSchedule
 from regrow_lab.sim.script import Doing, SimScript
 
@@ -38,7 +38,7 @@ several = st.integers(2, 4)
 mended = (
     several.flatmap(lambda nodes: jobs(nodes=nodes, durable=True, max_restarts=None)),
     fair,
-    strikes(["coordinator", "coordinator", *DEFECTS, "kill", "body", "hang", "node", "freeze", "disk"], WHEN).map(
+    injected(["coordinator", "coordinator", *DEFECTS, "kill", "body", "hang", "node", "freeze", "disk"], WHEN).map(
         few_defects
     ),
     seeds,
@@ -47,14 +47,16 @@ anything = (
     several.flatmap(lambda nodes: st.one_of(jobs(nodes=nodes, max_faults=100), jobs(nodes=nodes, max_faults=3))),
     st.builds(SimScript, until=st.just(UNTIL), with_session=st.sampled_from([True, True, False])),
     foul,
-    strikes(["coordinator", "kill", "exit", "node", "freeze", "late defect"], WHEN, [None, 1.0, 20.0]).map(few_defects),
+    injected(["coordinator", "kill", "exit", "node", "freeze", "late defect"], WHEN, [None, 1.0, 20.0]).map(
+        few_defects
+    ),
     seeds,
 )
 elastic = (
     elastic_jobs(),
     fair,
-    wishes(),
-    strikes(["coordinator", "coordinator", "kill", "node", "disk"], WHEN),
+    requests(),
+    injected(["coordinator", "coordinator", "kill", "node", "disk"], WHEN),
     slots,
     seeds,
 )
@@ -68,7 +70,7 @@ FAMILIES: dict[str, tuple[int, tuple[Any, ...], Callable[..., None]]] = {
 def test_a_coordinator_is_lost_with_its_node_and_the_next_one_replaces_only_the_ranks_that_were_there() -> None:
     loss = SimFault("coordinator", rank=Rank(0), doing=Doing.COMPUTING, nth=2)
     schedule = SimSchedule(
-        job(1, nodes=3, durable=True), SimScript(until=UNTIL), strikes=[loss], promise=Promised.THE_LAST_STEP
+        job(1, nodes=3, durable=True), SimScript(until=UNTIL), injected=[loss], promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
     said = [line for _, line in world.log]
@@ -81,12 +83,12 @@ def test_a_coordinator_is_lost_with_its_node_and_the_next_one_replaces_only_the_
 
 def test_who_is_said_to_be_lost_is_only_who_was_there() -> None:
     """A node that is lost while there is no coordinator is waited for, and is found out by that it does not come."""
-    strikes = [
+    injected = [
         SimFault("coordinator", rank=Rank(0), doing=Doing.COMPUTING, nth=2),
         SimFault("node", rank=Rank(1), doing=Doing.COMPUTING, nth=2, after=0.5, back=500.0),
     ]
     schedule = SimSchedule(
-        job(1, nodes=4, durable=True), SimScript(until=UNTIL), strikes=strikes, promise=Promised.THE_LAST_STEP
+        job(1, nodes=4, durable=True), SimScript(until=UNTIL), injected=injected, promise=Promised.THE_LAST_STEP
     )
     schedule.run(world := schedule.world())
     assert not [line for _, line in world.log if isinstance(line, facts.NodeLost)]
@@ -100,8 +102,8 @@ def test_a_notice_that_was_given_to_a_node_before_it_was_lost_with_the_coordinat
     schedule = SimSchedule(
         job(1, nodes=2, durable=True, min_replicas=least, max_replicas=2),
         SimScript(until=StepNo(40), build=1.0),
-        strikes=[SimFault("coordinator", rank=Rank(0), after=5.001, back=2.0)],
-        wishes=[Wish("drain", 5.0, node=1, grace=60.0, back=None)],
+        injected=[SimFault("coordinator", rank=Rank(0), after=5.001, back=2.0)],
+        requests=[SimRequest("drain", 5.0, node=1, grace=60.0, back=None)],
         promise=Promised.THE_LAST_STEP,
     )
     schedule.run(world := schedule.world())

@@ -15,7 +15,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.membership.incident import RUNGS
 from regrow.membership.recovery.worst_case import worst_cases
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import InvariantBroken
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
@@ -37,13 +37,13 @@ class Late:
 
     law: str
     spec: JobSpec
-    strikes: list[SimFault]
+    injected: list[SimFault]
     longer: dict[str, Any] = field(default_factory=dict)
     """In the machine's settings."""
     patched: dict[str, float] = field(default_factory=dict)
     mute: str = ""
     """The node whose agent tells nobody what it holds, late or not."""
-    wishes: list[Wish] = field(default_factory=list)
+    requests: list[SimRequest] = field(default_factory=list)
     slots: int | None = None
 
     def world(self, *, longer: bool) -> World:
@@ -51,8 +51,8 @@ class Late:
         return World(
             machine,
             script=SimScript(until=StepNo(40), patience=1e6),
-            strikes=self.strikes,
-            wishes=self.wishes,
+            injected=self.injected,
+            requests=self.requests,
             slots=self.slots,
             promised=self.spec,
         )
@@ -105,7 +105,7 @@ LATE = {
         job(2, **ELASTIC),
         [NEVER_FORMED],
         FORMS_LATE,
-        wishes=[Wish("scale", 5.0, replicas=3)],
+        requests=[SimRequest("scale", 5.0, replicas=3)],
         slots=3,
     ),
     "preempt: the groups without those who go": Late(
@@ -113,7 +113,7 @@ LATE = {
         job(1, nodes=3, **ELASTIC),
         [NEVER_FORMED],
         FORMS_LATE,
-        wishes=[Wish("drain", 5.0, node=2, back=None)],
+        requests=[SimRequest("drain", 5.0, node=2, back=None)],
     ),
     "all: the survivor that is to leave its state": Late(
         "all",

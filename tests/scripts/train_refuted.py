@@ -19,9 +19,11 @@ begin = Step.__enter__
 def enter(step: Step) -> object:
     session = current_session()
     if not step.rehearsal and step.number == int(os.environ["REFUTED_AT"]) and session is not None:
-        member = session._member
-        member.send(
-            ReplacementRefuted(member.worker, Generation(member.generation), Rank(1), step.number, "its set-up differs")
+        worker = session._worker
+        worker.send(
+            ReplacementRefuted(
+                worker.worker_id, Generation(worker.generation), Rank(1), step.number, "its set-up differs"
+            )
         )
     return begin(step)
 

@@ -67,11 +67,11 @@ def test_elastic_replicas_leave_for_a_job_of_higher_priority_come_back_and_one_t
 ) -> None:
     gang = job.submit(steps=LONG, maxReplicaCount=4, maxPendingReplicas=2)
     job.until_world(gang, 4)
-    wish = job.cluster.ask(
+    scaling = job.cluster.ask(
         "sbatch", "--parsable", "-p", "high", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "srun sleep 600"
     )
     asked = time.monotonic()
-    job.cluster.until(lambda: job.state(int(wish)) == "RUNNING" or None, f"it runs; {job.output()}")
+    job.cluster.until(lambda: job.state(int(scaling)) == "RUNNING" or None, f"it runs; {job.output()}")
     took = time.monotonic() - asked
     job.until_world(gang, 2)
     waiting = job.cluster.until(
@@ -79,7 +79,7 @@ def test_elastic_replicas_leave_for_a_job_of_higher_priority_come_back_and_one_t
         "the wish to grow is in the queue again",
     )
     assert set(waiting) <= {"job+2", "job+3"}
-    job.cluster.ask("scancel", wish)
+    job.cluster.ask("scancel", scaling)
     job.until_world(gang, 4)
     assert took < GRACE_S, "they left by themselves, and were not killed at the end of their grace"
     assert [job.exit_code(number) for number in (*job.numbers("job+2"), *job.numbers("job+3"))].count(75) == 2

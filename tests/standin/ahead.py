@@ -51,10 +51,10 @@ class Loop:
         from regrow.train.worker.accelerator import accelerator_of
 
         made: Any = Member(**member)
-        self.member = made
+        self.worker = made
         self.x = torch.ones(4, device=device)
         torch.accelerator.synchronize(self.x.device)
-        self.announcing: Any = Announcing(self.member)
+        self.announcing: Any = Announcing(self.worker)
         self.announcing.accelerator = accelerator_of([self.x])
 
     def step(self, number: int) -> Any:
@@ -87,15 +87,15 @@ def a_commit_is_told_when_the_device_has_done_it_and_the_host_does_not_wait_for_
     step = loop.step(0)
     with STEERING.gate():
         step.log(loss=(loop.x * 3).sum(), rate=0.5)
-        assert loop.member.told() == []
+        assert loop.worker.told() == []
         loop.x.add_(1)  # the update
         loop.commit(step)
-        assert loop.member.told() == [("WorkerStaged", 0, {"rate": 0.5})]
+        assert loop.worker.told() == [("WorkerStaged", 0, {"rate": 0.5})]
         loop.announcing.settle()
-        assert loop.member.told() == []
+        assert loop.worker.told() == []
         assert STEERING.waits() == before
     loop.announcing.flush()
-    assert loop.member.told() == [("WorkerCommitted", 0, {"loss": 12.0, "rate": 0.5})]
+    assert loop.worker.told() == [("WorkerCommitted", 0, {"loss": 12.0, "rate": 0.5})]
 
 
 @check
@@ -104,9 +104,9 @@ def a_commit_without_numbers_waits_for_its_update_too() -> None:
     with STEERING.gate():
         loop.x.add_(1)
         loop.commit(loop.step(0))
-        assert [fact for fact, *_ in loop.member.told()] == ["WorkerStaged"]
+        assert [fact for fact, *_ in loop.worker.told()] == ["WorkerStaged"]
     loop.announcing.flush()
-    assert [fact for fact, *_ in loop.member.told()] == ["WorkerCommitted"]
+    assert [fact for fact, *_ in loop.worker.told()] == ["WorkerCommitted"]
 
 
 @check
@@ -116,7 +116,7 @@ def one_commit_waits_for_the_device_and_the_one_before_it_is_told_first() -> Non
     loop, sent = Loop(), threading.Event()
     with STEERING.gate():
         loop.commit(loop.step(0))
-        loop.member.told()
+        loop.worker.told()
 
         def run() -> None:
             loop.commit(loop.step(1))
@@ -125,10 +125,10 @@ def one_commit_waits_for_the_device_and_the_one_before_it_is_told_first() -> Non
         second = threading.Thread(target=run)
         second.start()
         assert not sent.wait(0.1), "the host is two steps ahead"
-        assert loop.member.told() == []
+        assert loop.worker.told() == []
     second.join(60)
     loop.announcing.flush()
-    told = [(fact, number) for fact, number, _ in loop.member.told()]
+    told = [(fact, number) for fact, number, _ in loop.worker.told()]
     assert [each for each in told if each[0] == "WorkerCommitted"] == [("WorkerCommitted", 0), ("WorkerCommitted", 1)]
 
 
@@ -148,7 +148,7 @@ def a_number_is_the_one_that_stood_there_when_its_step_was_over_though_its_tenso
             loop.commit(step)
     loop.commit(step)
     loop.announcing.flush()
-    told = [metrics for fact, _, metrics in loop.member.told() if fact == "WorkerCommitted"]
+    told = [metrics for fact, _, metrics in loop.worker.told() if fact == "WorkerCommitted"]
     assert told == [{"loss": 4.0}, {"loss": 5.0}]
 
 
@@ -160,22 +160,22 @@ def numbers_of_before_the_update_are_shown_behind_the_gate_where_others_may_comm
         step.log(loss=loop.x.sum())
         loop.announcing.accelerator.wait()  # as a gate behind a collective does
         loop.announcing.ready(step, None)
-        assert loop.member.told() == shown
+        assert loop.worker.told() == shown
         step = loop.step(1)
         with STEERING.gate():
             step.log(loss=loop.x.sum())
             loop.announcing.ready(step, None)
-            assert loop.member.told() == []
+            assert loop.worker.told() == []
 
 
 @check
 def where_a_collective_may_be_under_way_a_commit_is_waited_for_at_once() -> None:
     loop = Loop()
-    loop.member.body.in_flight = True
+    loop.worker.body.in_flight = True
     step = loop.step(0)
     step.log(loss=loop.x.sum())
     loop.commit(step)
-    assert loop.member.told() == [("WorkerCommitted", 0, {"loss": 4.0})]
+    assert loop.worker.told() == [("WorkerCommitted", 0, {"loss": 4.0})]
 
 
 @check
@@ -188,7 +188,7 @@ def the_script_may_have_made_the_device_the_place_of_new_tensors() -> None:
         step.log(loss=loop.x.sum())
         loop.commit(step)
     loop.announcing.flush()
-    assert loop.member.told()[-1] == ("WorkerCommitted", 0, {"loss": 4.0})
+    assert loop.worker.told()[-1] == ("WorkerCommitted", 0, {"loss": 4.0})
 
 
 @check
@@ -321,7 +321,7 @@ def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_
     with STEERING.gate(BROKEN):
         step.log(loss=loop.x.sum())
         loop.commit(step)
-        loop.member.told()
+        loop.worker.told()
         STEERING.fail(BROKEN)
     error = loop.announcing.flushed(ValueError("of the script"))
     assert isinstance(error, torch.AcceleratorError)
@@ -331,7 +331,7 @@ def what_a_broken_device_has_still_to_do_is_never_told_and_its_error_is_the_one_
         except torch.AcceleratorError:
             continue
         raise AssertionError("nothing was wrong")
-    assert loop.member.told() == []
+    assert loop.worker.told() == []
 
 
 def main() -> None:

@@ -183,7 +183,7 @@ def work_on_any_stream_of_the_device_is_shown_as_a_wait_of_who_stands_still() ->
 
     from regrow.comm.flight import UNKNOWN, Flights
     from regrow.comm.on_device.waits import SHOWN_AFTER_S, STILL_S, DeviceWaits
-    from regrow.core.messages.sights import DEVICE as THE_DEVICE
+    from regrow.core.messages.observations import DEVICE as THE_DEVICE
 
     flights, shown = Flights(), [(0, "")]
     flights.show = lambda count, oldest: shown.append((count, oldest))

@@ -6,7 +6,7 @@ from regrow.agent.held_tables import Feasible, HeldTables
 from regrow.core.ids import NO_STATE, Generation, Instant, JobId, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.core.messages.tables import JoinGeneration, TableOrder
 from regrow.core.messages.unions import Fact
 from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec, Warmth
@@ -123,12 +123,12 @@ class Job:
             said += self.tell(NodeSeen(NodeId("n0"), sights), after=every)
         return said
 
-    def sight(self, rank: int, step: int, **what: Any) -> WorkerSight:
+    def sight(self, rank: int, step: int, **what: Any) -> WorkerObservation:
         """Sight of a rank that stands still, in a step unless `what` says otherwise."""
         fields: dict[str, Any] = {"calls": 0, "phase": Phase.COMPUTING, "seconds": 4000.0, **what}
-        return WorkerSight(self.of(rank), self.machine.generation, StepNo(step), **fields)
+        return WorkerObservation(self.of(rank), self.machine.generation, StepNo(step), **fields)
 
-    def seen(self, *sights: WorkerSight) -> list[Command]:
+    def seen(self, *sights: WorkerObservation) -> list[Command]:
         """An agent looks twice."""
         return [command for _ in range(2) for command in self.tell(NodeSeen(NodeId("n0"), list(sights)), after=1.0)]
 

@@ -14,7 +14,7 @@ from regrow.core.process.extras import install_line
 from regrow_recipes.adapters import private_names
 from regrow_recipes.adapters.fitting.book import _decoded as decoded
 from regrow_recipes.adapters.fitting.book import _encoded as encoded
-from regrow_recipes.adapters.fitting.hearing import Hearing
+from regrow_recipes.adapters.fitting.callback_calls import CallbackCalls
 from regrow_recipes.adapters.lightning import _ClosureFirst as ClosureFirst
 from regrow_recipes.adapters.lightning import _refuse as refuse
 
@@ -54,7 +54,7 @@ class Remembering(Listener):
 
 def test_who_keeps_no_state_hears_of_a_step_once_and_who_does_each_time() -> None:
     plain, remembering = Listener(), Remembering()
-    hearing = Hearing([plain, remembering], Callback)
+    hearing = CallbackCalls([plain, remembering], Callback)
     for _ in range(2):
         with hearing.once("between", 4):
             for callback in (plain, remembering):
@@ -69,7 +69,7 @@ def test_who_keeps_no_state_hears_of_a_step_once_and_who_does_each_time() -> Non
 
 def test_hooks_on_gradients_run_with_each_body_and_none_in_a_rehearsal() -> None:
     plain = Listener()
-    hearing = Hearing([plain], Callback)
+    hearing = CallbackCalls([plain], Callback)
     for _ in range(2):
         with hearing.once("body", 0):
             plain.on_before_optimizer_step("g")

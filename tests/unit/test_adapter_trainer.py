@@ -126,7 +126,7 @@ def test_a_framework_that_is_missing_is_told_with_the_extra_that_has_it(monkeypa
 def test_a_version_on_which_nothing_was_run_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    private_names._tell_version.cache_clear()
+    private_names._note_version.cache_clear()
     monkeypatch.setattr("importlib.metadata.version", lambda _: "4.57.0")
     with caplog.at_level(logging.WARNING, "regrow"):
         for _ in range(2):
@@ -134,7 +134,7 @@ def test_a_version_on_which_nothing_was_run_is_told_once(
     assert [record.getMessage() for record in caplog.records] == [
         "regrow's adapter was run on accelerate 1.15.0, and this is 4.57.0: it uses names that a version may change"
     ]
-    private_names._tell_version.cache_clear()
+    private_names._note_version.cache_clear()
 
 
 def asked(*, resume: object = None, trial: object = None, sharded: bool = False, **arguments: Any) -> None:
@@ -191,7 +191,7 @@ class Session:
 def accelerator(monkeypatch: pytest.MonkeyPatch, *, accumulates: int = 2) -> Any:
     made: Any = object.__new__(RecoverableAccelerator)
     made.scaler, made.session, made._accumulates, made._protected = None, Session(), accumulates, []
-    monkeypatch.setattr(RecoverableAccelerator, "_tell_place", lambda _: None)
+    monkeypatch.setattr(RecoverableAccelerator, "_set_place", lambda _: None)
     return made
 
 

@@ -23,7 +23,7 @@ class Loop:
             between=SimpleNamespace(over=lambda step: None), variables=SimpleNamespace(leave=lambda over: None)
         )
         batches = SimpleNamespace(seed_body=self.seeded.append)
-        self.standing: Any = SimpleNamespace(member=member, batches=batches, protected=lambda: state)
+        self.context: Any = SimpleNamespace(worker=member, batches=batches, protected=lambda: state)
 
     def stops(self) -> None:
         """Nothing runs."""
@@ -67,6 +67,6 @@ def test_a_script_that_left_its_loop_early_keeps_what_it_has_seeded_since(after:
 
 def test_generators_are_seeded_where_nobody_waits_for_others_too(after: tuple[AfterLoop, Loop]) -> None:
     behind, loop = after
-    loop.standing.member.over = False  # as of a script under plain python, or torchrun
+    loop.context.worker.over = False  # as of a script under plain python, or torchrun
     behind.begin()
     assert loop.seeded == [5] and not behind.open

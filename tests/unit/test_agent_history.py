@@ -17,9 +17,9 @@ def halted_in(generation: int) -> NodeHistory:
     history = NodeHistory(NODE)
     history.ordered(orders.SpawnWorker(NODE, WORKER, Role.RANK, Rank(0), 0, 1, Generation(1), 0, False))
     history.ordered(formed(generation))
-    history.told(facts.WorkerResumed(WORKER, Generation(generation)))
+    history.sent(facts.WorkerResumed(WORKER, Generation(generation)))
     history.ordered(orders.HaltGeneration(WORKER, Generation(generation), "a fault"))
-    history.told(facts.WorkerHalted(WORKER, Generation(generation), StepNo(4)))
+    history.sent(facts.WorkerHalted(WORKER, Generation(generation), StepNo(4)))
     return history
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 
 from regrow.agent.metrics_site import NodeMetricsSite
-from regrow.agent.node_sight import NodeSight, node_series
+from regrow.agent.worker_states import WorkerStates, node_series
 from regrow.core.config import AgentConfig, Script
 from regrow.core.hosts import answers_to, nth_place
 from regrow.core.ids import Generation, JobId, NodeId, Rank, StepNo, WorkerId
@@ -25,22 +25,22 @@ ONE, TWO = Generation(1), Generation(2)
 FACTS = JobSpec(JobId("job"), 2, 3, 0, Warmth.BUILT, 100, 3600.0, None, False)
 
 
-def spawned(sight: NodeSight, worker: WorkerId, role: Role = Role.RANK) -> None:
+def spawned(sight: WorkerStates, worker: WorkerId, role: Role = Role.RANK) -> None:
     sight.ordered(orders.SpawnWorker(NODE, worker, role, Rank(0), 0, 2, ONE, 0, False))
-    sight.told(facts.WorkerStarted(worker, os.getpid()))
+    sight.sent(facts.WorkerStarted(worker, os.getpid()))
     assert sight.counts()["starting"] == 1
-    sight.told(facts.WorkerReady(worker, StepNo(0), "", ""))
+    sight.sent(facts.WorkerReady(worker, StepNo(0), "", ""))
 
 
-def formed(sight: NodeSight, worker: WorkerId, generation: Generation, hydrated: int = 0) -> None:
+def formed(sight: WorkerStates, worker: WorkerId, generation: Generation, hydrated: int = 0) -> None:
     sight.ordered(orders.NoteGeneration(NODE, generation, StepNo(0)))
     sight.ordered(orders.FormGeneration(worker, generation, Rank(0), 0, StepNo(0), [], [], []))
     before = sight.counts()["training"]
-    sight.told(facts.WorkerResumed(worker, generation, hydrated_bytes=hydrated))
+    sight.sent(facts.WorkerResumed(worker, generation, hydrated_bytes=hydrated))
     assert sight.counts()["training"] == before + 1
 
 
-def states(sight: NodeSight) -> dict[str, int]:
+def states(sight: WorkerStates) -> dict[str, int]:
     return {state: number for state, number in sight.counts().items() if number}
 
 
@@ -48,7 +48,7 @@ def commit(worker: WorkerId, at: float, seconds: float, *, adopted: bool = False
     return facts.NodeProgress(NODE, [facts.WorkerCommitted(worker, ONE, StepNo(3), at, seconds, adopted=adopted)])
 
 
-def values(sight: NodeSight, name: str) -> dict[tuple[str, ...], float]:
+def values(sight: WorkerStates, name: str) -> dict[tuple[str, ...], float]:
     found = node_series(sight, job=JobId("job"), node=NODE, memory={}, offset=1000.0)
     (one,) = [each for each in found if each.name == name]
     assert all(sample.labels["node"] == NODE for each in found for sample in each.samples)
@@ -56,7 +56,7 @@ def values(sight: NodeSight, name: str) -> dict[tuple[str, ...], float]:
 
 
 def test_a_worker_is_counted_in_one_state_from_its_order_to_its_end() -> None:
-    sight = NodeSight()
+    sight = WorkerStates()
     spawned(sight, W0)
     assert states(sight) == {"starting": 1}
     formed(sight, W0, ONE)
@@ -66,14 +66,14 @@ def test_a_worker_is_counted_in_one_state_from_its_order_to_its_end() -> None:
     sight.ordered(orders.HaltGeneration(W0, ONE, "a rank is lost"))
     assert states(sight) == {"mending": 1}
     formed(sight, W0, TWO)
-    sight.told(facts.WorkerFinished(W0, TWO, StepNo(10)))
+    sight.sent(facts.WorkerFinished(W0, TWO, StepNo(10)))
     assert states(sight) == {"done": 1}
-    sight.told(facts.WorkerExited(W0, 0, 9.0))
+    sight.sent(facts.WorkerExited(W0, 0, 9.0))
     assert (states(sight), sight.pids) == ({}, [])
 
 
 def test_a_standby_waits_until_it_is_seated_and_its_state_is_counted_as_received() -> None:
-    sight = NodeSight()
+    sight = WorkerStates()
     spawned(sight, W1, Role.STANDBY)
     assert states(sight) == {"standby": 1}
     formed(sight, W1, TWO, hydrated=4096)
@@ -83,17 +83,17 @@ def test_a_standby_waits_until_it_is_seated_and_its_state_is_counted_as_received
 
 
 def test_the_newest_commit_is_that_of_living_workers_and_of_their_own() -> None:
-    sight = NodeSight()
+    sight = WorkerStates()
     assert values(sight, "regrow_newest_timestamp_seconds") == {}
     for worker in (W0, W1):
         spawned(sight, worker)
         formed(sight, worker, ONE)
-    sight.told(commit(W0, 5.0, 0.5))
-    sight.told(commit(W1, 7.0, 0.9))
-    sight.told(commit(W0, 8.0, 0.0, adopted=True))
+    sight.sent(commit(W0, 5.0, 0.5))
+    sight.sent(commit(W1, 7.0, 0.9))
+    sight.sent(commit(W0, 8.0, 0.0, adopted=True))
     assert values(sight, "regrow_newest_timestamp_seconds") == {("commit",): 1007.0}
     assert values(sight, "regrow_step_seconds") == {("median",): 0.7, ("max",): 0.9}
-    sight.told(facts.WorkerExited(W1, -9, 8.0))
+    sight.sent(facts.WorkerExited(W1, -9, 8.0))
     assert values(sight, "regrow_newest_timestamp_seconds") == {("commit",): 1005.0}
 
 
@@ -116,7 +116,7 @@ async def serving(site: NodeMetricsSite) -> AsyncIterator[aiohttp.ClientSession]
 async def test_a_scrape_tells_of_workers_and_of_the_memory_of_all(tmp_path: Path) -> None:
     (tmp_path / "shelf").mkdir()
     (tmp_path / "shelf" / "entry").write_bytes(b"x" * 100_000)
-    sight = NodeSight()
+    sight = WorkerStates()
     spawned(sight, W0)
     async with serving(NodeMetricsSite(config(tmp_path, ("127.0.0.1", 0)), sight, lambda: 77)) as session:
         async with session.get("/metrics") as answer:
@@ -134,7 +134,7 @@ async def test_a_scrape_tells_of_workers_and_of_the_memory_of_all(tmp_path: Path
 
 
 async def test_nothing_listens_unless_asked(tmp_path: Path) -> None:
-    async with NodeMetricsSite(config(tmp_path, None), NodeSight(), lambda: 0) as site:
+    async with NodeMetricsSite(config(tmp_path, None), WorkerStates(), lambda: 0) as site:
         assert site.port == 0
 
 
@@ -144,7 +144,7 @@ async def test_a_port_that_cannot_be_had_costs_a_line(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other, caplog.at_level(logging.WARNING):
         port = other.getsockname()[1] if taken else 65536
-        async with NodeMetricsSite(config(tmp_path, ("127.0.0.1", port)), NodeSight(), lambda: 0) as site:
+        async with NodeMetricsSite(config(tmp_path, ("127.0.0.1", port)), WorkerStates(), lambda: 0) as site:
             assert site.port == 0
     assert f"node1: --node-metrics cannot listen on 127.0.0.1:{port}: " in caplog.text
 

@@ -39,7 +39,7 @@ class Client:
         self.writer.write(self.codec.frame(request))
         return await next_message(self.codec, self.reader, 90.0)
 
-    async def hear(self) -> StoreReply:
+    async def receive(self) -> StoreReply:
         reply = await next_message(self.codec, self.reader, 90.0)
         assert reply is not None
         return reply
@@ -113,8 +113,8 @@ async def test_frames_are_requests_however_they_are_cut(tmp_path: Path) -> None:
         for at in range(0, len(said), 7):
             writer.write(said[at : at + 7])
             await asyncio.sleep(0)
-        assert [(await client.hear()).ask for _ in requests] == list(range(40))
-        assert len(server.keeper.table) == 39
+        assert [(await client.receive()).ask for _ in requests] == list(range(40))
+        assert len(server.node.table) == 39
 
 
 async def test_a_client_that_does_not_take_its_answers_is_asked_for_no_more(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ async def test_a_client_that_does_not_take_its_answers_is_asked_for_no_more(tmp_
             while not (full := [each for each in server._serving if each._full]):
                 await writer.ask(StoreCount())
         assert full[0]._transport.get_write_buffer_size() < 4 * size
-        assert [(await client.hear()).ask for _ in range(count)] == list(range(1, count + 1))
+        assert [(await client.receive()).ask for _ in range(count)] == list(range(1, count + 1))
 
 
 async def test_reading_waits_for_the_writer(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ async def test_whoever_waits_for_a_key_of_an_ended_generation_is_told(tmp_path: 
         waiting = asyncio.create_task(waiter.reply(StoreGet("g1/k", 1000.0)))
         client, _ = await connect(server)
         async with asyncio.timeout(10.0):
-            while not server.keeper.table._waiters:
+            while not server.node.table._waiters:
                 await client.ask(StoreCount())
         server.generation_formed(Generation(5))
         assert "is over" in (await waiting).error
@@ -274,6 +274,6 @@ async def test_every_read_ends_however_reads_and_writes_fall_together(tmp_path: 
         ]
         found = await asyncio.gather(*works)
         assert found[4:] == [[key.encode() for key in some] for some in reads]
-        assert not server.keeper.table._waiters
+        assert not server.node.table._waiters
         for client in clients:
             client.writer.close()

@@ -18,7 +18,7 @@ def _order() -> orders.SpawnWorker:
 
 async def test_a_signal_that_comes_first_is_given_to_the_process_when_there_is_one() -> None:
     worker = Worker(_order(), on_fact=lambda *_: None)
-    worker.strike(signal.SIGTERM)
+    worker.send_signal(signal.SIGTERM)
     child = subprocess.Popen(["sleep", "600"])
     ended = asyncio.Event()
     try:

@@ -6,7 +6,7 @@ from regrow.agent.workers.evidence import Evidence
 from regrow.agent.workers.progress_watch import BoardView, Watcher
 from regrow.core.board import BoardReading, Flight
 from regrow.core.ids import NodeId, WorkerId
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.core.phase import Phase
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -33,8 +33,8 @@ class Bench:
                 told.append(seen)
         return told
 
-    def sight(self, worker: WorkerId = A, seconds: float = 8.0) -> WorkerSight:
-        return next(sight for sight in self.until(seconds)[-1].sights if sight.worker == worker)
+    def sight(self, worker: WorkerId = A, seconds: float = 8.0) -> WorkerObservation:
+        return next(sight for sight in self.until(seconds)[-1].observations if sight.worker == worker)
 
 
 def board(beats: int = 1, *, step: int = 7, calls: int = 2, phase: Phase = Phase.COMPUTING, **flight: Any) -> BoardView:
@@ -55,8 +55,8 @@ def test_all_workers_are_told_of_while_one_stands_still_and_once_after_that() ->
     for beats in range(28):
         bench.boards[B] = board(beats)
         told = bench.look()
-        assert told is None or {sight.worker for sight in told.sights} == {A, B}
-    (still, moves) = told.sights if told is not None else bench.until(2.5)[-1].sights
+        assert told is None or {sight.worker for sight in told.observations} == {A, B}
+    (still, moves) = told.observations if told is not None else bench.until(2.5)[-1].observations
     assert still.seconds > 5.0 and moves.seconds < 3.0
     bench.boards = {A: board(90), B: board(90)}
     assert bench.look() is not None
@@ -90,7 +90,7 @@ def test_who_uses_the_processor_is_busy_and_who_naps_is_not() -> None:
     for tick in range(80):
         bench.kernel = {A: Evidence("S", 1.0 + 0.2 * tick), B: Evidence("S", 1.0 + 0.001 * tick)}
         told += [seen] if (seen := bench.look()) is not None else []
-    computing, napping = told[-1].sights
+    computing, napping = told[-1].observations
     assert (computing.busy, napping.busy) == (True, False)
 
 
@@ -98,7 +98,7 @@ def test_who_waits_in_a_collective_is_told_with_its_name() -> None:
     bench = Bench()
     bench.boards = {A: board(number=2, oldest="allreduce on w"), B: board(number=-1)}
     seen = bench.until(8.0)[-1]
-    waits, unknown = seen.sights
+    waits, unknown = seen.observations
     assert (waits.waits, waits.awaits) == (True, "allreduce on w")
     assert unknown.waits is None, "on a GPU that cannot be seen"
 
@@ -116,7 +116,7 @@ def test_who_stands_still_for_the_bound_is_told_of_within_a_fifth_of_it(bound: f
     began = bench.now
     while seconds < bound:
         seen, looks = bench.look(bench.watcher.interval), looks + 1
-        seconds = seen.sights[0].seconds if seen is not None else 0.0
+        seconds = seen.observations[0].seconds if seen is not None else 0.0
     assert bench.now - began <= 1.2 * bound
     assert looks <= 40 if bound < 10.0 else bench.watcher.interval == 0.25
 

@@ -11,7 +11,7 @@ from regrow.core.messages.checkpoints import CheckpointFailed
 
 async def test_what_a_killed_writer_said_last_is_told_though_it_left_orders_unread() -> None:
     told: list[object] = []
-    client = WriterClient(NodeId("n0"), None, tell=told.append)
+    client = WriterClient(NodeId("n0"), None, report=told.append)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
     last = CheckpointFailed(NodeId("n0"), 1, StepNo(4), "the disk is full")

@@ -347,10 +347,10 @@ def test_a_change_of_a_frame_elsewhere_would_be_seen(tmp_path: Path, text: str, 
 
 
 PRIVATE_IN_STRINGS = {
-    ("regrow.data.cache.lane", "_data_queue"),
-    ("regrow.data.cache.lane", "_reader"),
-    ("regrow.data.cache.lane", "_try_put_index"),
-    ("regrow.data.cache.lane", "_workers"),
+    ("regrow.data.cache.batch_maker", "_data_queue"),
+    ("regrow.data.cache.batch_maker", "_reader"),
+    ("regrow.data.cache.batch_maker", "_try_put_index"),
+    ("regrow.data.cache.batch_maker", "_workers"),
     ("regrow.data.mapstyle", "_shutdown_workers"),
     ("regrow.train.graphs.kinds", "_inst"),
     ("regrow.train.graphs.kinds", "_rand"),

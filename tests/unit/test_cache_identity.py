@@ -209,7 +209,7 @@ class Slotted:
         self.a = a
 
 
-class Told(Holder):
+class CallHeader(Holder):
     def fingerprint(self) -> str:
         return str(self.__dict__.get("files"))
 
@@ -250,8 +250,8 @@ PAIRS: list[tuple[Any, Any]] = [
     (Holder(a=1).__len__, Holder(a=2).__len__),
     (TensorDataset(torch.arange(3)), TensorDataset(torch.arange(1, 4))),
     (Subset(TWO, [0]), Subset(TWO, [1])),
-    (Told(files="1"), Told(files="2")),
-    (Told(files="1", transform=_base), Told(files="1", transform=_closure(1))),
+    (CallHeader(files="1"), CallHeader(files="2")),
+    (CallHeader(files="1", transform=_base), CallHeader(files="1", transform=_closure(1))),
     (torch.float32, torch.float64),
     (range(3), range(4)),
     (len, max),
@@ -293,7 +293,7 @@ def test_a_change_anywhere_in_a_list_of_moderate_length_is_noticed() -> None:
 
 
 def test_of_what_fingerprints_itself_only_public_attributes_count() -> None:
-    assert of(Told(files="1", _cache={})).value == of(Told(files="1", _cache={1: 2})).value
+    assert of(CallHeader(files="1", _cache={})).value == of(CallHeader(files="1", _cache={1: 2})).value
     assert of(Holder(_fingerprint="a", _cache=1)).value == of(Holder(_fingerprint="a", _cache=2)).value
     assert of(Holder(_fingerprint="a")).value != of(Holder(_fingerprint="b")).value
 

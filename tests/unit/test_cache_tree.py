@@ -48,7 +48,7 @@ class Encoding(UserDict[str, Any]):
         self._encodings = encodings
 
 
-class Shelf(MutableMapping[str, Any]):
+class EntryStore(MutableMapping[str, Any]):
     def __init__(self, items: dict[str, Any]) -> None:
         self._items = dict(items)
 
@@ -265,7 +265,7 @@ def test_numpy_scalars_keep_their_types(scalar: np.generic) -> None:
         Legacy("x", None),
         Encoding({"ids": [1, 2]}),
         Encoding({"ids": [1, 2]}, encodings=object()),
-        Shelf({"b": 1, "a": 2}),
+        EntryStore({"b": 1, "a": 2}),
         OrderedDict([("b", 1), ("a", 2)]),
         Counter("abca"),
         {"b": 1, "a": 2, 3: 4, (1, "x"): 5, None: 6, Pair(1, 2): 7},

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.cluster.planned_cluster import PlannedCluster
 
 from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
-from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
 from regrow_clusters.cluster.planner import granted_after, next_look, plan
 from regrow_clusters.cluster.sizes import ElasticSpec, allowed_sizes, next_size, problems, wanted_size
 
@@ -73,7 +73,7 @@ def observations(draw: st.DrawFn, spec: ElasticSpec) -> JobSeen:
         granted=draw(st.integers(0, spec.max_replica_count)),
         changed_at=draw(st.none() | st.floats(0.0, 100.0)),
         retry_at=draw(st.sampled_from([0.0, 150.0])),
-        bad_nodes=tuple(BadNode(f"node{n}", 120.0, leave=n % 2 == 0) for n in draw(st.sets(st.integers(0, 5)))),
+        bad_nodes=tuple(AvoidedNode(f"node{n}", 120.0, leave=n % 2 == 0) for n in draw(st.sets(st.integers(0, 5)))),
     )
 
 
@@ -189,7 +189,7 @@ def test_a_place_is_filled_again_only_when_nothing_of_the_lost_one_can_run() -> 
 
 
 def test_bad_nodes_are_avoided_until_their_time_is_over() -> None:
-    observed = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING), bad_nodes=(BadNode("node7", 10.0),))
+    observed = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING), bad_nodes=(AvoidedNode("node7", 10.0),))
     assert plan(PAIR, observed, 9.0) == [StartReplica(2, replacement=False, avoid=("node7",))]
     assert plan(PAIR, observed, 10.0) == [StartReplica(2, replacement=False)]
 
@@ -198,7 +198,7 @@ def waiting(*avoids: str, until: float, job: JobStage = JobStage.TRAINING) -> Jo
     """A pair of which the second waits, kept away from machines; nothing is known of node7 from a time on."""
     last = ReplicaSeen("r1", 1, R.QUEUED, 5.0, avoids=avoids)
     return JobSeen(
-        job, (*seen(R.RUNNING).replicas, last), granted=2, changed_at=5.0, bad_nodes=(BadNode("node7", until),)
+        job, (*seen(R.RUNNING).replicas, last), granted=2, changed_at=5.0, bad_nodes=(AvoidedNode("node7", until),)
     )
 
 
@@ -231,7 +231,7 @@ def test_a_gang_that_waits_is_asked_for_again_in_the_places_that_avoid_too_much(
 
 
 def test_who_runs_on_a_bad_node_moves_one_at_a_time_where_the_gang_is_whole_without_it() -> None:
-    bad = tuple(BadNode(f"node{n}", 100.0, "xid 79", leave=True) for n in range(5))
+    bad = tuple(AvoidedNode(f"node{n}", 100.0, "xid 79", leave=True) for n in range(5))
     whole = msgspec.structs.replace(seen(R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING, R.RUNNING), bad_nodes=bad)
     assert plan(PAIR, whole, 0.0) == [DrainReplica("r4", 60.0, "node4 is bad: xid 79")]
     assert plan(PAIR, whole, 100.0) == [], "its time is over"
@@ -246,7 +246,7 @@ def test_who_runs_on_a_bad_node_moves_one_at_a_time_where_the_gang_is_whole_with
     assert drains(seen(R.RUNNING, R.RUNNING, R.RUNNING), bad[1:2]) == ["r1"], "one beyond the gang stands in"
 
 
-def drains(observed: JobSeen, bad: tuple[BadNode, ...]) -> list[str]:
+def drains(observed: JobSeen, bad: tuple[AvoidedNode, ...]) -> list[str]:
     actions = plan(PAIR, msgspec.structs.replace(observed, bad_nodes=bad), 1.0)
     return [each.name for each in actions if isinstance(each, DrainReplica)]
 

@@ -80,7 +80,7 @@ def test_they_become_what_they_would_have_been_in_that_world(worlds: tuple[int, 
             assert device_mesh.refusal([], unit=UNIT, world=world) == groups.fixed() == ""
             groups._follow(RankInWorld(rank, after))
             for group in groups._groups:
-                group.seat(group.ranks.index(rank))
+                group.take_rank(group.ranks.index(rank))
             device_mesh.resize([], unit=UNIT, before=world, world=after, rank=rank)
             world = after
             assert told(found) == right

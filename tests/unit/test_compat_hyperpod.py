@@ -16,7 +16,7 @@ from regrow_recipes.compat import hyperpod
 
 @pytest.fixture(autouse=True)
 def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    hyperpod._tell.cache_clear()
+    hyperpod._note.cache_clear()
     with caplog.at_level(logging.WARNING, logger="regrow"):
         yield caplog
 

@@ -116,7 +116,7 @@ def test_it_is_said_once_on_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
         config(),
         store=str,
         output=MagicMock(),
-        tell=told.append,
+        report=told.append,
         on_fact=MagicMock(),
         ended=MagicMock(),
         others=lambda: [],

@@ -15,7 +15,7 @@ from regrow.core.exit_codes import INTERNAL_ERROR
 from regrow.core.ids import Generation, Instant, JobId, NodeId, Rank, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.messages.orders import ReleaseWorker, SpawnWorker, StopNode
 from regrow.core.messages.unions import AgentOrder, Fact
 from regrow.core.messages.vocabulary import FaultHow, FaultSpec, Role, Warmth
@@ -339,7 +339,7 @@ async def test_the_end_is_told_to_who_waits_for_it_and_nothing_is_decided_after(
 
 
 async def test_the_end_of_a_coordinator_in_whose_place_another_was_elected_is_no_end_of_the_job() -> None:
-    machine = ScriptedMachine(lambda fact: [Deposed(75, "another was elected", Office(2, "http://other:1"))])
+    machine = ScriptedMachine(lambda fact: [Deposed(75, "another was elected", Leader(2, "http://other:1"))])
     async with serving(machine) as (coordinator, records):
         waiting = asyncio.create_task(ask(coordinator, "GET", "/end"))
         coordinator.submit(facts.TimeAdvanced())

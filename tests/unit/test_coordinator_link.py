@@ -12,7 +12,7 @@ from tests.unit.test_coordinator import ScriptedMachine, agent, serving
 from regrow.agent.coordinator_link import CoordinatorLink
 from regrow.core.ids import NodeId
 from regrow.core.messages import facts
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.messages.orders import StopNode
 from regrow.core.messages.unions import AgentOrder
 from regrow.membership.server.http_replies import reply
@@ -113,8 +113,8 @@ async def test_an_agent_whose_next_coordinator_is_lost_before_it_got_there_asks_
         if request.query["when"] == "later":
             await asyncio.sleep(PATIENCE)
         asked.append(after := int(request.query["after"]))
-        offices = {1: Office(2, "http://127.0.0.1:9"), 2: Office(3, f"http://127.0.0.1:{third.port}")}
-        return reply(offices[after]) if after in offices else web.Response(status=410)
+        leaders = {1: Leader(2, "http://127.0.0.1:9"), 2: Leader(3, f"http://127.0.0.1:{third.port}")}
+        return reply(leaders[after]) if after in leaders else web.Response(status=410)
 
     app = web.Application()
     app.add_routes([web.get("/leader", leader)])
@@ -127,7 +127,7 @@ async def test_an_agent_whose_next_coordinator_is_lost_before_it_got_there_asks_
         settings = config(node=STOP.node, coordinator=f"http://127.0.0.1:{first.port}", near=True, patience=0.3)
         launcher = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with CoordinatorLink(msgspec.structs.replace(settings, launcher=launcher, lease=0.3), fails) as link:
-            link.register(store="", vault="")
+            link.register(store="", copy_endpoint="")
             assert await asyncio.wait_for(orders(link), PATIENCE) == [STOP, STOP]
     await runner.cleanup()
     assert asked == [1, 2, 3]

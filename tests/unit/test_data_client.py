@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import regrow
 from regrow.core.ids import WorkerId
-from regrow.core.messages.data import CacheSeat
+from regrow.core.messages.data import CacheSettings
 from regrow.data.cache import reach
 from regrow.data.cache.client import CachedSource, NodeCache
 from regrow.data.cache.layout import Encoded
@@ -81,7 +81,12 @@ class Node:
 
     def open(self, loader: Any, *, speaks: bool = True, budget: int = 1 << 20, micro: bool = False) -> StepLoader:
         node = NodeCache(
-            CacheSeat(str(self.cache), budget), str(self.folder), WorkerId("w"), 100, speaks=speaks, reader=self.worker
+            CacheSettings(str(self.cache), budget),
+            str(self.folder),
+            WorkerId("w"),
+            100,
+            speaks=speaks,
+            reader=self.worker,
         )
         return StepLoader(loader, seed=3, cache=node.source, micro=micro)
 

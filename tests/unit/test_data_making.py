@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 import regrow
 from regrow.core.errors import Unfit
 from regrow.core.ids import WorkerId
-from regrow.core.messages.data import CacheSeat
+from regrow.core.messages.data import CacheSettings
 from regrow.data.cache import folder as cache_folder
 from regrow.data.cache import layout, making
 from regrow.data.cache.entry import open_entry
@@ -90,7 +90,7 @@ class Here:
         loader = cached_loader(self.loader, seed=7)
         assert loader is not None
         self.identity = described(loader)
-        self.making = Making(self.loader, CacheSeat(str(self.cache), budget), alone=["a file"])
+        self.making = Making(self.loader, CacheSettings(str(self.cache), budget), alone=["a file"])
         self.until = until
         self.making.check(self.hello())
 
@@ -203,7 +203,7 @@ def test_a_successor_makes_only_what_is_missing(tmp_path: Path) -> None:
     here = Here(tmp_path, until=9)
     here.make(Key(0, 0, 1))
     (here.cache / here.identity.value.hex() / "0000000004.0.1.entry").unlink()
-    following = Making(here.loader, CacheSeat(str(here.cache), 1 << 20), alone=["a file"])
+    following = Making(here.loader, CacheSettings(str(here.cache), 1 << 20), alone=["a file"])
     following.check(here.hello())
     following.stand([At(Key(2, 0, 1))], ())
     assert [key for _ in range(20) for key in following.make()] == [Key(4, 0, 1)]

@@ -14,7 +14,7 @@ from regrow.core.messages.data import producer_given_up, producer_socket
 from regrow.data.cache import reach
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (
-    PRODUCER_HEARS,
+    TO_PRODUCER,
     At,
     CannotMake,
     Hello,
@@ -72,7 +72,7 @@ class Script:
 
     def _run(self, answers: tuple[tuple[type[ToProducer], ToReader | None], ...]) -> None:
         sock, _ = self._listener.accept()
-        self.line = Line(sock, PRODUCER_HEARS)
+        self.line = Line(sock, TO_PRODUCER)
         for kind, answer in answers:
             self.hear(kind)
             if answer is None:

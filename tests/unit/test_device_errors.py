@@ -23,7 +23,7 @@ def test_each_group_tells_its_error_once() -> None:
     well, ill = Group(), Group("REMOTE_ERROR")
     errors = DeviceErrors([well, ill])
     errors.ask()
-    errors.tell = told.append
+    errors.report = told.append
     for _ in range(3):
         errors.ask()
     assert told == ["REMOTE_ERROR"]
@@ -35,7 +35,7 @@ def test_each_group_tells_its_error_once() -> None:
 def test_what_we_abort_ourselves_has_no_error() -> None:
     told: list[str] = []
     errors = DeviceErrors([Group("REMOTE_ERROR", aborting=True)])
-    errors.tell = told.append
+    errors.report = told.append
     errors.ask()
     assert told == []
 
@@ -48,7 +48,7 @@ def test_an_error_of_an_abort_that_begins_while_we_ask_is_ours() -> None:
 
     told: list[str] = []
     errors = DeviceErrors([Late()])
-    errors.tell = told.append
+    errors.report = told.append
     errors.ask()
     assert told == []
 

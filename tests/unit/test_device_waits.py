@@ -7,7 +7,7 @@ import torch
 
 from regrow.comm.flight import UNKNOWN, Flights
 from regrow.comm.on_device.waits import SHOWN_AFTER_S, STILL_S, DeviceWaits
-from regrow.core.messages.sights import DEVICE
+from regrow.core.messages.observations import DEVICE
 
 HERE = torch.device("meta")
 

@@ -60,12 +60,12 @@ def test_a_side_that_stops_amid_the_rounds_fails_with_its_last_words(
         with log.open("wb") as output, subprocess.Popen([sys.executable, *words], stdout=output) as process:
             yield process
             process.kill()
-        ground.keep_words(log)
+        ground.keep_output(log)
 
     monkeypatch.setattr(ground, "job", job)
     judged = steady.check(ground)
     assert (judged.status, judged.cause) == (FAILED, f"{name} ended with code 3")
-    assert ground.words == f"{stopped} is out of luck\n"
+    assert ground.output == f"{stopped} is out of luck\n"
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,7 @@ def test_a_sampler_of_torchs_that_asked_for_its_rank_follows_when_the_worker_is_
     )
     sampler = made["Sampler"]()
     early.stop()
-    early.seat(0)
+    early.take_rank(0)
     assert (sampler.rank, early.found) == (0, {})
 
 

@@ -70,7 +70,7 @@ def test_plain_values_in_a_namespace_are_protected_like_an_object_with_a_state()
 
 @pytest.mark.parametrize(("stands_at", "number"), [(-1, 0), (0, 0), (3, 0), (4, 1), (7, 1), (8, 1)])
 def test_before_a_rank_knows_where_it_comes_in_its_epoch_is_the_first_one(stands_at: int, number: int) -> None:
-    loop: Any = SimpleNamespace(member=SimpleNamespace(step=stands_at), began=0)
+    loop: Any = SimpleNamespace(worker=SimpleNamespace(step=stands_at), began=0)
     assert Epochs(loop, iter([]), length=4, until=8).number == number
 
 

@@ -73,10 +73,10 @@ def test_a_pause_lasts_until_the_fault_of_another_has_come_however_long_that_tak
     faults = injector(torch.nn.Linear(2, 1), FaultHow.PAUSE, FaultStage.VOTE, halted)
     threading.Timer(0.1, news.set).start()
     began = time.monotonic()
-    faults.strike(FaultStage.VOTE, StepNo(3))
+    faults.inject(FaultStage.VOTE, StepNo(3))
     assert looks[-1] and time.monotonic() - began < 60.0
 
 
 def test_a_pause_that_no_fault_ends_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fault_injection, "PAUSE_S", 0.05)
-    injector(torch.nn.Linear(2, 1), FaultHow.PAUSE, FaultStage.VOTE).strike(FaultStage.VOTE, StepNo(3))
+    injector(torch.nn.Linear(2, 1), FaultHow.PAUSE, FaultStage.VOTE).inject(FaultStage.VOTE, StepNo(3))

@@ -24,10 +24,10 @@ from regrow.launch.remote import CoordinatorClient
 from regrow.observe.watch.present import JobFigures
 from regrow_guests import tied
 from regrow_guests.command import guest
+from regrow_guests.pods.arguments import PodPlace, run_arguments
 from regrow_guests.pods.manifests import GuestJob, jobset, training_runtime
 from regrow_guests.pods.progress import TrainJobProgress
-from regrow_guests.pods.telling import StatusServer, Teller, run_and_tell
-from regrow_guests.pods.words import PodPlace, run_words
+from regrow_guests.pods.reporting import StatusReporter, StatusServer, run_and_report
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -r requirements-dev.txt")
 JOB = GuestJob("gpt", "team/train:1", nodes=3, spares=1, gpus=8, checkpoint_dir="/ckpt/", words=("train.py", "--lr=1"))
@@ -115,7 +115,7 @@ def test_only_ends_that_starting_again_does_not_mend_end_the_job() -> None:
 
 def test_a_pod_begins_the_job_and_comes_back_into_it_by_the_same_words() -> None:
     place = PodPlace("gpt", 3, 1, 8, "gpt-node-0-0.gpt:29400", "10.0.0.7", spares=1, checkpoint_dir="/ckpt/gpt")
-    assert run_words(place, ["train.py", "--lr=1"]) == [
+    assert run_arguments(place, ["train.py", "--lr=1"]) == [
         *("run", "--job=gpt", "--nproc-per-node=8", "--replicas=16:16", "--replica-ranks=1", "--nnodes=3:3"),
         *("--node-rank=1", "--rdzv-endpoint=gpt-node-0-0.gpt:29400", "--bind=10.0.0.7", "--local-addr=10.0.0.7"),
         *("--drain-grace=30s", "--spares=1", "--no-elect", "--checkpoint-dir=/ckpt/gpt", "--resume=auto"),
@@ -133,7 +133,7 @@ def test_a_pod_begins_the_job_and_comes_back_into_it_by_the_same_words() -> None
 )
 def test_numbers_that_do_not_fit_are_refused(place: PodPlace, says: str) -> None:
     with pytest.raises(UsageError, match=says):
-        run_words(place, ["train.py"])
+        run_arguments(place, ["train.py"])
 
 
 def test_the_command_prints_a_runtime_or_a_jobset() -> None:
@@ -212,11 +212,11 @@ def test_a_trainjobs_status_is_told_with_the_token_as_it_is_now(
         return found
 
     monkeypatch.setattr(CoordinatorClient, "figures", ask)
-    teller = Teller(server, "127.0.0.1:1", "secret", 10)
-    assert teller.tell() == ""
+    teller = StatusReporter(server, "127.0.0.1:1", "secret", 10)
+    assert teller.report() == ""
     server.token.write_text("second")
-    assert teller.tell() == "", "the last that is known is told"
-    assert teller.tell() == ""
+    assert teller.report() == "", "the last that is known is told"
+    assert teller.report() == ""
     assert [(path, token) for path, token, _ in heard] == [
         ("/apis/trainjobs/gpt/status", f"Bearer {each}") for each in ("first", "second", "second")
     ]
@@ -230,7 +230,7 @@ def test_a_server_that_does_not_take_it_costs_a_line_and_no_training(
     (tmp_path / "token").write_text("first")
     monkeypatch.setattr(CoordinatorClient, "figures", lambda _: JobFigures(5, 0))
     server = StatusServer("https://127.0.0.1:1/status", tmp_path / "ca.crt", tmp_path / "token")
-    assert "was not told" in Teller(server, "127.0.0.1:1", "secret", 0).tell()
+    assert "was not told" in StatusReporter(server, "127.0.0.1:1", "secret", 0).report()
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_telling_that_fails_in_any_way_leaves_the_node_its_own_end(
     node: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Broken(Teller):
+    class Broken(StatusReporter):
         times = 0
 
         def __init__(self) -> None:
@@ -257,14 +257,14 @@ def test_telling_that_fails_in_any_way_leaves_the_node_its_own_end(
                 node.touch()
             raise http.client.BadStatusLine("220 smtp")
 
-    assert run_and_tell(["run"], Broken(), every=0.01) == 7
+    assert run_and_report(["run"], Broken(), every=0.01) == 7
     assert capfd.readouterr().out.count("was not told: BadStatusLine: 220 smtp") == 1
 
 
 def test_telling_that_never_comes_back_does_not_hold_up_the_end(node: Path) -> None:
     let_go = threading.Event()
 
-    class Stuck(Teller):
+    class Stuck(StatusReporter):
         def __init__(self) -> None:
             """Nothing."""
 
@@ -275,7 +275,7 @@ def test_telling_that_never_comes_back_does_not_hold_up_the_end(node: Path) -> N
 
     began = time.monotonic()
     try:
-        assert run_and_tell(["run"], Stuck(), every=0.01) == 7
+        assert run_and_report(["run"], Stuck(), every=0.01) == 7
         assert time.monotonic() - began < 50
     finally:
         let_go.set()

@@ -12,21 +12,21 @@ from regrow.launch.remote import CoordinatorClient
 from regrow_guests.ray import driver
 from regrow_guests.ray.cluster import ActorLost
 from regrow_guests.ray.driver import TrainingFailed, train
-from regrow_guests.ray.job import NodeNews, RayJob, check, gang_words, joining_words
+from regrow_guests.ray.job import NodeNews, RayJob, check, gang_arguments, joining_arguments
 
 JOB = RayJob(words=("train.py", "--lr=1"), nodes=3, spares=1, ranks_per_node=8, checkpoint_dir="/c", name="gpt")
 
 
 def test_words_of_nodes_that_begin_come_back_and_join() -> None:
-    begins = gang_words(JOB, 1, "10.0.0.1:99", "10.0.0.2", again=False)
+    begins = gang_arguments(JOB, 1, "10.0.0.1:99", "10.0.0.2", again=False)
     assert begins == [
         *("run", "--job=gpt", "--nnodes=3:3", "--node-rank=1", "--nproc-per-node=8", "--replicas=16:16"),
         *("--replica-ranks=1", "--spares=1", "--rdzv-endpoint=10.0.0.1:99", "--bind=10.0.0.2"),
         *("--local-addr=10.0.0.2", "--drain-grace=30s", "--no-elect", "--checkpoint-dir=/c", "train.py", "--lr=1"),
     ]
-    anew = gang_words(JOB, 1, "10.0.0.1:99", "10.0.0.2", again=True)
+    anew = gang_arguments(JOB, 1, "10.0.0.1:99", "10.0.0.2", again=True)
     assert [word for word in anew if word not in begins] == ["--resume=auto"]
-    joins = joining_words(JOB, "gpt-1-1", "10.0.0.1:99", "10.0.0.4")
+    joins = joining_arguments(JOB, "gpt-1-1", "10.0.0.1:99", "10.0.0.4")
     assert joins[:3] == ["agent", "--join=10.0.0.1:99", "--wait=90s"] and "--name=gpt-1-1" in joins
 
 

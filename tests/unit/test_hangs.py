@@ -6,14 +6,14 @@ import pytest
 from tests.unit.membership_job import Job
 
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
-from regrow.core.messages import orders, sights
-from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
+from regrow.core.messages import observations, orders
+from regrow.core.messages.observations import NodeSeen, TakeStacks, WorkerObservation
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentOpened, Noted
-from regrow.membership.recovery.hangs import Bounds, Look, behind, judge, told
+from regrow.membership.recovery.hangs import Bounds, Look, behind, describe, judge
 
 WAITS: dict[str, Any] = {"calls": 3, "waits": True, "awaits": "allreduce on world"}
-DEVICE: dict[str, Any] = {"calls": 3, "waits": True, "awaits": sights.DEVICE}
+DEVICE: dict[str, Any] = {"calls": 3, "waits": True, "awaits": observations.DEVICE}
 OUTSIDE: dict[str, Any] = {"phase": Phase.OUTSIDE}
 
 
@@ -21,7 +21,7 @@ def look(rank: int, /, seconds: float = 100.0, *, finished: bool = False, moves:
     fields: dict[str, Any] = {"calls": 2, "phase": Phase.COMPUTING, **what}
     step = StepNo(fields.pop("step", 7))
     name = WorkerId(f"w{rank}")
-    sight = None if moves else WorkerSight(name, Generation(1), step, seconds=seconds, **fields)
+    sight = None if moves else WorkerObservation(name, Generation(1), step, seconds=seconds, **fields)
     return Look(Rank(rank), name, sight, finished)
 
 
@@ -146,13 +146,13 @@ def test_those_that_compute_for_hours_in_a_body_are_neither_halted_nor_ended() -
         job = Job(2).trained(4)
         for hours in range(1, 5):
             job.now += 3600.0
-            sights = [
+            observations = [
                 job.sight(rank, 5, seconds=3600.0 * hours, waits=False, busy=True, calls=calls[rank])
                 for rank in job.ranks
             ]
-            job.seen(*sights)
+            job.seen(*observations)
             job.now += 1.0
-            job.seen(*sights)
+            job.seen(*observations)
         assert not job.all(orders.HaltGeneration)
         assert not job.all(orders.FenceWorker)
 
@@ -183,7 +183,7 @@ def test_the_bound_follows_the_longest_step_and_what_was_in_vain() -> None:
 
 
 def test_a_rank_that_stands_still_is_told_with_all_that_is_seen_of_it() -> None:
-    text = told(look(3, 91.26, blocked="futex_wait_queue"))
+    text = describe(look(3, 91.26, blocked="futex_wait_queue"))
     assert text == (
         "rank 3: no progress for 91.3 s in computing of step 7, after 2 collectives, not using the processor in "
         "futex_wait_queue"
@@ -196,11 +196,11 @@ def test_a_rank_that_stands_still_is_told_with_all_that_is_seen_of_it() -> None:
 def test_one_look_is_not_enough_to_end_a_worker() -> None:
     job = Job(2).trained(4)
     job.now += 500.0
-    sights = [job.sight(0, 5), job.sight(1, 5, waits=True)]
-    job.tell(NodeSeen(NodeId("n0"), sights))
+    observations = [job.sight(0, 5), job.sight(1, 5, waits=True)]
+    job.tell(NodeSeen(NodeId("n0"), observations))
     assert not job.all(orders.FenceWorker)
     culprit = job.of(0)
-    job.tell(NodeSeen(NodeId("n0"), sights), after=2.0)
+    job.tell(NodeSeen(NodeId("n0"), observations), after=2.0)
     assert [fence.worker for fence in job.all(orders.FenceWorker)] == [culprit]
 
 
@@ -255,7 +255,7 @@ def stands_at_devices(job: Job, seconds: float, counts: dict[int, int] | None = 
     calls = counts or dict.fromkeys(job.ranks, 4)
     job.now += 5000.0
     looks = [
-        job.sight(rank, 5, seconds=seconds, waits=True, awaits=sights.DEVICE, counts={"world": calls[rank]})
+        job.sight(rank, 5, seconds=seconds, waits=True, awaits=observations.DEVICE, counts={"world": calls[rank]})
         for rank in job.ranks
     ]
     job.seen(*looks)

@@ -418,19 +418,19 @@ def crowd_goes(stayers: Stayers) -> bool:
 
 async def test_callers_of_an_agents_doors_who_stay_are_hung_up_on_too(tmp_path: Path) -> None:
     source: StateSource = Weights()
-    vault = CopyServer(CopyVersions(), token=TOKEN, folder=None, bind="127.0.0.1", advertise="127.0.0.1")
+    copy_endpoint = CopyServer(CopyVersions(), token=TOKEN, folder=None, bind="127.0.0.1", advertise="127.0.0.1")
     halves = (b"", framed(b"half")[:6], _LENGTH.pack(1000) + b"more", b"GET / HTTP/1.1\r\n")
     async with StoreServer(config(job={"nodes": 2}, token=TOKEN, socket_dir=str(tmp_path))) as store:
         with HydrationServer(source, token=TOKEN, socket_dir=tmp_path, nodes=2) as hydration:
             try:
-                doors = (store.address, hydration.endpoint, vault.open())
+                doors = (store.address, hydration.endpoint, copy_endpoint.open())
                 crowds = [await asyncio.to_thread(Stayers, endpoint, 200, halves) for endpoint in doors]
                 for stayers in crowds:
                     assert await asyncio.to_thread(crowd_goes, stayers)
                 for stayers in crowds:
                     await asyncio.to_thread(stayers.wait)
             finally:
-                vault.close()
+                copy_endpoint.close()
 
 
 def test_a_flood_of_them_is_not_one_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

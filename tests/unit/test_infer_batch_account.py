@@ -11,7 +11,7 @@ from regrow.core.process.tasks import TaskScope
 from regrow_batch.account.metrics import exposition
 from regrow_batch.account.prices import Prices
 from regrow_batch.answers import Tokens, read_answer
-from regrow_batch.metrics_door import serve_metrics
+from regrow_batch.metrics_endpoint import serve_metrics
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.tally import Tally
 

@@ -20,7 +20,7 @@ from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Unans
 from regrow_batch.rows import BatchRow, RowReading, answered, read_row, refused
 from regrow_batch.sending import HttpSender
 from regrow_batch.streams import StreamedText
-from regrow_batch.tables.columns import TOLD
+from regrow_batch.tables.columns import RESULTS
 from regrow_batch.tables.inputs import RowLines
 from regrow_batch.tables.outputs import Output
 
@@ -219,7 +219,7 @@ def test_an_answer_with_fields_of_strange_shapes_does_not_keep_a_table_from_bein
     ]
     results = [(at, answered(ROW, 200, json.dumps(body).encode(), "")) for at, body in enumerate(bodies)]
     place = tmp_path / "out.parquet"
-    Output(str(place), RowLines("in.jsonl"), ",".join(TOLD)).write(results, OutputCount().take)
+    Output(str(place), RowLines("in.jsonl"), ",".join(RESULTS)).write(results, OutputCount().take)
     found = parquet.read_table(place).to_pylist()
     assert [row["embedding"] for row in found] == [None, None, None, [0.5, -2.0]]
     assert (found[0]["model"], found[0]["prompt_tokens"], found[0]["completion_tokens"]) == (None, None, None)

@@ -8,7 +8,7 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow_batch.circles import circles, pieces
-from regrow_batch.members import address, read_list, read_words
+from regrow_batch.members import address, read_list, read_workers
 from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
 from regrow_batch.rows import BadRow, BatchRow, RowReading, answered, failed, name_of, read_row, refused
 from regrow_batch.scanning import Feed, scan
@@ -258,7 +258,7 @@ def test_an_answer_that_the_limit_cut_is_looked_at_piece_by_piece() -> None:
 def test_a_list_has_an_address_a_line_and_maybe_a_cap() -> None:
     text = "# pool\nhttp://h1:8000/\n\n https://h2:8000/v1 cap=8 # small\n"
     assert read_list(text, "pool.txt") == {"http://h1:8000": 0, "https://h2:8000": 8}
-    assert read_words("http://h1:1,http://h2:2/") == {"http://h1:1": 0, "http://h2:2": 0}
+    assert read_workers("http://h1:1,http://h2:2/") == {"http://h1:1": 0, "http://h2:2": 0}
 
 
 @pytest.mark.parametrize("word", ["h1:8000", "ftp://h1", "http://", "http://h1:99999999"])

@@ -118,7 +118,7 @@ def test_the_same_records_are_the_same_job_and_another_making_is_another() -> No
         scan(of(template={"prompt": "{level}"})),
     )
     assert (first.digest, first.size) == (again.digest, again.size) != (other.digest, other.size)
-    assert of(prompt="question").words() == {"--prompt-column": "question"}
+    assert of(prompt="question").description() == {"--prompt-column": "question"}
 
 
 @pytest.mark.parametrize(

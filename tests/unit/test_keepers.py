@@ -61,8 +61,8 @@ def test_they_are_put_back_and_told_with_the_variables_of_the_script() -> None:
     first, second = follow(mine), follow(other)
     before = first.take()
     mine.updates, mine.seen[0] = 3, 4
-    told = first.told()
+    told = first.encoded()
     first.put_back(before)
     assert (mine.updates, mine.seen) == (0, [1])
-    second.hear(told)
+    second.receive(told)
     assert (other.updates, other.seen, other.when) == (3, [4], 0.5)

@@ -22,7 +22,7 @@ class Heard:
     def __init__(self, *rules: LogRule) -> None:
         self.said: list[LogSaid] = []
         self.news = asyncio.Event()
-        self.tap = LogTap(config(*rules), tell=self.tell)
+        self.tap = LogTap(config(*rules), report=self.tell)
 
     def tell(self, said: LogSaid) -> None:
         self.said.append(said)

@@ -18,8 +18,8 @@ def stepped(job: Job, rank: int) -> None:
     job.tell(WorkerFinished(job.of(rank), job.machine.generation, LAST, goes_on=True))
 
 
-def halted(job: Job, rank: int, inside: int) -> None:
-    job.tell(WorkerHalted(job.of(rank), job.machine.generation, LAST, inside=inside))
+def halted(job: Job, rank: int, restart_index: int) -> None:
+    job.tell(WorkerHalted(job.of(rank), job.machine.generation, LAST, restart_index=restart_index))
 
 
 def closing(world: int = 2, **settings: object) -> Job:
@@ -59,10 +59,10 @@ def test_a_worker_killed_behind_the_last_step_is_replaced_and_comes_in_behind_it
     job.finished(2, LAST)
     job.exited(job.of(1))
     assert {order.worker for order in job.all(orders.HaltGeneration)} == {job.of(0), job.of(2)}
-    halted(job, 0, inside=2)
-    halted(job, 2, inside=3)
+    halted(job, 0, restart_index=2)
+    halted(job, 2, restart_index=3)
     job.ready(job.of(1))
-    assert (form(job).step, form(job).holders, form(job).over, form(job).inside) == (LAST, [0, 2], True, 1)
+    assert (form(job).step, form(job).holders, form(job).over, form(job).restart_index) == (LAST, [0, 2], True, 1)
     job.joined()
     assert isinstance(job.machine.state, Closing)
     assert len(job.all(IncidentClosed)) == 1, "what the script still does is no part of the incident"
@@ -78,7 +78,7 @@ def test_a_worker_that_has_ended_well_is_no_fault_and_is_run_again_only_for_anot
     assert isinstance(job.machine.state, Closing)
     job.exited(job.of(2))
     assert isinstance(job.machine.state, Mending)
-    halted(job, 0, inside=1)
+    halted(job, 0, restart_index=1)
     job.ready(job.of(1))
     job.ready(job.of(2))
     assert form(job).holders == [0]
@@ -148,7 +148,7 @@ def test_where_nobody_has_the_last_state_any_more_the_job_ends_as_it_did() -> No
     for rank in shards.ranks:
         shards.machine.roster.workers[shards.of(rank)].holding = f"part {rank}"
     shards.exited(shards.of(0))
-    halted(shards, 1, inside=1)
+    halted(shards, 1, restart_index=1)
     shards.ready(shards.of(0), holding="part 0")
     assert shards.end.code == 1
 
@@ -164,8 +164,8 @@ def test_a_script_of_which_one_rank_does_not_go_on_is_let_go_at_once() -> None:
 def test_one_that_hangs_as_it_comes_in_is_replaced_though_the_others_have_finished() -> None:
     job = closing(3)
     job.exited(job.of(1))
-    halted(job, 0, inside=1)
-    halted(job, 2, inside=1)
+    halted(job, 0, restart_index=1)
+    halted(job, 2, restart_index=1)
     job.ready(job.of(1))
     stuck = job.of(1)
     for rank in (0, 2):

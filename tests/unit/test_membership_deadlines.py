@@ -10,7 +10,7 @@ from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import Generation, NodeId, Seconds, StepNo
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import NodeSeen, ProveAlive, WorkerAlive
+from regrow.core.messages.observations import NodeSeen, ProveAlive, WorkerAlive
 from regrow.core.messages.vocabulary import ErrorReport
 from regrow.core.phase import Phase
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, Noted

@@ -268,7 +268,7 @@ def test_a_node_that_goes_in_any_case_is_never_refused() -> None:
 
 def test_the_nodes_of_a_world_that_can_have_no_other_size_are_kept() -> None:
     job = two_nodes()
-    for worker in job.machine.roster.seated():
+    for worker in job.machine.roster.placed():
         worker.fixed = "the script has no session.steps"
     refused = ask_back(job, "n0")
     assert not refused.accepted

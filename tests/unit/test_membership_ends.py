@@ -7,7 +7,7 @@ from regrow.core.ids import NodeId, Rank, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import CheckpointWritten, PartsWritten, SnapshotHeld, WriteCheckpoint
 from regrow.core.messages.copies import KeepState, StateKept, TakeSnapshot
-from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.core.records import FaultInjected, IncidentClosed, Noted

@@ -6,7 +6,7 @@ from tests.unit.membership_job import Job, form
 
 from regrow.core.ids import NO_STATE, NodeId, StepNo
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.vocabulary import ErrorReport, Role
 from regrow.core.records import GrowthWeighed, IncidentClosed, IncidentOpened, ScaleRefused, WorldChanged
 from regrow.membership.machine import EndJob

@@ -5,7 +5,7 @@ from tests.unit.membership_job import OOM, Job, form
 
 from regrow.core.ids import NO_STATE, Rank
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.observations import WorkerAlive
 from regrow.core.messages.tables import KeepTable
 from regrow.core.messages.vocabulary import FaultKind, Role, Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorkerBuilt, WorkerForked

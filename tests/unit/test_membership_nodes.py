@@ -18,8 +18,8 @@ def lose(job: Job, node: str) -> None:
     job.tell(facts.NodeLost(NodeId(node), "its connection ended"))
 
 
-def back(job: Job, node: str, store: str = "new store", vault: str = "") -> None:
-    job.tell(facts.NodeJoined(NodeId(node), "another host", 2, store, vault=vault, domain="b"))
+def back(job: Job, node: str, store: str = "new store", copy_endpoint: str = "") -> None:
+    job.tell(facts.NodeJoined(NodeId(node), "another host", 2, store, copy_endpoint=copy_endpoint, domain="b"))
 
 
 def survivors_halt(job: Job, ranks: tuple[int, ...], state: int) -> None:
@@ -235,7 +235,7 @@ def test_every_node_is_told_its_buddy_and_again_when_one_came_back() -> None:
     assert placed == {"n0": "n1", "n1": "n0"}
     job.trained(4)
     lose(job, "n1")
-    back(job, "n1", vault="new vault")
+    back(job, "n1", copy_endpoint="new vault")
     assert [(order.node, order.buddy, order.endpoint) for order in job.all(PlaceCopies)[2:]] == [
         ("n0", "n1", "new vault"),
         ("n1", "n0", ""),

@@ -12,7 +12,7 @@ from regrow.core.records import NodeJudged, NodeQuarantined
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.launch.listing import status_lines
 from regrow.membership.machine import EndJob
-from regrow.observe.story import tell
+from regrow.observe.story import describe
 
 
 def verdict(node: str, severity: Severity, device: str = "gpu0") -> HealthVerdict:
@@ -103,7 +103,7 @@ def test_the_only_node_is_never_in_quarantine_and_that_is_said_once() -> None:
     assert quarantined(job) == {}
     (told,) = job.all(NodeQuarantined)
     assert told.alone
-    assert "goes on being used" in str(tell(told))
+    assert "goes on being used" in str(describe(told))
     kill(job, 3)
     assert joiners(job) == ["n0"]
 

@@ -26,7 +26,7 @@ from regrow.core.messages.checkpoints import (
     WriteCheckpoint,
 )
 from regrow.core.messages.copies import TakeSnapshot
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.core.messages.vocabulary import Role
 from regrow.core.phase import Phase
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted, WorldChanged
@@ -102,7 +102,7 @@ def sights(
     while job.now < until:
         job.now += every
         total += used
-        sight = WorkerSight(leaver, Generation(1), StepNo(6), 0, Phase.OUTSIDE, 1.0, busy=busy, used=total)
+        sight = WorkerObservation(leaver, Generation(1), StepNo(6), 0, Phase.OUTSIDE, 1.0, busy=busy, used=total)
         job.tell(NodeSeen(NodeId("n0"), [sight]))
         job.tell(facts.TimeAdvanced())
         if any(each.worker == leaver for each in job.all(orders.FenceWorker)):

@@ -45,9 +45,9 @@ def sample(rank: int, step: int, value: int, *, generation: int = 1, whole: bool
 
 def test_samples_are_compared_when_all_replicas_have_told_theirs() -> None:
     samples = Samples()
-    assert samples.tell(sample(0, 16, 5), Rank(0), "h", replicas=2) is None
-    assert samples.tell(sample(0, 16, 6), Rank(0), "another part", replicas=2) is None
-    found = samples.tell(sample(1, 16, 6), Rank(1), "h", replicas=2)
+    assert samples.apply(sample(0, 16, 5), Rank(0), "h", replicas=2) is None
+    assert samples.apply(sample(0, 16, 6), Rank(0), "another part", replicas=2) is None
+    found = samples.apply(sample(1, 16, 6), Rank(1), "h", replicas=2)
     assert found is not None and found.parts == ("model.weight[0:8]",) and found.in_tensors
 
 
@@ -55,7 +55,7 @@ def test_plain_variables_of_which_ranks_have_their_own_are_known_by_holding() ->
     samples = Samples()
     for rank, (mine, holding) in enumerate(((1, "h"), (2, "h"), (3, "another part"), (3, "another part"))):
         told = msgspec.structs.replace(sample(rank, 16, 5), variables={"loop\nmine": mine, "loop\nseen": 8})
-        assert samples.tell(told, Rank(rank), holding, replicas=2) is None
+        assert samples.apply(told, Rank(rank), holding, replicas=2) is None
     assert samples.own["h"] == {"loop\nmine"}
     assert not samples.own["another part"]
 
@@ -63,11 +63,11 @@ def test_plain_variables_of_which_ranks_have_their_own_are_known_by_holding() ->
 def test_who_never_tells_is_left_out_and_samples_of_an_older_generation_are_forgotten() -> None:
     samples = Samples()
     for step in range(16, 16 * 9, 16):
-        assert samples.tell(sample(0, step, 5), Rank(0), "h", replicas=3) is None
-    assert samples.tell(sample(1, 16, 6), Rank(1), "h", replicas=3) is None
-    found = samples.tell(sample(0, 16 * 9, 5), Rank(0), "h", replicas=3)
+        assert samples.apply(sample(0, step, 5), Rank(0), "h", replicas=3) is None
+    assert samples.apply(sample(1, 16, 6), Rank(1), "h", replicas=3) is None
+    found = samples.apply(sample(0, 16 * 9, 5), Rank(0), "h", replicas=3)
     assert found is not None and found.step == 16 and found.alike == ((0,), (1,))
-    assert samples.tell(sample(1, 32, 6, generation=2), Rank(1), "h", replicas=2) is None
+    assert samples.apply(sample(1, 32, 6, generation=2), Rank(1), "h", replicas=2) is None
 
 
 def test_the_same_difference_is_said_ever_less_often() -> None:

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.membership.pace import AHEAD_S, LEAST_AHEAD, MOST_GUESSED, Pace
-from regrow.membership.roster import Seat
+from regrow.membership.roster import RankSlot
 from regrow.membership.scaling import (
     Limits,
     ReplicaCandidate,
     exposed_ranks,
-    first_seats,
+    first_slots,
     leavers,
-    new_seats,
+    new_slots,
     replicas_of,
     unlike_places,
     weigh,
@@ -25,7 +25,7 @@ from regrow.membership.scaling import (
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
 
 
-def places(seats: list[Seat] | None) -> list[tuple[str, int, int]]:
+def places(seats: list[RankSlot] | None) -> list[tuple[str, int, int]]:
     return [(seat.node, seat.rank, seat.local_rank) for seat in seats or []]
 
 
@@ -74,30 +74,30 @@ def test_broken_replicas_go_first_then_those_on_draining_nodes_then_those_behind
 
 
 def test_the_first_world_fills_nodes_in_their_order() -> None:
-    assert places(first_seats(4, 2, {A: 2, B: 2})) == [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1)]
-    assert places(first_seats(2, 1, {A: 4, B: 4})) == [("a", 0, 0), ("b", 1, 0)]
+    assert places(first_slots(4, 2, {A: 2, B: 2})) == [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1)]
+    assert places(first_slots(2, 1, {A: 4, B: 4})) == [("a", 0, 0), ("b", 1, 0)]
 
 
 def test_where_a_node_is_missing_the_others_take_its_ranks_evenly() -> None:
-    seats = places(first_seats(4, 1, {A: 3, B: 3}))
+    seats = places(first_slots(4, 1, {A: 3, B: 3}))
     assert [node for node, _, _ in seats] == ["a", "a", "b", "b"]
-    assert first_seats(4, 2, {A: 2}) is None
+    assert first_slots(4, 2, {A: 2}) is None
 
 
 def test_newcomers_fill_nodes_evenly_in_the_lowest_free_slots() -> None:
-    seats = new_seats([Rank(4), Rank(5), Rank(6)], 1, {A: [3], B: [0, 2], C: []})
+    seats = new_slots([Rank(4), Rank(5), Rank(6)], 1, {A: [3], B: [0, 2], C: []})
     assert places(seats) == [("b", 4, 0), ("a", 5, 3), ("b", 6, 2)]
 
 
 def test_a_replica_stands_on_one_node_where_that_has_room() -> None:
-    together = new_seats([Rank(4), Rank(5), Rank(6), Rank(7)], 2, {A: [0, 1], B: [0, 1, 2]})
+    together = new_slots([Rank(4), Rank(5), Rank(6), Rank(7)], 2, {A: [0, 1], B: [0, 1, 2]})
     assert [(seat.node, seat.rank) for seat in together] == [("b", 4), ("b", 5), ("a", 6), ("a", 7)]
-    spread = new_seats([Rank(4), Rank(5)], 2, {A: [1], B: [2]})
+    spread = new_slots([Rank(4), Rank(5)], 2, {A: [1], B: [2]})
     assert [seat.node for seat in spread] == ["a", "b"]
 
 
 def test_there_are_no_more_newcomers_than_slots() -> None:
-    assert len(new_seats([Rank(1), Rank(2)], 1, {A: [0]})) == 1
+    assert len(new_slots([Rank(1), Rank(2)], 1, {A: [0]})) == 1
 
 
 def test_a_world_that_cannot_be_cut_into_replicas_is_known_by_its_parts() -> None:
@@ -159,7 +159,7 @@ def test_a_pause_between_two_steps_is_not_taken_for_the_pace() -> None:
     assert pace.patience(3) > 60.0, "but there may be another"
 
 
-def standing(seats: list[Seat]) -> dict[Rank, NodeId]:
+def standing(seats: list[RankSlot]) -> dict[Rank, NodeId]:
     return {seat.rank: seat.node for seat in seats}
 
 
@@ -168,7 +168,7 @@ def exposed(homes: dict[Rank, NodeId], unit: int, racks: dict[NodeId, str]) -> l
 
 
 def test_after_a_restart_and_a_shrink_both_holders_of_a_part_do_not_stand_on_one_node() -> None:
-    seats = first_seats(6, 2, {A: 3, B: 3}, unit=2)
+    seats = first_slots(6, 2, {A: 3, B: 3}, unit=2)
     assert places(seats) == [("a", 0, 0), ("a", 1, 1), ("b", 2, 0), ("b", 3, 1), ("a", 4, 2), ("b", 5, 2)]
     replicas = [ReplicaCandidate(n, homes=homes) for n, homes in enumerate((("a", "a"), ("a", "b"), ("b", "b")))]
     assert leavers(replicas, 1) == {1}, "not the highest: the other two would stand together"
@@ -185,7 +185,7 @@ def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_mo
     room = sum(most // unit for most in slots.values())
     size = data.draw(st.integers(2, room), "replicas")
     nproc = data.draw(st.sampled_from([unit, 2 * unit, unit + 1]), "nproc")
-    seats = first_seats(size * unit, nproc, slots, unit=unit, domains=racks)
+    seats = first_slots(size * unit, nproc, slots, unit=unit, domains=racks)
     if seats is None:
         return  # what is left on the nodes is less than a replica on each, and not enough together
     homes = standing(seats)
@@ -211,7 +211,7 @@ def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_mo
         lost = Rank(data.draw(st.integers(0, len(homes) - 1), "lost"))
         free = {node: range(slots[node] - sum(home == node for home in homes.values())) for node in names}
         held = {rank: home for rank, home in homes.items() if rank != lost}
-        for seat in new_seats([lost], unit, free, domains=racks, held=held):
+        for seat in new_slots([lost], unit, free, domains=racks, held=held):
             alone = {racks[home] for rank, home in held.items() if rank % unit == lost % unit}
             open_ = {racks[node] for node in names if len(free[node])}
             if len(alone) == 1 and open_ - alone:
@@ -233,7 +233,7 @@ def test_holders_of_a_part_are_kept_apart_through_restarts_shrinks_growth_and_mo
 def test_a_world_that_starts_again_smaller_is_not_put_where_a_node_has_all_of_a_part(
     world: int, nproc: int, unit: int, slots: dict[NodeId, int], expected: list[tuple[str, int, int]]
 ) -> None:
-    seats = first_seats(world, nproc, slots, unit=unit)
+    seats = first_slots(world, nproc, slots, unit=unit)
     assert places(seats) == expected
     if slots[B]:
         homes = standing(seats or [])
@@ -242,5 +242,5 @@ def test_a_world_that_starts_again_smaller_is_not_put_where_a_node_has_all_of_a_
 
 def test_a_rack_counts_as_one_place() -> None:
     racks = {A: "left", B: "left", C: "right"}
-    seats = first_seats(4, 2, {A: 2, B: 2, C: 2}, unit=2, domains=racks)
+    seats = first_slots(4, 2, {A: 2, B: 2, C: 2}, unit=2, domains=racks)
     assert {racks[seat.node] for seat in seats or []} == {"left", "right"}

@@ -8,7 +8,7 @@ from tests.unit.membership_job import Job, form
 from regrow.core.errors import UsageError
 from regrow.core.ids import NodeId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.observations import WorkerAlive
 from regrow.core.messages.vocabulary import Role
 from regrow.core.records import IncidentClosed
 from regrow.launch.elastic import elasticity, span

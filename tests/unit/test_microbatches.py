@@ -35,7 +35,7 @@ def batch_of(step: int, share: int) -> torch.Tensor:
     return torch.randn(SIZES[share % len(SIZES)], 4, generator=source, dtype=torch.float64)
 
 
-class Told:
+class CallHeader:
     """Stand-in for the step."""
 
     rehearsed = False
@@ -46,7 +46,7 @@ class Told:
     def log(self, **metrics: float) -> None:
         self.numbers |= metrics
 
-    def hear(self, numbers: dict[str, float]) -> None:
+    def receive(self, numbers: dict[str, float]) -> None:
         self.heard = {**getattr(self, "heard", {}), **numbers}
 
     def read(self, what: str, batch: torch.Tensor) -> None:
@@ -57,7 +57,7 @@ class World:
     """A model with one replica, and its dealer."""
 
     def __init__(self, net: nn.Module, *, count: Count = ALL, invariant: bool = False, loader: Any = None) -> None:
-        self.net, self.step = net, Told()
+        self.net, self.step = net, CallHeader()
         state, modules = ProtectedState([net]), Modules([net])
         self.dealer: Dealer = dealer(loader or batch_of, state, modules, seed=3, count=count, invariant=invariant)
 

@@ -10,7 +10,7 @@ from regrow.core.ids import NodeId, Rank
 from regrow.core.messages import facts
 from regrow.core.messages.unions import Fact
 from regrow.membership.orders import AnswerScale, Command
-from regrow.membership.server.wishes import MoveWish
+from regrow.membership.server.requests import MoveRequest
 
 
 async def test_a_move_is_answered_with_the_machines_own_sentence() -> None:
@@ -33,12 +33,12 @@ async def test_a_move_is_answered_with_the_machines_own_sentence() -> None:
 def test_a_number_is_a_rank_and_anything_else_a_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wishes: list[MoveWish] = []
+    requests: list[MoveRequest] = []
     asked: list[str | None] = []
 
-    def move(wish: MoveWish) -> AnswerScale:
-        wishes.append(wish)
-        return AnswerScale(wish.rank is None, "as you wish")
+    def move(scaling: MoveRequest) -> AnswerScale:
+        requests.append(scaling)
+        return AnswerScale(scaling.rank is None, "as you wish")
 
     def client_of(job: str | None) -> tuple[SimpleNamespace, SimpleNamespace]:
         asked.append(job)
@@ -47,9 +47,9 @@ def test_a_number_is_a_rank_and_anything_else_a_node(
     monkeypatch.setattr(moving, "client_of", client_of)
     assert main(["move", "node1"]) == 0
     assert main(["move", "mine", "3", "--to", "node2", "--reason", "dust"]) == 1
-    assert wishes == [
-        MoveWish(NodeId("node1"), None, None, "regrow move"),
-        MoveWish(NodeId(""), Rank(3), NodeId("node2"), "dust"),
+    assert requests == [
+        MoveRequest(NodeId("node1"), None, None, "regrow move"),
+        MoveRequest(NodeId(""), Rank(3), NodeId("node2"), "dust"),
     ]
     assert asked == [None, "mine"]
     assert main(["move", "a", "b", "c"]) == 2

@@ -13,10 +13,10 @@ from regrow.core.verdicts import Action, Severity
 from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow_clusters.cluster.node_health import NodeFact, may_mark, parse_table, read_table, slurm_facts
 from regrow_clusters.operator.events import news_of_nodes
-from regrow_clusters.operator.nodes import CONDITION, TAINT, UNTIL, BadMark, judged, marking, with_condition
+from regrow_clusters.operator.nodes import CONDITION, TAINT, UNTIL, AvoidedNodeMark, judged, marking, with_condition
 from regrow_clusters.operator.observed.observing import against, found_nodes, node_of, read
 from regrow_clusters.operator.observed.pod_seen import read_pod
-from regrow_clusters.operator.resource import KeptNode, TrainingJob, TrainingJobStatus, read_job
+from regrow_clusters.operator.resource import AvoidedNodeStatus, TrainingJob, TrainingJobStatus, read_job
 from regrow_clusters.operator.status import next_status, nodes_finding, with_conditions
 
 TABLE = read_table()
@@ -125,7 +125,7 @@ def names(nodes: list[dict[str, Any]]) -> list[str]:
 def test_marks_are_set_within_the_budget_and_what_others_have_set_stays() -> None:
     others = {"key": "team", "effect": "NoSchedule"}
     nodes = [node(f"n{number:02}", taints=[dict(others)]) for number in range(20)]
-    wanted = {name: BadMark("quarantined: gpu0 xid 79", 500.0) for name in ("n03", "n05", "n07")}
+    wanted = {name: AvoidedNodeMark("quarantined: gpu0 xid 79", 500.0) for name in ("n03", "n05", "n07")}
     changed, left_out = marking(nodes, wanted, 100.0)
     assert (names(changed), left_out) == (["n03", "n05"], ["n07"])
     assert changed[0]["spec"]["taints"] == [
@@ -138,13 +138,13 @@ def test_marks_are_set_within_the_budget_and_what_others_have_set_stays() -> Non
 def test_nodes_that_are_out_already_count_and_are_not_marked() -> None:
     nodes = [node(f"n{number:02}") for number in range(10)]
     nodes[0] = node("n00", ready="Unknown")
-    assert marking(nodes, {"n03": BadMark("bad", 500.0)}, 100.0) == ([], ["n03"])
-    assert marking(nodes, {"n00": BadMark("bad", 500.0)}, 100.0) == ([], [])
-    assert names(marking([node()], {"n1": BadMark("bad", 500.0)}, 100.0)[0]) == ["n1"]  # one always may
+    assert marking(nodes, {"n03": AvoidedNodeMark("bad", 500.0)}, 100.0) == ([], ["n03"])
+    assert marking(nodes, {"n00": AvoidedNodeMark("bad", 500.0)}, 100.0) == ([], [])
+    assert names(marking([node()], {"n1": AvoidedNodeMark("bad", 500.0)}, 100.0)[0]) == ["n1"]  # one always may
 
 
 def test_a_mark_is_taken_away_when_its_time_is_over_and_not_before_though_the_job_is_gone() -> None:
-    marked = marking([node()], {"n1": BadMark("bad", 500.0)}, 100.0)[0]
+    marked = marking([node()], {"n1": AvoidedNodeMark("bad", 500.0)}, 100.0)[0]
     assert marking(marked, {}, 499.0) == ([], [])
     (clean,) = marking(marked, {}, 500.0)[0]
     assert clean["spec"]["taints"] == [] and clean["metadata"]["annotations"] == {}
@@ -153,7 +153,7 @@ def test_a_mark_is_taken_away_when_its_time_is_over_and_not_before_though_the_jo
 
 
 def test_the_condition_says_why_and_then_that_nothing_is_known() -> None:
-    bad = with_condition(node(), BadMark("gpu0 xid 79", 5.0), 0.0)
+    bad = with_condition(node(), AvoidedNodeMark("gpu0 xid 79", 5.0), 0.0)
     told = {each["type"]: each for each in bad["status"]["conditions"]}
     assert told["Ready"]["status"] == "True"
     assert (told[CONDITION]["status"], told[CONDITION]["message"]) == ("False", "gpu0 xid 79")
@@ -191,7 +191,7 @@ def test_nodes_that_fail_the_jobs_examinations_are_avoided_for_their_time_told_o
     old = job()
     found = found_nodes(old, pods, figures, 1000.0)
     new = next_status(old, read(old, pods, 1000.0), [], 1000.0, figures, found)
-    assert new.bad_nodes == [KeptNode("n2", datetime.fromtimestamp(4600.0, UTC), "gpu0: xid 79")]
+    assert new.bad_nodes == [AvoidedNodeStatus("n2", datetime.fromtimestamp(4600.0, UTC), "gpu0: xid 79")]
     assert [(each.reason, each.message) for each in news_of_nodes(old.status, new)] == [
         ("NodeAvoided", "no replica is started on node n2 until 1970-01-01T01:16:40Z: gpu0: xid 79")
     ]

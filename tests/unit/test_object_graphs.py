@@ -230,7 +230,7 @@ def test_a_received_graph_makes_things_of_known_classes_alone() -> None:
         graph.load_state_dict({**told, "graph": np.frombuffer(encode(forged), np.uint8)})
 
 
-class Told:
+class CallHeader:
     """Says its state by the other pair of names."""
 
     def __init__(self) -> None:
@@ -244,7 +244,7 @@ class Told:
 
 
 def test_protected_things_of_every_form_come_back() -> None:
-    game, told, drawn, legacy, moves = Games(1), Told(), random.Random(1), np.random.RandomState(1), deque([1])
+    game, told, drawn, legacy, moves = Games(1), CallHeader(), random.Random(1), np.random.RandomState(1), deque([1])
     state = ProtectedState([], {"game": game, "told": told, "drawn": drawn, "legacy": legacy, "moves": moves})
     state.begin()
     expected = digest(game), told.count, drawn.random(), legacy.normal(), list(moves)
@@ -264,7 +264,7 @@ def test_protected_things_of_every_form_come_back() -> None:
 
 
 def test_objects_that_say_their_state_inside_another_are_asked_for_it() -> None:
-    holds = Holds([Told(), Told()])
+    holds = Holds([CallHeader(), CallHeader()])
     graph = ObjectGraph({"env": holds})
     memory = graph.remember()
     things: Any = holds.thing

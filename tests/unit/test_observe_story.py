@@ -26,7 +26,7 @@ from regrow.observe.ledger import Ledger
 from regrow.observe.live import LiveView, PlainView, follow, open_view
 from regrow.observe.receipt import Receipt, differences
 from regrow.observe.scene import Scene, WorkerState
-from regrow.observe.story import mended, seconds, tell
+from regrow.observe.story import describe, mended, seconds
 
 
 def _scene(records: list[Record]) -> Scene:
@@ -46,7 +46,7 @@ def _text(console: Console) -> str:
 
 def test_silent_corruption_is_told_with_its_place_and_counted() -> None:
     found = ReplicaCorrupted(1.0, StepNo(8), Rank(1), WorkerId("n0.w1"), NodeId("n0"), ["model.weight"], 2)
-    assert tell(found) == (
+    assert describe(found) == (
         "the state of rank 1 was wrong before step 8, in model.weight: worker n0.w1, 2 corruptions on n0 so far"
     )
     assert Ledger([found]).corruptions == [found]
@@ -83,7 +83,7 @@ def test_the_launcher_says_once_that_newcomers_are_proven_and_each_time_that_the
 
 
 def test_a_job_is_told_in_sentences() -> None:
-    lines = [line for record in FakeJob().run(6, kills={3: 2}) if (line := tell(record)) is not None]
+    lines = [line for record in FakeJob().run(6, kills={3: 2}) if (line := describe(record)) is not None]
     assert lines[0] == "job job: 4 ranks on 1 node, 1 standby"
     assert "fault fault-1: sigkill strikes rank 2 in step 3, stage backward" in lines
     assert any(line.startswith("incident 1: mended by standby in 0.75 s (detect 10 ms, ") for line in lines)
@@ -91,7 +91,7 @@ def test_a_job_is_told_in_sentences() -> None:
 
 
 def test_a_diagnosis_is_told_with_the_end() -> None:
-    assert tell(JobEnded(1.0, 1, "out of budget")) == "job ended with code 1: out of budget"
+    assert describe(JobEnded(1.0, 1, "out of budget")) == "job ended with code 1: out of budget"
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_receipt_prints_its_verdict() -> None:
 
 
 def test_a_worker_that_ends_well_is_not_told() -> None:
-    assert tell(WorkerGone(1.0, WorkerId("w0"), Rank(0), 0, "")) is None
+    assert describe(WorkerGone(1.0, WorkerId("w0"), Rank(0), 0, "")) is None
 
 
 @pytest.mark.parametrize(

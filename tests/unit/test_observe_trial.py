@@ -83,12 +83,12 @@ def test_a_difference_is_told_with_what_the_run_has_found_of_it() -> None:
     refuted = struck(wrong_from=7)
     refuted.add(ReplacementJudged(at=9.0, rank=Rank(1), step=StepNo(7), reason=found))
     assert judge(PLAN, refuted, Ledger(CALM), code=0)[1].why == f"step 7, rank 0: loss is 9.0 and 0.125; {found}"
-    unproven = judge(PLAN, struck(wrong_from=7), Ledger(CALM), code=76, words="rank 1 differs")
+    unproven = judge(PLAN, struck(wrong_from=7), Ledger(CALM), code=76, output="rank 1 differs")
     assert unproven[1].why.endswith("; rank 1 differs")
 
 
 def test_the_last_kill_of_a_job_that_ended_is_to_blame_and_its_last_words_are_told() -> None:
-    results = judge(PLAN, struck(last=6), Ledger(CALM), code=1, words="the last copy was lost")
+    results = judge(PLAN, struck(last=6), Ledger(CALM), code=1, output="the last copy was lost")
     assert [result.outcome for result in results] == [Outcome.EQUAL, Outcome.ENDED, Outcome.UNTRIED]
     assert results[1].why == "the last copy was lost"
 
@@ -181,4 +181,4 @@ def test_a_run_that_never_ended_well_has_its_words_kept() -> None:
     ledger = Ledger(
         [JobEnded(0.0, 1, "no"), FaultInjected(0.0, "fault-1", WorkerId("w"), Rank(0), StepNo(3), "data", "k")]
     )
-    assert judge(PLAN[:1], ledger, Ledger(CALM), code=1, words="no")[0].outcome is Outcome.ENDED
+    assert judge(PLAN[:1], ledger, Ledger(CALM), code=1, output="no")[0].outcome is Outcome.ENDED

@@ -13,8 +13,8 @@ from tests.unit.test_watch import progress
 from regrow.core.ids import NodeId
 from regrow.core.records import NodeJudged, NodeQuarantined, StepCommitted
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish
-from regrow.observe.watch.figures import FiguresDesk
+from regrow.membership.server.requests import DrainRequest
+from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.present import JobFigures, SuspectNode
 from regrow_clusters.operator.asking import JobAsker
 from regrow_clusters.operator.objects import token_of
@@ -34,7 +34,7 @@ def job(port: int = 29400, status: TrainingJobStatus | None = None) -> TrainingJ
 
 def test_a_job_that_trained_nine_steps_through_a_kill_says_so() -> None:
     clock = Moment()
-    desk = FiguresDesk(clock)
+    desk = FiguresApi(clock)
     assert desk.figures() == JobFigures(0, 0, None)
     for record in FakeJob().run(9, {4: 1}):
         clock.at = record.at
@@ -102,7 +102,7 @@ def test_what_was_said_last_stays_until_more_is_said() -> None:
 
 
 def test_nodes_that_failed_an_examination_are_named_and_those_that_are_only_suspect_are_not() -> None:
-    desk = FiguresDesk(Moment())
+    desk = FiguresApi(Moment())
 
     def judged(node: str, severity: str) -> NodeJudged:
         return NodeJudged(0.0, NodeId(node), "gpu0", severity, "reset", "nvml", "xid 79")
@@ -122,10 +122,10 @@ async def test_a_node_that_the_cluster_has_given_up_is_dropped_under_the_name_th
 
     async def handle(request: web.Request) -> web.Response:
         assert request.headers["Authorization"] == f"Bearer {token_of(KEY, 'u1')}"
-        wish = msgspec.json.decode(await request.read(), type=DrainWish)
-        asked.append(wish.node)
-        assert wish.certain and wish.grace == 60.0
-        return web.Response(body=msgspec.json.encode(AnswerScale(wish.node == "node1", "")))
+        drain = msgspec.json.decode(await request.read(), type=DrainRequest)
+        asked.append(drain.node)
+        assert drain.certain and drain.grace == 60.0
+        return web.Response(body=msgspec.json.encode(AnswerScale(drain.node == "node1", "")))
 
     app = web.Application()
     app.router.add_post("/drain", handle)

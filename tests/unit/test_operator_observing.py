@@ -6,7 +6,7 @@ import msgspec
 from tests.cluster.jobs import training_job
 
 from regrow_clusters.cluster.node_health import HealthTable
-from regrow_clusters.cluster.observed import BadNode, ReplicaStage
+from regrow_clusters.cluster.observed import AvoidedNode, ReplicaStage
 from regrow_clusters.operator.api import ApiFailure, ApiKind
 from regrow_clusters.operator.cache import ClusterCache
 from regrow_clusters.operator.objects import AVOIDS, ReplicaPlace, pods
@@ -74,8 +74,8 @@ def test_before_nodes_have_been_looked_at_nobody_is_asked_for_again() -> None:
     given = job()
     waits = [pod(given, 0, "n1"), pod(given, 1, "", "n7")]
     assert read(given, waits, 0.0, None).seen.replicas[1].avoids == ()
-    known = read(given, waits, 0.0, (BadNode("n7", 9.0),)).seen
-    assert (known.replicas[1].avoids, known.bad_nodes) == (("n7",), (BadNode("n7", 9.0),))
+    known = read(given, waits, 0.0, (AvoidedNode("n7", 9.0),)).seen
+    assert (known.replicas[1].avoids, known.bad_nodes) == (("n7",), (AvoidedNode("n7", 9.0),))
 
 
 def test_an_init_container_that_cannot_start_is_found_and_the_usual_course_of_a_start_is_not() -> None:

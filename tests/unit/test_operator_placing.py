@@ -19,9 +19,9 @@ from regrow_clusters.operator.objects import NODE_RANK, PLACED_FOLDER, TOPOLOGY,
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import node_of
 from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
-from regrow_clusters.operator.placing.seats import domain_in, gang_pods, path_of, path_text, seats
-from regrow_clusters.operator.placing.telling import PodPlacer
-from regrow_clusters.operator.placing.waiting import NotPlaced, placed_words
+from regrow_clusters.operator.placing.annotating import PodPlacer
+from regrow_clusters.operator.placing.node_ranks import domain_in, gang_pods, node_ranks, path_of, path_text
+from regrow_clusters.operator.placing.waiting import NotPlaced, placed_arguments
 from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job
 
 LABELS = ["topology.kubernetes.io/zone", "example.com/rack"]
@@ -66,7 +66,7 @@ PATHS = {
 )
 def test_ranks_that_are_near_become_neighbours_at_every_level(nodes: list[str], wanted: list[int]) -> None:
     found = gang_pods(job(), gang(job(), *nodes))
-    assert found is not None and seats(job(), found, PATHS) == wanted
+    assert found is not None and node_ranks(job(), found, PATHS) == wanted
 
 
 def test_pods_of_a_replica_stay_together_and_replicas_are_near_by_what_all_their_pods_share() -> None:
@@ -74,7 +74,7 @@ def test_pods_of_a_replica_stay_together_and_replicas_are_near_by_what_all_their
     found = gang_pods(given, gang(given, "n0", "n2", "n1", "n4", "n3", "n5"))
     assert found is not None
     # Replicas 0 and 2 are in the north, of two racks each; replica 1 is in the south.
-    assert seats(given, found, PATHS) == [0, 1, 4, 5, 2, 3]
+    assert node_ranks(given, found, PATHS) == [0, 1, 4, 5, 2, 3]
 
 
 def test_a_gang_without_all_its_nodes_has_no_order_yet() -> None:
@@ -118,7 +118,7 @@ def test_a_pod_of_the_gang_waits_for_its_number_and_one_that_joins_for_what_fail
 
 
 def test_everybody_knows_the_pods_by_their_numbers() -> None:
-    given = job(TrainingJobStatus(seats=[0, 3, 2, 1]))
+    given = job(TrainingJobStatus(node_ranks=[0, 3, 2, 1]))
     bodies = [pods(given, ReplicaPlace(place, place + 1, begins=True), ())[0] for place in range(4)]
     here = gang(given, "n0", "n1", "n2", "n3")
     assert [node_of(given, here, f"node{number}") for number in range(4)] == ["n0", "n3", "n2", "n1"]
@@ -152,33 +152,33 @@ async def test_pods_are_told_when_all_have_nodes_and_these_are_known_and_never_a
     nodes = NodeWatch(cluster, HealthTable([]), mark=False)  # type: ignore[arg-type]
     placer, given = PodPlacer(cluster, nodes), job()  # type: ignore[arg-type]
     here = gang(given, "n0", "n1", "n2", "gone")
-    assert placer.seats(given, here[:3]) is None and not nodes.look_soon.is_set(), "one has no node"
-    assert placer.seats(given, here) is None and nodes.look_soon.is_set(), "nothing is known of their nodes"
-    assert await placer.tell(given, here) == [] and cluster.told == {}
+    assert placer.node_ranks(given, here[:3]) is None and not nodes.look_soon.is_set(), "one has no node"
+    assert placer.node_ranks(given, here) is None and nodes.look_soon.is_set(), "nothing is known of their nodes"
+    assert await placer.annotate(given, here) == [] and cluster.told == {}
     assert await nodes.turn({}, 0.0)
-    order = placer.seats(given, here)
+    order = placer.node_ranks(given, here)
     assert order == [0, 2, 1, 3]
-    assert await placer.tell(given, here) == [], "before it is in the status nobody is told"
-    seated = msgspec.structs.replace(given, status=TrainingJobStatus(seats=order))
+    assert await placer.annotate(given, here) == [], "before it is in the status nobody is told"
+    seated = msgspec.structs.replace(given, status=TrainingJobStatus(node_ranks=order))
     cluster.labels["n1"][zone] = "north"
     await nodes.turn({}, 0.0)
-    assert placer.seats(seated, here) is None, "it stays as it was said, whatever is known now"
-    assert len(await placer.tell(seated, here)) == 3, "one node is looked for once more"
+    assert placer.node_ranks(seated, here) is None, "it stays as it was said, whatever is known now"
+    assert len(await placer.annotate(seated, here)) == 3, "one node is looked for once more"
     await nodes.turn({}, 0.0)
-    await placer.tell(seated, here)
+    await placer.annotate(seated, here)
     assert [cluster.told[pod.name][NODE_RANK] for pod in here] == ["0", "2", "1", "3"]
     assert [cluster.told[pod.name][TOPOLOGY] for pod in here] == ["/north", "/north", "/north", "/"]
-    told = [msgspec.structs.replace(pod, topology="/", seated=True) for pod in here]
-    assert await placer.tell(seated, told) == []
+    told = [msgspec.structs.replace(pod, topology="/", ranked=True) for pod in here]
+    assert await placer.annotate(seated, told) == []
     assert [each.holds for each in placer.findings(seated, told)] == [True]
 
 
 async def test_an_operator_without_the_right_to_tell_pods_says_so() -> None:
     cluster = Cluster({}, refused=True)
     placer = PodPlacer(cluster, None)  # type: ignore[arg-type]
-    given = job(TrainingJobStatus(seats=[0, 1, 2, 3]))
+    given = job(TrainingJobStatus(node_ranks=[0, 1, 2, 3]))
     here = gang(given, "n0", "n1", "n2", "n3")
-    assert await placer.tell(given, here) == []
+    assert await placer.annotate(given, here) == []
     (finding,) = placer.findings(given, here)
     assert not finding.holds and "apply the operator's manifests again" in finding.message
 
@@ -186,15 +186,15 @@ async def test_an_operator_without_the_right_to_tell_pods_says_so() -> None:
 async def test_pods_that_began_without_waiting_keep_their_numbers_when_labels_are_named_later() -> None:
     without = job(topologyLabels=[])
     here = gang(without, "n0", "n1", "n2", "n3")
-    assert PodPlacer(Cluster({}), None).seats(job(), here) is None  # type: ignore[arg-type]
+    assert PodPlacer(Cluster({}), None).node_ranks(job(), here) is None  # type: ignore[arg-type]
 
 
 async def test_pods_that_wait_are_told_although_the_labels_were_taken_out_of_the_spec() -> None:
     cluster = Cluster({})
     placer, here = PodPlacer(cluster, None), gang(job(), "n0", "n1", "n2", "n3")  # type: ignore[arg-type]
-    order = placer.seats(job(topologyLabels=[]), here)
+    order = placer.node_ranks(job(topologyLabels=[]), here)
     assert order == [0, 1, 2, 3]
-    await placer.tell(job(TrainingJobStatus(seats=order), topologyLabels=[]), here)
+    await placer.annotate(job(TrainingJobStatus(node_ranks=order), topologyLabels=[]), here)
     assert len(cluster.told) == 4
 
 
@@ -202,15 +202,15 @@ def test_a_pod_begins_as_the_node_that_it_is_told_to_be(tmp_path: Path) -> None:
     (tmp_path / "topology").write_text("")
     threading.Timer(0.2, lambda: (tmp_path / "topology").write_text("/z1/r1")).start()
     threading.Timer(0.4, lambda: (tmp_path / "node-rank").write_text("3\n")).start()
-    words = placed_words(tmp_path, ["run", "--job=j", "train.py"], ranked=True, domain=True, within=60.0)
+    words = placed_arguments(tmp_path, ["run", "--job=j", "train.py"], ranked=True, domain=True, within=60.0)
     assert words == ["run", "--node-rank=3", "--domain=z1.r1", "--job=j", "train.py"]
-    assert placed_words(tmp_path, ["agent"], ranked=False, domain=False, within=60.0) == ["agent"]
+    assert placed_arguments(tmp_path, ["agent"], ranked=False, domain=False, within=60.0) == ["agent"]
 
 
 def test_a_pod_that_is_not_told_does_not_begin_in_a_gang_and_joins_all_the_same(tmp_path: Path) -> None:
     with pytest.raises(NotPlaced, match="which node of the job"):
-        placed_words(tmp_path, ["run"], ranked=True, domain=True, within=0.2)
-    assert placed_words(tmp_path, ["agent"], ranked=False, domain=True, within=0.2) == ["agent"]
+        placed_arguments(tmp_path, ["run"], ranked=True, domain=True, within=0.2)
+    assert placed_arguments(tmp_path, ["agent"], ranked=False, domain=True, within=0.2) == ["agent"]
 
 
 def test_a_pod_that_waits_leaves_when_it_is_asked_to(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from regrow_clusters.operator.crd import crd
 from regrow_clusters.operator.events import JobNews, event
 from regrow_clusters.operator.leadership import Leadership
 from regrow_clusters.operator.manifests import as_text, manifests
-from regrow_clusters.operator.nodes import BadMark, marking, with_condition
+from regrow_clusters.operator.nodes import AvoidedNodeMark, marking, with_condition
 from regrow_clusters.operator.objects import ReplicaPlace, budget, pods, secret, service
 from regrow_clusters.operator.resource import LEASE_NAME, TrainingJob, read_job
 
@@ -38,14 +38,14 @@ def written() -> dict[str, dict[str, Any]]:
     of_job = pods(made, ReplicaPlace(0, 1, begins=True), ("n1", "n2"))
     backend_of(made).dress(made, of_job, group="g", total=2, gang=True)
     bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}, "status": {}}
-    (node,), _ = marking([bare], {"n1": BadMark("gpu0: xid 79", 5.0)}, 0.0)
+    (node,), _ = marking([bare], {"n1": AvoidedNodeMark("gpu0: xid 79", 5.0)}, 0.0)
     found = {
         "pod": of_job[0],
         "service": service(made),
         "secret": secret(made, b"key"),
         "budget": budget(made),
         "event": event(made, JobNews("NodeAvoided", "n1", warns=True), 0.0),
-        "node": with_condition(node, BadMark("gpu0: xid 79", 5.0), 0.0),
+        "node": with_condition(node, AvoidedNodeMark("gpu0: xid 79", 5.0), 0.0),
     }
     for number, each in enumerate(manifests(namespace="regrow-system", image="regrow:1", mark_nodes=True)):
         found[f"{number} {each['kind']}"] = each

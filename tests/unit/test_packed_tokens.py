@@ -12,7 +12,7 @@ from rich.console import Console
 
 from regrow.core.errors import DataError, UsageError
 from regrow.data.packing.corpus import read_corpus
-from regrow.data.packing.packer import PackWords, pack
+from regrow.data.packing.packer import PackOptions, pack
 from regrow.data.tokens import PackedTokens
 
 TEXTS = ["abc", "", "defghij", "k", "lmnopqrstuvwxyz", "", "0123456789" * 5]
@@ -22,7 +22,7 @@ EOS = 256
 def _pack(folder: Path, *, shard_bytes: int = 40, eos: int | None = EOS, dtype: str | None = None) -> Path:
     source = folder / "a.jsonl"
     source.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    words = PackWords(
+    words = PackOptions(
         [str(source)],
         folder / "corpus",
         "bytes",

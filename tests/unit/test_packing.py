@@ -17,7 +17,7 @@ from rich.console import Console
 
 from regrow.core.errors import DataError, UsageError
 from regrow.data.packing.corpus import read_corpus
-from regrow.data.packing.packer import PackWords, pack
+from regrow.data.packing.packer import PackOptions, pack
 from regrow.data.packing.tokenizing import load_tokenizer
 
 TEXTS = [f"document {number} " * (number % 5) for number in range(60)]
@@ -46,7 +46,7 @@ def _run(inputs: list[Path], out: Path, **words: Any) -> str:
     """Pack, and what was said."""
     said = Console(file=StringIO(), width=200)
     options: dict[str, Any] = {"tokenizer": "bytes", "workers": 1, "shard_bytes": 300} | words
-    pack(PackWords([str(each) for each in inputs], out, **options), said)
+    pack(PackOptions([str(each) for each in inputs], out, **options), said)
     assert isinstance(said.file, StringIO)
     return said.file.getvalue()
 

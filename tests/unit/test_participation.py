@@ -32,7 +32,7 @@ def supervised() -> SupervisedWorker:
     groups.broke.return_value = False
     member = SupervisedWorker(link, groups)
     member.control.resume(Generation(0), StepNo(0))
-    recovery = MagicMock(inside=0, sharded=False, sampler=None, comparison=None)
+    recovery = MagicMock(restart_index=0, sharded=False, sampler=None, comparison=None)
     member.body.recovery = recovery
     member._rejoin = Rejoin(link, member.control, recovery, state(), MagicMock(), None)
     return member
@@ -76,7 +76,7 @@ def test_whatever_a_loop_asks_is_there_and_can_be_called_so(member: Participatio
 
 def test_it_begins_alone_before_step_0(member: Participation) -> None:
     assert (member.rank, member.local_rank, member.world, member.unit) == (0, 0, 1, 1)
-    assert (member.step, member.halted, member.inside, member.trial_steps) == (0, False, 0, 0)
+    assert (member.step, member.halted, member.restart_index, member.trial_steps) == (0, False, 0, 0)
     assert member.holds_initial_state or member.rehearses
 
 
@@ -131,8 +131,8 @@ def test_a_body_that_the_script_leaves_is_given_up(member: Participation) -> Non
 
 def test_a_function_between_two_steps_changes_no_step(member: Participation) -> None:
     member.expect_after_steps(1)
-    assert member.body.enter_region(1, None)
-    member.body.leave_region(2)
+    assert member.body.enter_restartable(1, None)
+    member.body.leave_restartable(2)
     member.place_after_step(0)
     assert member.step == 0
     assert member.compare() and member.waiting.take_change() is None

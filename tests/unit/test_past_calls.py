@@ -38,7 +38,7 @@ def asked(past: PastCalls, given: float = 0.0, name: str = "allreduce", *, size:
 
 def newcomer(past: PastCalls, doubts: list[str]) -> PastCalls:
     made = calls(doubts)
-    made.hear(past.told())
+    made.receive(past.encoded())
     return made
 
 
@@ -145,7 +145,7 @@ def test_outside_of_what_is_made_up_for_nothing_is_answered() -> None:
 
 def test_what_is_no_note_is_refused() -> None:
     with pytest.raises(ProtocolError, match="does not decode"):
-        calls().hear(b"\xff")
+        calls().receive(b"\xff")
 
 
 def test_who_hears_of_nothing_forgets_what_it_had_noted_itself() -> None:
@@ -153,7 +153,7 @@ def test_who_hears_of_nothing_forgets_what_it_had_noted_itself() -> None:
     past = calls(doubts)
     past.begin()
     heard(past, 1.0)
-    past.hear(b"")
+    past.receive(b"")
     with past.again():
         assert asked(past) is None
     assert "did not call" in doubts[0]

@@ -19,7 +19,7 @@ from regrow.devices import accelerators
 from regrow.devices.context_times import time_context
 from regrow.observe.run_story import run_lines
 from regrow.observe.spans.incidents import IncidentSpans
-from regrow.observe.story import tell
+from regrow.observe.story import describe
 
 BUILT = {START: 0.04, BUILD: 1.9, REHEARSE: 0.3}
 
@@ -113,7 +113,7 @@ def test_an_error_that_needs_no_replacement_has_no_stages() -> None:
 
 def test_people_are_told_the_longest_by_name() -> None:
     incident = msgspec.structs.replace(closed(1, 10.0), slowest="node0.w4", stages={**BUILT, "hydrate": 0.2})
-    assert (tell(incident) or "").endswith("; most of the replacement: build 1.90 s")
+    assert (describe(incident) or "").endswith("; most of the replacement: build 1.90 s")
     (line,) = [line for line in run_lines([incident], live=True) if "most of" in line]
     assert line.strip() == (
         "most of the replacement: build 1.90 s (worker node0.w4: start 40 ms, build 1.90 s, rehearse 0.30 s, "

@@ -13,7 +13,7 @@ from regrow.core.ids import Generation, NodeId, Rank, StepNo, WorkerId
 from regrow.launch.maintenance import rolling_restart
 from regrow.launch.maintenance.rolling_restart import RollingRestart, commanded
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import MoveWish
+from regrow.membership.server.requests import MoveRequest
 from regrow.membership.view import JobView, NodeView, WorkerView
 
 
@@ -55,12 +55,12 @@ class PlayedJob:
         agent = self.agents.get(node, f"first of {node}")
         return NodeView(NodeId(node), f"host of {node}", "", node in self.away, agent=agent)
 
-    def move(self, wish: MoveWish) -> AnswerScale:
+    def move(self, scaling: MoveRequest) -> AnswerScale:
         if self.refusals:
             self.refusals -= 1
             return AnswerScale(False, "other nodes have room for 0")
         free = next(node for node in self.nodes if node not in self.home.values())
-        self.home = {rank: free if node == wish.node else node for rank, node in self.home.items()}
+        self.home = {rank: free if node == scaling.node else node for rank, node in self.home.items()}
         return AnswerScale(True, "ranks will leave")
 
     def restart(self, node: NodeView) -> int:

@@ -12,15 +12,15 @@ import pytest
 from regrow.core.errors import UsageError
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish
+from regrow.membership.server.requests import DrainRequest
 from regrow.membership.view import JobView, NodeView, WorkerView
 from regrow_clusters.slurm.client import SlurmClient
 from regrow_clusters.slurm.commands import drain, undo_drain
 from regrow_clusters.slurm.following import FollowedCoordinator
 from regrow_clusters.slurm.job_file import SlurmJobSpec
 from regrow_clusters.slurm.keeper import Keeper
-from regrow_clusters.slurm.node_words import NodeSeat
-from regrow_clusters.slurm.reading import JobNote, JobWishes, NodeState, SlurmJob
+from regrow_clusters.slurm.node_arguments import GangNode
+from regrow_clusters.slurm.reading import JobNote, JobRequests, NodeState, SlurmJob
 from regrow_clusters.slurm.room import too_few_without
 from regrow_clusters.slurm.scripts import JobPart, script_of
 
@@ -63,7 +63,7 @@ class Cluster(SlurmClient):
     def __init__(self, seen: JobView, refusal: str = "") -> None:
         super().__init__({})
         self._seen, self._refusal = seen, refusal
-        self.wishes = JobWishes()
+        self.requests = JobRequests()
         self.done: list[tuple[str, ...]] = []
         self.drained: tuple[str, ...] = ()
 
@@ -96,8 +96,8 @@ class Cluster(SlurmClient):
         given = tuple(words[3:])
         if given[:2] == ("slurm", "wish"):
             if "--set" in given:
-                self.wishes = msgspec.json.decode(given[-1], type=JobWishes)
-            return msgspec.json.encode(self.wishes).decode()
+                self.requests = msgspec.json.decode(given[-1], type=JobRequests)
+            return msgspec.json.encode(self.requests).decode()
         if given[0] == "status":
             return msgspec.json.encode(self._seen).decode()
         self.done.append(given)
@@ -120,14 +120,14 @@ def test_a_node_that_the_job_needs_is_refused_and_nothing_is_asked_of_it(host: s
     said = asked(cluster, host)
     assert f"refused: without {host} the job would have room for 1 replica, and replicaCount is 2" in said
     assert "regrow slurm status gpt shows a replica more; or give --force" in said
-    assert (cluster.done, cluster.wishes) == ([], JobWishes())
+    assert (cluster.done, cluster.requests) == ([], JobRequests())
 
 
 def test_who_insists_is_told_what_follows_and_gets_it() -> None:
     cluster = Cluster(view("node0", "node1", "r2-6", away=("r2-6",)))
     assert "it would stand still until another comes" in asked(cluster, "host1", force=True)
     assert cluster.done == [("drain", "gpt-5", "node1", "--grace=30s", "--force")]
-    assert list(cluster.wishes.avoid) == ["host1"]
+    assert list(cluster.requests.avoid) == ["host1"]
 
 
 def test_a_node_that_the_job_can_do_without_is_given_back() -> None:
@@ -136,8 +136,8 @@ def test_a_node_that_the_job_can_do_without_is_given_back() -> None:
     for host in ("host1", "host2"):
         assert asked(cluster, host) == f"{host} is given back, within 30 s; job gpt keeps away from it for 3600 s"
     assert cluster.done == [("drain", "gpt-5", "node1", "--grace=30s"), ("leave", "6")]
-    assert list(cluster.wishes.avoid) == ["host1", "host2"]
-    assert all(3600 <= until - now < 3700 for until in cluster.wishes.avoid.values()), "as any bad node"
+    assert list(cluster.requests.avoid) == ["host1", "host2"]
+    assert all(3600 <= until - now < 3700 for until in cluster.requests.avoid.values()), "as any bad node"
 
 
 def test_a_node_that_was_given_back_can_be_had_again() -> None:
@@ -146,13 +146,13 @@ def test_a_node_that_was_given_back_can_be_had_again() -> None:
     with pytest.raises(UsageError, match="was not asked to keep away from host1"):
         undo_drain("gpt", "host1", cluster, ["regrow"])
     assert undo_drain("gpt", "host2", cluster, ["regrow"]) == "job gpt may have host2 again"
-    assert cluster.wishes == JobWishes()
+    assert cluster.requests == JobRequests()
 
 
 def test_a_node_that_the_job_refuses_to_give_back_is_not_kept_away_from() -> None:
     cluster = Cluster(view("node0", "node1", "r2-6"), refusal="the job has run its last step")
     assert asked(cluster, "host1") == "refused: the job has run its last step"
-    assert cluster.wishes == JobWishes()
+    assert cluster.requests == JobRequests()
 
 
 class Coordinator(FollowedCoordinator):
@@ -166,9 +166,9 @@ class Coordinator(FollowedCoordinator):
     def status(self) -> JobView:
         return self.seen
 
-    def drain(self, wish: DrainWish) -> AnswerScale:
-        self.drained.append(wish.node)
-        return AnswerScale(True, f"{wish.node} is given back")
+    def drain(self, scaling: DrainRequest) -> AnswerScale:
+        self.drained.append(scaling.node)
+        return AnswerScale(True, f"{scaling.node} is given back")
 
 
 def test_nodes_that_slurm_drains_are_left_when_the_job_can_do_without_them_and_no_sooner(
@@ -180,8 +180,8 @@ def test_nodes_that_slurm_drains_are_left_when_the_job_can_do_without_them_and_n
     )
     slurm, job = Cluster(view()), Coordinator(view("node0", "node1", "r2-6"))
     slurm.drained = ("host1", "host2")
-    seat = NodeSeat(5, 0, "host0", "host[0-1]")
-    keeper = Keeper(JobPart(SPEC), seat, slurm, job, tmp_path, ["regrow"], said.append)
+    gang_node = GangNode(5, 0, "host0", "host[0-1]")
+    keeper = Keeper(JobPart(SPEC), gang_node, slurm, job, tmp_path, ["regrow"], said.append)
 
     def look() -> tuple[list[str], list[tuple[str, ...]]]:
         now[0] += 40.0

@@ -11,9 +11,9 @@ from regrow.core.ids import Seconds
 from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
 from regrow_clusters.slurm.ending import GangEnd
 from regrow_clusters.slurm.job_file import SlurmJobSpec
-from regrow_clusters.slurm.node_words import NodeSeat
-from regrow_clusters.slurm.observing import heirs
-from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.slurm.node_arguments import GangNode
+from regrow_clusters.slurm.observing import backups
+from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 from regrow_clusters.slurm.scripts import JobPart, part_in, script_of
 
 SPEC = SlurmJobSpec("gpt", ["train.py"], replica_count=3, max_replica_count=5, max_restarts=1)
@@ -23,9 +23,9 @@ PART = JobPart(SPEC, avoid=("bad",))
 class RememberedSlurm(SlurmClient):
     """Requests in order. `dead`: the first host does not answer; `away`: the controller does not."""
 
-    def __init__(self, wishes: JobWishes | None = None, *, state: str = "RUNNING", dead: bool = False) -> None:
+    def __init__(self, requests: JobRequests | None = None, *, state: str = "RUNNING", dead: bool = False) -> None:
         super().__init__({})
-        self.wishes = wishes or JobWishes()
+        self.requests = requests or JobRequests()
         self.jobs = [
             SlurmJob(7, "gpt", None, state, nodes=("n0", "n1", "n2")),
             SlurmJob(8, "gpt+3", 3, "RUNNING", nodes=("n3",)),
@@ -71,7 +71,7 @@ class RememberedSlurm(SlurmClient):
 
 def ending(slurm: RememberedSlurm, index: int, part: JobPart = PART, **more: Any) -> GangEnd:
     return GangEnd(
-        part, NodeSeat(7, index, f"n{index}", "n[0-2]"), slurm, lambda: slurm.wishes, lambda text: None, **more
+        part, GangNode(7, index, f"n{index}", "n[0-2]"), slurm, lambda: slurm.requests, lambda text: None, **more
     )
 
 
@@ -82,7 +82,7 @@ def test_a_job_that_is_done_takes_its_waiting_replicas_out_of_the_queue() -> Non
 
 
 def test_a_job_that_can_be_run_again_is_submitted_anew_as_it_was_asked_for_last() -> None:
-    slurm = RememberedSlurm(JobWishes(replicas=4, avoid={"asked": time.time() + 60, "long ago": 1.0}))
+    slurm = RememberedSlurm(JobRequests(replicas=4, avoid={"asked": time.time() + 60, "long ago": 1.0}))
     ending(slurm, 0).by_first(75, ("lost",))
     assert slurm.asked == ["submit"]
     assert slurm.next is not None
@@ -92,7 +92,7 @@ def test_a_job_that_can_be_run_again_is_submitted_anew_as_it_was_asked_for_last(
     assert slurm.next.spec.replicas == 4
 
 
-@pytest.mark.parametrize("slurm", [RememberedSlurm(JobWishes(over=True)), RememberedSlurm(state="COMPLETING")])
+@pytest.mark.parametrize("slurm", [RememberedSlurm(JobRequests(over=True)), RememberedSlurm(state="COMPLETING")])
 def test_a_job_that_was_cancelled_is_not_submitted_anew(slurm: RememberedSlurm) -> None:
     ending(slurm, 0).by_first(75, ())
     assert slurm.asked == ["cancel 9"]
@@ -169,13 +169,13 @@ def test_an_end_that_another_node_sees_to_is_left_to_it() -> None:
 
 def successor(slurm: RememberedSlurm) -> GangEnd:
     """On the second node, whose turn is the first where the first node is gone."""
-    seat = NodeSeat(7, 1, "n1", "n[0-2]", result="/r")
-    return GangEnd(PART, seat, slurm, lambda: slurm.wishes, lambda text: None, sleep=lambda seconds: None)
+    gang_node = GangNode(7, 1, "n1", "n[0-2]", result="/r")
+    return GangEnd(PART, gang_node, slurm, lambda: slurm.requests, lambda text: None, sleep=lambda seconds: None)
 
 
 def test_of_many_nodes_some_look_after_the_end_far_from_each_other() -> None:
-    assert heirs(4) == [1, 2, 3]
-    assert heirs(17) == list(range(1, 17))
-    some = heirs(1000)
+    assert backups(4) == [1, 2, 3]
+    assert backups(17) == list(range(1, 17))
+    some = backups(1000)
     assert len(some) == 16 and some[0] == 1 and some[-1] == 999
     assert max(later - sooner for sooner, later in itertools.pairwise(some)) < 70

@@ -12,7 +12,7 @@ from regrow.launch.folder import describe, write_entry
 from regrow.membership.view import JobView, NodeView
 from regrow_clusters.slurm.following import FollowedCoordinator
 from regrow_clusters.slurm.job_file import read_job_file
-from regrow_clusters.slurm.node_words import NodeSeat, gang_words
+from regrow_clusters.slurm.node_arguments import GangNode, gang_arguments
 from regrow_clusters.slurm.observing import looks_after
 from regrow_clusters.slurm.scripts import JobPart
 
@@ -70,7 +70,7 @@ def test_what_elections_need_is_said(more: str, said: str) -> None:
 
 
 def test_the_gang_elects_where_it_is_asked_for() -> None:
-    spec, seat = read_job_file(JOB + "spares = 1", place="job.toml"), NodeSeat(1, 0, "n0", "n[0-2]")
-    assert "--no-elect" not in gang_words(JobPart(spec), seat, "h:1", "h")
+    spec, gang_node = read_job_file(JOB + "spares = 1", place="job.toml"), GangNode(1, 0, "n0", "n[0-2]")
+    assert "--no-elect" not in gang_arguments(JobPart(spec), gang_node, "h:1", "h")
     off = msgspec.structs.replace(spec, elect=False)
-    assert "--no-elect" in gang_words(JobPart(off), seat, "h:1", "h")
+    assert "--no-elect" in gang_arguments(JobPart(off), gang_node, "h:1", "h")

@@ -8,12 +8,12 @@ import pytest
 
 from regrow.core.errors import UsageError
 from regrow_clusters.slurm.job_file import SlurmJobSpec, read_job_file
-from regrow_clusters.slurm.node_words import NodeSeat, exit_code, gang_words, port_of, replica_words
+from regrow_clusters.slurm.node_arguments import GangNode, exit_code, gang_arguments, port_of, replica_arguments
 from regrow_clusters.slurm.scripts import JobPart, part_in, script_again, script_of
 
 MINIMAL = 'name = "gpt"\nscript = ["train.py", "--lr", "1e-3"]\n'
 REGROW = ["python", "-m", "regrow"]
-SEAT = NodeSeat(41, 1, "node1", "node[0-4]", "spine.leaf0.node1", "switch.switch.node")
+SEAT = GangNode(41, 1, "node1", "node[0-4]", "spine.leaf0.node1", "switch.switch.node")
 
 
 def read(text: str) -> SlurmJobSpec:
@@ -115,7 +115,7 @@ def test_a_script_of_the_users_own_is_used_again_for_another_part() -> None:
 
 def test_the_gang_runs_a_job_that_may_grow() -> None:
     spec = read(MINIMAL + "replicaCount = 2\nmaxReplicaCount = 4\nnodesPerReplica = 2\nranksPerNode = 8\nspares = 1")
-    words = gang_words(JobPart(spec), SEAT, "10.0.0.1:29400", "10.0.0.2")
+    words = gang_arguments(JobPart(spec), SEAT, "10.0.0.1:29400", "10.0.0.2")
     assert words == [
         *shlex.split("run --job=gpt-41 --nnodes=5:9 --node-rank=1 --nproc-per-node=8 --replicas=2:4"),
         *shlex.split("--replica-ranks=16 --rdzv-endpoint=10.0.0.1:29400 --drain-grace=30s --no-elect"),
@@ -137,17 +137,17 @@ def test_all_nodes_of_a_gang_take_the_one_order_that_its_script_has_found() -> N
 
 def test_a_gang_that_starts_anew_resumes_where_it_can() -> None:
     spec = read(MINIMAL + 'checkpointDir = "/ckpt"')
-    assert "--resume" not in gang_words(JobPart(spec), SEAT, "h:1", "h")
-    assert "--resume=auto" in gang_words(JobPart(spec, attempt=2), SEAT, "h:1", "h")
-    assert "--resume" not in gang_words(JobPart(read(MINIMAL), attempt=2), SEAT, "h:1", "h")
+    assert "--resume" not in gang_arguments(JobPart(spec), SEAT, "h:1", "h")
+    assert "--resume=auto" in gang_arguments(JobPart(spec, attempt=2), SEAT, "h:1", "h")
+    assert "--resume" not in gang_arguments(JobPart(read(MINIMAL), attempt=2), SEAT, "h:1", "h")
 
 
 def test_a_replica_joins_under_a_name_that_never_comes_twice() -> None:
     spec = read(MINIMAL + "maxReplicaCount = 4\nnodesPerReplica = 2")
-    words = replica_words(JobPart(spec, 3), SEAT, "10.0.0.1:29400", "10.0.0.2")
+    words = replica_arguments(JobPart(spec, 3), SEAT, "10.0.0.1:29400", "10.0.0.2")
     assert words[:4] == ["agent", "--join=10.0.0.1:29400", "--name=r3-41-1", "--grace=30s"]
     fixed = read(MINIMAL + "replicaCount = 4\nnodesPerReplica = 2")
-    assert "--name=node7" in replica_words(JobPart(fixed, 3), SEAT, "10.0.0.1:29400", "10.0.0.2")
+    assert "--name=node7" in replica_arguments(JobPart(fixed, 3), SEAT, "10.0.0.1:29400", "10.0.0.2")
 
 
 def test_two_jobs_of_a_host_have_different_ports() -> None:
@@ -162,4 +162,4 @@ def test_two_jobs_of_a_host_have_different_ports() -> None:
     [(0, False, 0), (0, True, 75), (75, False, 75), (75, True, 75), (-9, False, 75), (1, False, 93), (2, True, 93)],
 )
 def test_slurm_is_told_whether_the_same_again_makes_sense(code: int, told: bool, said: int) -> None:
-    assert exit_code(code, told_to_leave=told) == said
+    assert exit_code(code, asked_to_leave=told) == said

@@ -6,7 +6,7 @@ import pytest
 
 from regrow_clusters.slurm.reading import (
     JobNote,
-    JobWishes,
+    JobRequests,
     SlurmJob,
     failure_domain,
     host_list,
@@ -19,7 +19,7 @@ from regrow_clusters.slurm.reading import (
     read_topology,
     submitted,
 )
-from regrow_clusters.slurm.wishes import read_wishes, wishes_file, write_wishes
+from regrow_clusters.slurm.requests import read_requests, requests_file, write_requests
 
 QUEUE = """\
 5|gpt+2|COMPLETED|None|node0|node0||(null)
@@ -94,16 +94,16 @@ def test_a_comment_of_somebody_else_is_no_note() -> None:
 
 
 def test_what_users_ask_is_kept_in_a_file_of_the_runs_own(tmp_path: Path) -> None:
-    file = wishes_file(tmp_path, "gpt-7")
-    assert read_wishes(file) == JobWishes()
-    asked = JobWishes(replicas=3, avoid={"node1": 1800.5}, over=True)
-    write_wishes(file, asked)
-    assert read_wishes(file) == asked
-    assert read_wishes(wishes_file(tmp_path, "gpt-8")) == JobWishes()
+    file = requests_file(tmp_path, "gpt-7")
+    assert read_requests(file) == JobRequests()
+    asked = JobRequests(replicas=3, avoid={"node1": 1800.5}, over=True)
+    write_requests(file, asked)
+    assert read_requests(file) == asked
+    assert read_requests(requests_file(tmp_path, "gpt-8")) == JobRequests()
     assert asked.avoided(1800.0) == {"node1": 1800.5} and asked.avoided(1801.0) == {}
     assert asked.on_clock(40.0, 1800.0).avoid == {"node1": 40.5}
     file.write_text("{")
-    assert read_wishes(file) == JobWishes()
+    assert read_requests(file) == JobRequests()
 
 
 TREE = """\

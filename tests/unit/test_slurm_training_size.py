@@ -13,15 +13,15 @@ from tests.unit.test_slurm_draining import view as seen
 
 from regrow.core.ids import NO_STATE, Generation, NodeId, StepNo
 from regrow.core.messages import orders
-from regrow.core.messages.sights import WorkerAlive
+from regrow.core.messages.observations import WorkerAlive
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import ScaleWish
+from regrow.membership.server.requests import ScaleRequest
 from regrow.membership.view import JobView
 from regrow_clusters.cluster.sizes import wanted_size
 from regrow_clusters.slurm.job_file import SlurmJobSpec
 from regrow_clusters.slurm.keeper import Keeper
-from regrow_clusters.slurm.node_words import NodeSeat
-from regrow_clusters.slurm.reading import JobWishes
+from regrow_clusters.slurm.node_arguments import GangNode
+from regrow_clusters.slurm.reading import JobRequests
 from regrow_clusters.slurm.scripts import JobPart
 from regrow_clusters.slurm.training_size import fewer_to_train
 
@@ -39,11 +39,11 @@ def test_it_is_asked_for_what_is_wanted_never_below_the_gang_and_once(
     low: int, more: int, spares: int, replicas: int | None, wants: int
 ) -> None:
     job = spec(replica_count=low, max_replica_count=low + more, spares=spares)
-    wishes = JobWishes(replicas=replicas)
-    asked = fewer_to_train(job, wishes, view(wants))
+    requests = JobRequests(replicas=replicas)
+    asked = fewer_to_train(job, requests, view(wants))
     after = wants if asked is None else asked
     assert asked is None or low <= asked < wants
-    assert fewer_to_train(job, wishes, view(after)) is None, "what was done is not asked for again"
+    assert fewer_to_train(job, requests, view(after)) is None, "what was done is not asked for again"
     assert not spares or after <= wanted_size(job.elastic_spec(replicas=replicas))
     assert spares or asked is None, "who is given back is one replica fewer"
 
@@ -64,12 +64,12 @@ def changed(job: Job) -> Job:
 
 
 def size(job: Job, wanted: int) -> int | None:
-    return fewer_to_train(spec(), JobWishes(replicas=wanted), job.machine.snapshot())
+    return fewer_to_train(spec(), JobRequests(replicas=wanted), job.machine.snapshot())
 
 
 def test_scaled_down_one_fewer_trains_though_the_node_that_is_given_back_has_no_ranks() -> None:
     job = three_of_three()
-    assert job.machine.world == 3 and not job.machine.roster.nodes[NodeId("r3")].seats, "the spare trains in its place"
+    assert job.machine.world == 3 and not job.machine.roster.nodes[NodeId("r3")].placed, "the spare trains in its place"
     assert size(job, 3) is None
     asked = size(job, 2)
     assert asked == 2 and scale(job, asked).accepted
@@ -86,7 +86,7 @@ def test_scaled_down_after_a_loss_one_fewer_trains_before_and_after_the_lost_nod
     for rank in (0, 2):
         job.halted(rank, job.machine.step)
     job.ready(job.of(1), NO_STATE)
-    for worker in job.machine.roster.seated():
+    for worker in job.machine.roster.placed():
         job.tell(WorkerAlive(worker.worker))
     job.joined().stepped(job.machine.step)
     assert job.machine.world == 3, "the node without ranks has taken those of the lost one"
@@ -109,8 +109,8 @@ class SizedCoordinator(Coordinator):
         super().__init__(msgspec.structs.replace(seen("node0", "node1", "node2", "r3-6"), wanted=wanted))
         self.sizes: list[int | None] = []
 
-    def scale(self, wish: ScaleWish) -> AnswerScale:
-        self.sizes.append(wish.replicas)
+    def scale(self, scaling: ScaleRequest) -> AnswerScale:
+        self.sizes.append(scaling.replicas)
         return AnswerScale(not self.refusal, self.refusal)
 
 
@@ -119,7 +119,7 @@ def test_the_job_is_asked_to_train_with_fewer_and_a_refusal_is_said_once(tmp_pat
     job = SizedCoordinator(wanted=3)
     job.refusal = "the script has no session.steps"
     part = JobPart(spec(replicas=2))
-    keeper = Keeper(part, NodeSeat(5, 0, "host0", "host[0-2]"), Cluster(seen()), job, tmp_path, ["regrow"], said.append)
+    keeper = Keeper(part, GangNode(5, 0, "host0", "host[0-2]"), Cluster(seen()), job, tmp_path, ["regrow"], said.append)
     for _ in range(3):
         keeper.turn()
     assert job.sizes == [2]

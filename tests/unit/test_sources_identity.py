@@ -16,7 +16,7 @@ from torch.utils.data import default_collate
 import regrow.data
 from regrow.core.messages.data import OrderSpec, SourceSpec
 from regrow.data.cache.identity import describe
-from regrow.data.packing.packer import PackWords, pack
+from regrow.data.packing.packer import PackOptions, pack
 
 Make = Callable[[Path, Any], Any]
 
@@ -77,12 +77,12 @@ def test_files_have_an_identity(folder: Path, make: Make) -> None:
 
 def test_a_packed_corpus_has_an_identity_wherever_it_lies(folder: Path) -> None:
     for name in ("one", "two"):
-        pack(PackWords([str(folder / "a.jsonl")], folder / name, "bytes", workers=1), Console(quiet=True))
+        pack(PackOptions([str(folder / "a.jsonl")], folder / name, "bytes", workers=1), Console(quiet=True))
     first = _identity(regrow.data.PackedTokens(folder / "one", 8))
     assert _identity(regrow.data.PackedTokens(folder / "two", 8)) == first
     assert _identity(regrow.data.PackedTokens(folder / "one", 8, stride=4)) != first
     (folder / "a.jsonl").write_text("\n".join(map(json.dumps, _rows(21))))
-    pack(PackWords([str(folder / "a.jsonl")], folder / "three", "bytes", workers=1), Console(quiet=True))
+    pack(PackOptions([str(folder / "a.jsonl")], folder / "three", "bytes", workers=1), Console(quiet=True))
     assert _identity(regrow.data.PackedTokens(folder / "three", 8)) != first
 
 

@@ -33,7 +33,7 @@ def noisy(base: float, world: int, noise: float, seed: int) -> dict[Rank, float]
 
 
 def run(slow: SlowRanks, steps: list[dict[Rank, float]]) -> list[StragglerFound | StragglerOver]:
-    return [found for times in steps for rank, own in times.items() for found in slow.tell(rank, own, len(times))]
+    return [found for times in steps for rank, own in times.items() for found in slow.apply(rank, own, len(times))]
 
 
 @given(worlds, bases, seeds)
@@ -102,7 +102,7 @@ def test_the_first_steps_of_a_membership_and_missing_times_say_nothing() -> None
     assert run(book, [times] * (FIRST_STEPS + 1)) == []
     assert [type(each) for each in run(book, [times])] == [StragglerFound]
     alone = SlowRanks(1)
-    assert [alone.tell(Rank(2), 9.0, 3) for _ in range(50)] == [[]] * 50
+    assert [alone.apply(Rank(2), 9.0, 3) for _ in range(50)] == [[]] * 50
 
 
 # --- in a job --------------------------------------------------------------------------------------------------------

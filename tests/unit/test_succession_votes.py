@@ -14,13 +14,13 @@ from regrow.core.messages.elections import (
     CoordinatorPresent,
     Handover,
     LauncherPresent,
-    Office,
+    Leader,
     VoteAnswered,
     VoteAsked,
     Voter,
 )
+from regrow.core.messages.observations import ProveAlive
 from regrow.core.messages.orders import SpawnWorker
-from regrow.core.messages.sights import ProveAlive
 from regrow.core.messages.unions import Fact
 from regrow.core.messages.vocabulary import FaultSpec, FaultStage, Role, Warmth
 from regrow.core.records import WorkerGone
@@ -30,7 +30,7 @@ from regrow.membership.machine import Membership
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
-from regrow.membership.server.launchers import LauncherDesk
+from regrow.membership.server.launchers import SuccessionApi
 from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.succession.belated import still_meant
 from regrow.membership.succession.election import Election
@@ -48,7 +48,7 @@ def voter(number: int) -> Voter:
 
 def answer(voters: Voters, number: int, beat: float) -> None:
     """A launcher answers a beat, and has all that there is."""
-    voters.heard(LauncherPresent(voter(number), voters.term, voters.number, beat), beat)
+    voters.received(LauncherPresent(voter(number), voters.term, voters.number, beat), beat)
 
 
 def settled(launchers: int) -> Voters:
@@ -63,7 +63,7 @@ def settled(launchers: int) -> Voters:
 
 def held_by(number: int, launchers: int, now: float = 0.0) -> Election:
     election = Election(voter(number))
-    assert election.heard(1, settled(launchers).handover(voter(number).name), LEASE, now)
+    assert election.received(1, settled(launchers).handover(voter(number).name), LEASE, now)
     return election
 
 
@@ -107,7 +107,7 @@ def test_a_silent_voter_is_one_no_more_and_a_coordinator_that_is_deposed_decides
     answer(voters, 1, 4.0)
     assert voters.change(LEASE)
     assert [each.node for each in voters.newest] == ["node0", "node1"]
-    voters.deposed_by = Office(2, "http://host1:1")
+    voters.deposed_by = Leader(2, "http://host1:1")
     assert not voters.may_decide(LEASE)
 
 
@@ -118,7 +118,7 @@ def test_a_launcher_votes_once_a_term_and_not_while_the_coordinator_counts_on_it
     assert election.vote(VoteAsked(2, "node2@x", version, trial=True).to("node1@x"), LEASE)
     assert election.vote(VoteAsked(2, "node2@x", version).to("node1@x"), LEASE), "a trial changes nothing"
     assert not election.vote(VoteAsked(2, "node0@x", version).to("node1@x"), LEASE)
-    assert not election.heard(1, None, LEASE, LEASE), "the coordinator of the older term is none any more"
+    assert not election.received(1, None, LEASE, LEASE), "the coordinator of the older term is none any more"
 
 
 def test_a_launcher_that_has_voted_votes_for_nobody_else_until_the_elected_one_may_have_begun() -> None:
@@ -163,7 +163,7 @@ def test_nobody_votes_for_who_knows_less_or_comes_late_or_has_asked_another(aske
 def newcomer_stands(term: int = 2) -> VoteAsked:
     """The fourth launcher has the handover with which it has become a voter."""
     election = Election(voter(3))
-    assert election.heard(1, settled(4).handover("node3@x"), LEASE, 0.0)
+    assert election.received(1, settled(4).handover("node3@x"), LEASE, 0.0)
     asked = election.stand(100.0)
     assert asked is not None
     return VoteAsked(term, asked.name, asked.version, address=asked.address)
@@ -180,7 +180,7 @@ def test_a_launcher_votes_for_one_that_has_a_newer_set_of_voters_though_it_does_
 def test_a_launcher_that_has_not_heard_yet_that_it_votes_does_so_when_it_is_asked(told: bool) -> None:
     election = Election(voter(2))
     if told:
-        election.heard(1, settled(2).handover("node2@x"), LEASE, 0.0)
+        election.received(1, settled(2).handover("node2@x"), LEASE, 0.0)
     assert election.turn is None
     assert not told or not election.vote(newcomer_stands().to("node2@x"), LEASE - 0.1), "the coordinator counts on it"
     assert election.vote(newcomer_stands().to("node2@x"), LEASE)
@@ -197,7 +197,7 @@ def test_majorities_of_two_sets_of_voters_that_follow_one_another_have_a_voter_i
 def test_who_hosts_the_coordinator_votes_for_nobody_until_that_is_gone_not_even_after_a_pause() -> None:
     election = held_by(1, 3)
     asked = VoteAsked(9, "node2@x", (1, 99)).to("node1@x")
-    election.enter_office()
+    election.become_leader()
     assert not election.vote(asked, 1000.0) and election.stand(1000.0) is None
     election.released(1000.0)
     assert election.vote(asked, 1000.0)
@@ -302,7 +302,7 @@ async def test_news_that_cannot_be_written_are_told_once_and_are_written_when_th
         return b"the newest"
 
     voters = settled(3)
-    async with asyncio.timeout(10), LauncherDesk(voters, remember, "secret", say=told.append) as desk:
+    async with asyncio.timeout(10), SuccessionApi(voters, remember, "secret", say=told.append) as desk:
         await written.wait()
         assert voters.memory == b"the newest"
         assert len(told) == 1 and "no such incident" in told[0], told
@@ -312,10 +312,10 @@ async def test_news_that_cannot_be_written_are_told_once_and_are_written_when_th
 def test_a_coordinator_that_is_deposed_says_by_whom_and_hears_nothing_more() -> None:
     machine, voters = StubMachine(), settled(3)
     leased = LeasedMachine(machine, voters, lambda: None)
-    office = Office(2, "http://host1:1")
-    voters.deposed_by = office
+    leader = Leader(2, "http://host1:1")
+    voters.deposed_by = leader
     (end,) = leased.handle(facts.TimeAdvanced(), 0.0)
-    assert isinstance(end, Deposed) and (end.code, end.by) == (75, office)
+    assert isinstance(end, Deposed) and (end.code, end.by) == (75, leader)
     assert machine.heard == []
 
 
@@ -323,9 +323,9 @@ def test_a_coordinator_whose_voters_have_voted_in_a_later_term_gives_way_so_that
     """They answer it no more, and while it is there those that follow it elect nobody."""
     voters = settled(3)
     leased = LeasedMachine(StubMachine(), voters, lambda: None)
-    voters.told("node9@x", Office(1, "http://host0:1", voted=2))
+    voters.notified("node9@x", Leader(1, "http://host0:1", voted=2))
     assert not voters.passed, "that one is no voter"
-    voters.told("node2@x", Office(1, "http://host0:1", voted=2))
+    voters.notified("node2@x", Leader(1, "http://host0:1", voted=2))
     assert leased.handle(facts.TimeAdvanced(), LEASE - 0.1) == [], "while it may decide it stays"
     assert leased.handle(facts.TimeAdvanced(), LEASE) == []
     assert leased.handle(facts.TimeAdvanced(), LEASE + PASSED_S - 0.1) == [], "somebody may be elected"
@@ -341,7 +341,7 @@ async def test_launchers_are_not_told_that_the_job_has_ended_by_a_coordinator_th
     monkeypatch.setattr(voters, "heard", lambda *_: heard.set())
     present = LauncherPresent(voter(1), 1, voters.number)
     app = web.Application()
-    async with asyncio.timeout(10), LauncherDesk(voters, lambda: voters.memory, "secret") as desk:
+    async with asyncio.timeout(10), SuccessionApi(voters, lambda: voters.memory, "secret") as desk:
         app.add_routes(desk.routes())
         async with TestClient(TestServer(app)) as client:
             asked = asyncio.create_task(client.post("/launcher", data=msgspec.msgpack.encode(present)))

@@ -110,7 +110,7 @@ class Agent:
         self.news = asyncio.Event()
         self.server = StoreServer(config(socket_dir=str(folder), local=True), lambda asked: self.relay.answer(asked))
         self.relay = TableRelay(
-            NodeId(folder.name), do=self._do, tell=self._tell, ask=self.server.peers.ask, start=self._start
+            NodeId(folder.name), do=self._do, report=self._tell, ask=self.server.peers.ask, start=self._start
         )
 
     def _do(self, feasible: Feasible) -> None:

@@ -36,7 +36,7 @@ class Followed(Job):
         super().__init__(*given, **more)
 
     def tell(self, fact: Any, after: float = 0.01) -> Any:
-        self.history.told(fact)
+        self.history.sent(fact)
         commands = super().tell(fact, after)
         for order in self.said[self._remembered :]:
             self.history.ordered(order)  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_another_coordinator_lets_workers_of_a_finished_training_end(knowing: bo
     assert isinstance(other.state, Restarting) and other.remember().finished == [FIRST]
     for rank in (0, 1):
         other.handle(facts.WorkerExited(WorkerId(f"n0.w{rank}"), 0, 1e4), 1e4 + 1)
-    assert [each.rank for each in other.roster.seated()] == [0, 1] and not isinstance(other.state, Restarting)
+    assert [each.rank for each in other.roster.placed()] == [0, 1] and not isinstance(other.state, Restarting)
 
 
 def test_another_coordinator_that_was_told_of_the_end_lets_those_end_that_have_not_heard_of_it() -> None:
@@ -165,7 +165,7 @@ def test_copies_of_an_earlier_training_are_not_gone_back_to() -> None:
     held = HeldCopies(lambda: StepNo(5))
     held.ask(Generation(2), [NodeId("n0")])
     copies = [KeptCopy(Rank(0), "all", StepNo(step)) for step in (4, 5, 6)]
-    held.tell(CopiesHeld(NodeId("n0"), Generation(2), copies))
+    held.apply(CopiesHeld(NodeId("n0"), Generation(2), copies))
     assert [copy.step for copy in held.held[NodeId("n0")]] == [6]
 
 
@@ -215,13 +215,13 @@ def test_trainings_of_a_script_alone_begin_at_step_0_with_the_same_random_number
 
 
 def test_a_training_that_is_finished_is_left_out_and_its_result_known(session: Session) -> None:
-    session._member.training.finished = [FinishedTraining("one", b"\x07", StepNo(9))]
+    session._worker.training.finished = [FinishedTraining("one", b"\x07", StepNo(9))]
     assert [str(each) for each in _first(session.trainings(["one", "two"]))] == ["two"]
     assert session.results == {"one": 7}
 
 
 def test_names_that_change_are_refused_by_who_comes_later(session: Session) -> None:
-    session._member.training.finished = [FinishedTraining("lr=0.17", b"\xc0", StepNo(9))]
+    session._worker.training.finished = [FinishedTraining("lr=0.17", b"\xc0", StepNo(9))]
     with pytest.raises(UsageError, match=r"has finished lr=0.17, and this worker's trainings are lr=0.23"):
         _first(session.trainings(["lr=0.23"]))
 
@@ -251,7 +251,7 @@ def test_a_training_without_steps_and_a_second_sequence_are_refused(session: Ses
 
 
 def test_several_are_refused_at_once_where_there_are_durable_checkpoints(session: Session) -> None:
-    session._member.training.alone = "the job was started with --checkpoint-dir"
+    session._worker.training.alone = "the job was started with --checkpoint-dir"
     with pytest.raises(UsageError, match="started with --checkpoint-dir"):
         session.trainings(["one", "two"])
     session.trainings(["one"])

@@ -25,7 +25,7 @@ class Steps:
     def __init__(self, steps: int = 3) -> None:
         self.variables, self.steps = Variables(), steps
         self.taken: list[dict[str, Any]] = []
-        self.told: dict[str, bytes] = {}
+        self.encoded: dict[str, bytes] = {}
         self.at: dict[int, Callable[[], None]] = {}
         self.entered_here = True
 
@@ -39,7 +39,7 @@ class Steps:
             if self.entered_here:
                 self.variables.enters()
             yield number
-        self.told = self.variables.told()
+        self.encoded = self.variables.encoded()
 
     def back_to(self, number: int) -> Callable[[], None]:
         """Go back to what was at the begin of a step."""
@@ -65,7 +65,7 @@ def test_variables_of_a_function_are_put_back_containers_in_their_place() -> Non
         best, chosen = 0.5, "b"
     assert after == [0, [0.5], [1], None, "a", True]
     assert (seen, losses is alias, list(recent), best, chosen) == (2, True, [1, 2], 0.5, "b")
-    assert {"seen", "losses", "recent", "best", "chosen"} <= names(steps.told)
+    assert {"seen", "losses", "recent", "best", "chosen"} <= names(steps.encoded)
 
 
 def test_variables_of_the_module_are_put_back() -> None:
@@ -131,7 +131,7 @@ def test_what_is_not_plain_at_either_end_is_left_alone() -> None:
         tensor = tensor + 1
         function = functions[number]
     assert lazy is not None and len(mixed) == 3 and float(tensor) == 3 and function is functions[2]
-    assert not names(steps.told) & {"lazy", "mixed", "tensor", "function"}
+    assert not names(steps.encoded) & {"lazy", "mixed", "tensor", "function"}
 
 
 def test_what_does_not_change_is_not_told() -> None:
@@ -141,7 +141,7 @@ def test_what_does_not_change_is_not_told() -> None:
         mine = f"rank {rank}"
         seen = number
     assert mine and config and seen == 2
-    assert names(steps.told) & {"config", "rank", "mine", "seen", "number"} == {"seen", "number"}
+    assert names(steps.encoded) & {"config", "rank", "mine", "seen", "number"} == {"seen", "number"}
 
 
 def test_what_a_clock_says_is_not_told() -> None:
@@ -152,7 +152,7 @@ def test_what_a_clock_says_is_not_told() -> None:
         marks.append(time.perf_counter())
         stamp = time.time_ns()
     assert last > 0 and stamp > 0
-    assert names(steps.told) & {"last", "marks", "stamp", "seconds"} == {"seconds"}
+    assert names(steps.encoded) & {"last", "marks", "stamp", "seconds"} == {"seconds"}
 
 
 def test_what_a_handler_of_signals_sets_is_left_alone() -> None:
@@ -174,7 +174,7 @@ def test_what_a_handler_of_signals_sets_is_left_alone() -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert stop and asked == 2
-    assert "stop" not in names(steps.told)
+    assert "stop" not in names(steps.encoded)
 
 
 def test_a_list_that_grows_too_large_is_told_of_once_and_left_alone() -> None:
@@ -183,7 +183,7 @@ def test_a_list_that_grows_too_large_is_told_of_once_and_left_alone() -> None:
     for _ in steps:
         losses += range(400)
     assert len(losses) == 1600
-    assert "losses" not in names(steps.told)
+    assert "losses" not in names(steps.encoded)
     (note,) = steps.variables.notes
     assert "`losses`" in note and "1,000" in note and "state_dict" in note
 
@@ -202,8 +202,8 @@ def train(steps: Steps, upto: int, begin: int = 0) -> list[Any]:
 def test_what_others_have_told_is_taken_over_by_a_newcomer() -> None:
     there, here = Steps(3), Steps(2)
     train(there, 3)
-    assert names(there.told) == {"seen", "history", "alias", "best", "number"}
-    here.at[1] = lambda: here.variables.hear(there.told)
+    assert names(there.encoded) == {"seen", "history", "alias", "best", "number"}
+    here.at[1] = lambda: here.variables.receive(there.encoded)
     assert train(here, 1) == [3, [0.0, 1.0, 2.0, 3.0], 3, True]
 
 
@@ -222,7 +222,7 @@ def test_what_a_script_does_after_a_step_of_the_others_it_does_with_its_own_unti
 
     def body(number: int) -> None:
         if number == 0:
-            here.variables.hear(there.told)
+            here.variables.receive(there.encoded)
             found.append(here.variables.take())
             here.variables.postpone()
             found.append(here.variables.take())
@@ -236,10 +236,10 @@ def test_what_differs_between_those_who_have_it_is_not_handed_over() -> None:
     one, other, here = Steps(3), Steps(3), Steps(2)
     train(one, 3)
     train(other, 3, begin=5)
-    inventories = [Inventory(StepNo(3), [], b"", each.told) for each in (one, other)]
+    inventories = [Inventory(StepNo(3), [], b"", each.encoded) for each in (one, other)]
     agreed = inventories[0].agreed(inventories[1:])
     assert names(agreed.variables) == {"number"}
-    here.at[1] = lambda: here.variables.hear(agreed.variables)
+    here.at[1] = lambda: here.variables.receive(agreed.variables)
     assert train(here, 1) == [1, [0.0, 1.0], 1, True]
 
 
@@ -250,31 +250,31 @@ def test_what_is_told_at_the_end_of_the_loop_stays_so() -> None:
         if seen == 3:
             steps.variables.leave(over=True)
             break
-    told = steps.variables.told()
+    told = steps.variables.encoded()
     assert {"seen", ""} <= {*names(told), ""} and "" in told
     seen = 99
-    assert steps.variables.told() == told
+    assert steps.variables.encoded() == told
     steps.variables.put_back(steps.taken[1])
-    assert steps.variables.told() != told and "" not in steps.variables.told()
+    assert steps.variables.encoded() != told and "" not in steps.variables.encoded()
     steps.variables.put_back({})
-    assert steps.variables.told() == told
+    assert steps.variables.encoded() == told
 
 
 def test_who_hears_of_a_loop_that_was_left_has_no_step_left_and_says_so_to_others() -> None:
     there, here, third = Variables(), Variables(), Variables()
     there.leave(over=True)
-    here.hear(there.told())
+    here.receive(there.encoded())
     assert here.over
-    third.hear(here.told())
+    third.receive(here.encoded())
     assert third.over
-    third.hear({})  # an older state than that
+    third.receive({})  # an older state than that
     assert not third.over
 
 
 def test_who_has_left_a_loop_whose_step_must_run_again_does_not_say_that_it_is_over() -> None:
     there, here = Variables(), Variables()
     there.leave(over=False)
-    here.hear(there.told())
+    here.receive(there.encoded())
     assert not here.over
 
 
@@ -311,5 +311,5 @@ def test_what_cannot_be_followed_fails_nothing(monkeypatch: pytest.MonkeyPatch) 
     steps, seen = Steps(), 0
     for _ in steps:
         seen += 1
-    assert seen == 3 and steps.told == {}
+    assert seen == 3 and steps.encoded == {}
     assert "not followed: RuntimeError: no frames here" in steps.variables.notes[0]

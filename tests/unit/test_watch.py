@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from tests.unit.observe_records import NODE, FakeJob, Moment
 
-from regrow.agent.node_sight import NodeSight, node_series
+from regrow.agent.worker_states import WorkerStates, node_series
 from regrow.core.errors import UsageError
 from regrow.core.hosts import place_to_listen
 from regrow.core.ids import Generation, Instant, JobId, Rank, StepNo, WorkerId
@@ -72,7 +72,7 @@ def values(job: Present, name: str) -> dict[tuple[str, ...], float]:
 
 
 OF_JOB = series(watched(FakeJob().run(10, kills={4: 2})), offset=0.0)
-OF_NODE = node_series(NodeSight(), job=JobId("job"), node=NODE, memory={"agent": 1}, offset=0.0)
+OF_NODE = node_series(WorkerStates(), job=JobId("job"), node=NODE, memory={"agent": 1}, offset=0.0)
 ALL_SERIES = [*OF_JOB, *OF_NODE]
 
 

@@ -83,9 +83,9 @@ def _refuse(request: Any, error: str) -> None:
         abort = import_module("sglang.srt.managers.schedule_batch").FINISH_ABORT
         request.to_finish = abort(error, HTTPStatus.BAD_REQUEST, "BadRequestError")
     except (ImportError, AttributeError, TypeError) as failure:
-        _tell_once(error, str(failure))
+        _warn_once(error, str(failure))
 
 
 @lru_cache(maxsize=1024)
-def _tell_once(error: str, failure: str) -> None:
+def _warn_once(error: str, failure: str) -> None:
     _log.warning("%s; the request gets no penalty, and could not be ended: %s", error, failure)

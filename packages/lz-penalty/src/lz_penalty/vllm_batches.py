@@ -68,7 +68,7 @@ class StepBatch:
         self._come: list[_Request] = []
         self._gone: list[_Request] = []
         self._lines: Tensor | None = None
-        self._told = False
+        self._notified = False
         """True if rows have changed since `_lines` were made."""
 
     def remove(self, rows: Iterable[int]) -> None:
@@ -82,7 +82,7 @@ class StepBatch:
         if parameters is not None:
             request = self._requests[row] = _Request(parameters, output, row)
             self._come.append(request)
-        self._told = True
+        self._notified = True
 
     def move(self, first: int, second: int, *, swap: bool) -> None:
         """A request has moved to a second row; what stood there came back, or has ended."""
@@ -93,7 +93,7 @@ class StepBatch:
             self._requests[first], met.row = met, first
         else:
             self._release(met)
-        self._told = True
+        self._notified = True
 
     def apply(self, logits: Tensor) -> Tensor:
         """Take in what was sampled since the last step, and penalise."""
@@ -104,7 +104,7 @@ class StepBatch:
         if self._come or self._gone:
             self._settle()
         self._take()
-        if self._told or (self._lines is None and len(logits) != self.slots.count):
+        if self._notified or (self._lines is None and len(logits) != self.slots.count):
             self._place(len(logits))
         return penalise_matches(logits, self.slots.matches, self.slots.rows, self._lines)
 
@@ -122,14 +122,14 @@ class StepBatch:
             request.slot = slot
         self._in_slots += come
         self._come.clear()
-        self._told = True
+        self._notified = True
 
     def _place(self, count: int) -> None:
         """Find which row of the logits each slot has; none need be named where they are the same."""
         lines = [request.row for request in self._in_slots]
         as_they_are = lines == list(range(count))
         self._lines = None if as_they_are else torch.tensor(lines).to(self.slots.device, non_blocking=True)
-        self._told = False
+        self._notified = False
 
     def _take(self) -> None:
         """Push new tokens, one of each request at a time; that is one push a step."""

@@ -19,32 +19,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from regrow_batch.functions.calls import CallFailed, Calls
     from regrow_batch.functions.running import arun, run
-    from regrow_batch.job import BatchWords, run_batch
+    from regrow_batch.job import BatchOptions, run_batch
     from regrow_batch.places import BatchStopped
     from regrow_batch.report import BatchReport
-    from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
+    from regrow_batch.servers.registered import RegisteredWorker, WorkerOptions
 
 __all__ = [
+    "BatchOptions",
     "BatchReport",
     "BatchStopped",
-    "BatchWords",
     "CallFailed",
     "Calls",
     "RegisteredWorker",
-    "WorkerWords",
+    "WorkerOptions",
     "arun",
     "run",
     "run_batch",
 ]
 
 _HOMES = {
+    "BatchOptions": "job",
     "BatchReport": "report",
     "BatchStopped": "places",
-    "BatchWords": "job",
     "CallFailed": "functions.calls",
     "Calls": "functions.calls",
     "RegisteredWorker": "servers.registered",
-    "WorkerWords": "servers.registered",
+    "WorkerOptions": "servers.registered",
     "arun": "functions.running",
     "run": "functions.running",
     "run_batch": "job",
@@ -53,6 +53,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     # Lazy: the command line imports this package to show one line of help.
+    name = {"BatchWords": "BatchOptions", "WorkerWords": "WorkerOptions"}.get(name, name)  # as they were called
     if name not in _HOMES:
         raise AttributeError(f"module 'regrow_batch' has no attribute {name!r}")
     from importlib import import_module

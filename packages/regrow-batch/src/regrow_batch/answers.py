@@ -116,16 +116,18 @@ class _Complaint(msgspec.Struct):
 def said_wrong(body: bytes) -> tuple[int, str] | None:
     """The code and the message of a JSON that says that something went wrong; None: it does not say so."""
     try:
-        told = msgspec.json.decode(body, type=_Complaint)
+        complaint = msgspec.json.decode(body, type=_Complaint)
     except NOT_READ:
         return None
-    found = told.error if told.error else told if told.object == "error" or told.detail else None
+    found = (
+        complaint.error if complaint.error else complaint if complaint.object == "error" or complaint.detail else None
+    )
     if found is None:
         return None
     if isinstance(found, dict):
         code, message = found.get("code"), found.get("message")
     else:
-        code, message = told.code, found if isinstance(found, str) else told.message or told.detail
+        code, message = complaint.code, found if isinstance(found, str) else complaint.message or complaint.detail
     if isinstance(code, str) and code.isdecimal() and len(code) <= _LONGEST_CODE:
         code = int(code)
     number = code if isinstance(code, int) else 0

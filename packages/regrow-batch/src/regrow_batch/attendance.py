@@ -134,13 +134,13 @@ class Attendance:
 
     async def watch(self, path: Path) -> None:
         """Follow a file; while it cannot be read or understood, workers stay as they are, which is said once."""
-        told = ""
+        reported = ""
         while True:
             await asyncio.sleep(LOOK_S)
             try:
                 self.look(path)
-                told = ""
+                reported = ""
             except UsageError as error:
-                if str(error) != told:
-                    told = str(error)
+                if str(error) != reported:
+                    reported = str(error)
                     self._say(f"{error}; workers stay as they were")

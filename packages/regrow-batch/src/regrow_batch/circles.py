@@ -45,16 +45,16 @@ def circles(text: str) -> Circles | None:
     if verdict.loop is None:
         return None
     if isinstance(verdict.loop, ExactLoop):
-        return told_of(verdict.loop.period, ended_early=False)
+        return reported(verdict.loop.period, ended_early=False)
     return {"kind": "drifting loop", "period": 0, "ended_early": 0}
 
 
-def told_by_server() -> Circles:
+def reported_by_server() -> Circles:
     """Description of an answer that its server has ended because it repeats."""
     return {"kind": "ended by the server", "period": 0, "ended_early": 1}
 
 
-def told_of(period: int, *, ended_early: bool) -> Circles:
+def reported(period: int, *, ended_early: bool) -> Circles:
     """Description of an exact loop."""
     return {"kind": "exact loop", "period": period, "ended_early": int(ended_early)}
 
@@ -70,11 +70,11 @@ class LoopWatch:
     def take(self, text: str) -> int:
         """Take in more text. The period of the loop that it surely is in; 0: none."""
         text = self._blanks + text
-        told = text.rstrip()
-        self._blanks = text[len(told) :]
+        reported = text.rstrip()
+        self._blanks = text[len(reported) :]
         if len(self._blanks) > _BLANKS:  # too many to belong to a word that comes
-            told, self._blanks = text, ""
-        new = pieces(told)
+            reported, self._blanks = text, ""
+        new = pieces(reported)
         self._pieces += new
         self._unseen += len(new)
         if self._unseen < LOOK_EVERY:

@@ -16,7 +16,7 @@ from regrow.core.hosts import ANY, place_to_listen
 NOT_THEIRS = "not-theirs"
 
 if TYPE_CHECKING:
-    from regrow_batch.job import BatchWords, TableWords
+    from regrow_batch.job import BatchOptions, TableOptions
 
 
 _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
@@ -104,7 +104,7 @@ def batch() -> None:
 @batch.command("run")
 @click.argument("source", metavar="IN|URL")
 @_run_options
-def run(source: str, **words: Any) -> int:
+def run(source: str, **options: Any) -> int:
     """Send each row of IN to a worker, and write one result of each.
 
     IN: lines of OpenAI's batch format; or records in JSON Lines, Parquet, CSV, Arrow, a folder of these, or a data set
@@ -121,7 +121,7 @@ def run(source: str, **words: Any) -> int:
     from regrow_batch.places import BatchStopped
     from regrow_batch.progress import BatchProgress
 
-    given = _words(source, words)
+    given = _options(source, options)
     console = Console(stderr=True)
     try:
         return run_batch(given, lambda pool, tally: BatchProgress(console, pool, tally, quiet=given.quiet))
@@ -130,75 +130,76 @@ def run(source: str, **words: Any) -> int:
         return RUN_AGAIN
 
 
-def _words(source: str, words: dict[str, Any]) -> "BatchWords":
+def _options(source: str, options: dict[str, Any]) -> "BatchOptions":
     from regrow_batch.account.prices import Prices
     from regrow_batch.head import HeadPolicy
-    from regrow_batch.job import BatchWords
-    from regrow_batch.members import read_words
+    from regrow_batch.job import BatchOptions
+    from regrow_batch.members import read_workers
     from regrow_batch.pool import PoolPolicy
     from regrow_batch.retries import RetryPolicy
     from regrow_batch.rows import RowReading
-    from regrow_batch.servers.spawned import HEAD, words_of
+    from regrow_batch.servers.spawned import HEAD, arguments_of
 
-    workers = read_words(words["workers"])
-    if not words["timeout"] or not words["patience"]:
+    workers = read_workers(options["workers"])
+    if not options["timeout"] or not options["patience"]:
         raise UsageError("--timeout and --patience must be more than 0 seconds")
-    listen = place_to_listen("--listen", words["listen"])
-    token = _token(words["token_file"], needed=listen is not None)
-    if not workers and words["workers_file"] is None and not words["spawn"] and listen is None:
+    listen = place_to_listen("--listen", options["listen"])
+    token = _token(options["token_file"], needed=listen is not None)
+    if not workers and options["workers_file"] is None and not options["spawn"] and listen is None:
         raise UsageError("there are no workers", hint="give --workers, --workers-file, --spawn or --listen")
-    if words["spawn"]:
-        words_of(words["spawn"])
-        if HEAD in words["spawn"] and listen is not None and listen[0] in ANY:
+    if options["spawn"]:
+        arguments_of(options["spawn"])
+        if HEAD in options["spawn"] and listen is not None and listen[0] in ANY:
             raise UsageError(
-                f"--listen {words['listen']} does not say how started workers reach the head", hint="write its address"
+                f"--listen {options['listen']} does not say how started workers reach the head",
+                hint="write its address",
             )
-    return BatchWords(
+    return BatchOptions(
         input=source,
-        output=words["output"],
-        reading=RowReading(words["model"], words["endpoint"], words["end_loops"], words["affinity"]),
+        output=options["output"],
+        reading=RowReading(options["model"], options["endpoint"], options["end_loops"], options["affinity"]),
         state=state_home() / "batches",
         workers=workers,
-        workers_file=words["workers_file"],
-        spawn=words["spawn"],
-        spawn_count=words["spawn_count"],
+        workers_file=options["workers_file"],
+        spawn=options["spawn"],
+        spawn_count=options["spawn_count"],
         listen=listen,
         token=token,
-        pool=PoolPolicy(cap=words["per_worker"]),
+        pool=PoolPolicy(cap=options["per_worker"]),
         head=HeadPolicy(
-            RetryPolicy(attempts=words["attempts"]),
-            patience=words["patience"],
-            timeout=words["timeout"],
-            grace=words["grace"],
+            RetryPolicy(attempts=options["attempts"]),
+            patience=options["patience"],
+            timeout=options["timeout"],
+            grace=options["grace"],
         ),
-        key=read_key(words["api_key_file"]),
-        strict=words["strict"],
-        quiet=words["quiet"],
-        shape=_shape(words),
-        journal=words["journal"],
-        prices=Prices.read(words["price"]),
-        metrics=place_to_listen("--metrics", words["metrics"]),
-        again=tuple(part for word in words["retry_errors"] for part in word.split(",") if part),
+        key=read_key(options["api_key_file"]),
+        strict=options["strict"],
+        quiet=options["quiet"],
+        shape=_shape(options),
+        journal=options["journal"],
+        prices=Prices.read(options["price"]),
+        metrics=place_to_listen("--metrics", options["metrics"]),
+        again=tuple(part for word in options["retry_errors"] for part in word.split(",") if part),
     )
 
 
-def _shape(words: dict[str, Any]) -> "TableWords":
-    from regrow_batch.job import TableWords
+def _shape(options: dict[str, Any]) -> "TableOptions":
+    from regrow_batch.job import TableOptions
     from regrow_batch.tables.making import CHAT, RowMaking
 
-    given = [name for name in ("prompt_column", "messages_column", "template") if words[name]]
+    given = [name for name in ("prompt_column", "messages_column", "template") if options[name]]
     if len(given) > 1:
         raise UsageError(
             "--prompt-column, --messages-column and --template each say what is asked", hint="give one of them"
         )
     making = RowMaking(
-        prompt=words["prompt_column"],
-        messages=words["messages_column"],
-        template=_template(words["template"]) if words["template"] else None,
-        name=words["id_column"],
-        url=words["endpoint"] or CHAT,
+        prompt=options["prompt_column"],
+        messages=options["messages_column"],
+        template=_template(options["template"]) if options["template"] else None,
+        name=options["id_column"],
+        url=options["endpoint"] or CHAT,
     )
-    return TableWords(making, words["split"], words["columns"])
+    return TableOptions(making, options["split"], options["columns"])
 
 
 def _template(place: str) -> Any:
@@ -228,7 +229,7 @@ def _token(token_file: str, *, needed: bool) -> str:
 @click.option("--token-file", default="", metavar="FILE", help="The head's secret; or REGROW_TOKEN.")
 @click.argument("head", metavar="http://HEAD:PORT|OUTPUT")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="CMD...")
-def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
+def worker(head: str, command: tuple[str, ...], **options: Any) -> int:
     """Run the server CMD as a worker of a batch, wherever machines are given and taken back.
 
     HEAD is what the batch's --listen says; or its output, on the same machine. {port} and {host} in CMD stand for where
@@ -237,21 +238,21 @@ def worker(head: str, command: tuple[str, ...], **words: Any) -> int:
     """
     import asyncio
 
-    from regrow_batch.job import door_path
+    from regrow_batch.job import endpoint_path
     from regrow_batch.members import address
-    from regrow_batch.servers.registered import RegisteredWorker, WorkerWords
+    from regrow_batch.servers.registered import RegisteredWorker, WorkerOptions
 
     remote = head.startswith(("http://", "https://"))
-    given = WorkerWords(
+    given = WorkerOptions(
         head=address(head, "HEAD") if remote else "",
-        door=door_path(head, state_home() / "batches"),
+        endpoint=endpoint_path(head, state_home() / "batches"),
         command=command,
-        token=_token(words["token_file"], needed=remote),
-        port=words["port"] or 0,
-        advertise=words["advertise"],
-        cap=words["cap"] or 0,
-        grace=words["grace"],
-        patience=words["patience"],
+        token=_token(options["token_file"], needed=remote),
+        port=options["port"] or 0,
+        advertise=options["advertise"],
+        cap=options["cap"] or 0,
+        grace=options["grace"],
+        patience=options["patience"],
     )
 
     async def attend() -> int:
@@ -286,13 +287,13 @@ def read(output: str, journal: str) -> None:
 @click.option("--grace", type=TIME, metavar="TIME", help="How long they may take.  [the run's --grace]")
 def workers(output: str, add: str, cap: int | None, drain: str, grace: float | None) -> None:
     """List the workers of the running batch that writes to OUTPUT; take one in, or let one go."""
-    from regrow_batch.control import WorkerWish, ask
-    from regrow_batch.job import door_path
+    from regrow_batch.control import WorkerRequest, ask
+    from regrow_batch.job import endpoint_path
 
     if add and drain:
         raise UsageError("one thing at a time", hint="give either --add or --drain")
-    wish = WorkerWish(add or drain, leave=bool(drain), cap=cap or 0, grace=grace) if add or drain else None
-    for worker in ask(door_path(output, state_home() / "batches"), wish):
-        told = f": {worker.because}" if worker.because else ""
+    request = WorkerRequest(add or drain, leave=bool(drain), cap=cap or 0, grace=grace) if add or drain else None
+    for worker in ask(endpoint_path(output, state_home() / "batches"), request):
+        text = f": {worker.because}" if worker.because else ""
         load = f"{worker.rows}/{worker.cap} under way, {worker.done} done, {worker.retried} retried"
-        click.echo(f"{worker.url}  {worker.standing}  {load}{told}")
+        click.echo(f"{worker.url}  {worker.standing}  {load}{text}")

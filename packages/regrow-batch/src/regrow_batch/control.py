@@ -30,7 +30,7 @@ OVER = "all rows of the batch are done"
 SENT_AWAY = "it was asked to go"
 
 
-class Door(msgspec.Struct):
+class ControlEndpoint(msgspec.Struct):
     """Address of a running head. Only its user may read the file."""
 
     port: int
@@ -42,7 +42,7 @@ class Door(msgspec.Struct):
         return f"http://{LOOPBACK}:{self.port}"
 
 
-class WorkerWish(msgspec.Struct):
+class WorkerRequest(msgspec.Struct):
     """Request about a worker.
 
     Attributes:
@@ -74,21 +74,21 @@ class PoolView(msgspec.Struct):
     because: str
 
 
-def read_door(path: Path) -> Door:
+def read_endpoint(path: Path) -> ControlEndpoint:
     """Read the address of an output's head. Raises `UsageError`."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Door)
+        return msgspec.json.decode(path.read_bytes(), type=ControlEndpoint)
     except (OSError, msgspec.DecodeError) as error:
         raise UsageError(f"no batch runs that writes to {path.name.removesuffix('.control')}: {error}") from error
 
 
-class _Desk:
+class _ControlApi:
     """Answers requests."""
 
     def __init__(self, pool: Pool, attendance: Attendance, token: str) -> None:
         self._pool, self._attendance, self._token = pool, attendance, token
         self.over = False
-        self.told = asyncio.Event()
+        self.notified = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.Response:
         if not same_secret(request.headers.get("Authorization", ""), f"Bearer {self._token}"):
@@ -96,40 +96,40 @@ class _Desk:
         if request.method != "POST":
             return self._list([*self._pool.workers])
         try:
-            wish = msgspec.json.decode(await request.read(), type=WorkerWish)
-            url = address(wish.url, "the request")
+            asked = msgspec.json.decode(await request.read(), type=WorkerRequest)
+            url = address(asked.url, "the request")
         except (msgspec.DecodeError, UsageError) as error:
             return web.Response(status=400, text=str(error))
-        if wish.leave:
-            if not self._attendance.drain(url, wish.grace, leased=wish.lease > 0):
+        if asked.leave:
+            if not self._attendance.drain(url, asked.grace, leased=asked.lease > 0):
                 return web.Response(status=404, text=f"there is no worker {url}")
-        elif wish.lease > 0:
-            if gone := self._renew(url, wish):
+        elif asked.lease > 0:
+            if gone := self._renew(url, asked):
                 return web.Response(status=410, text=gone)
         else:
-            self._attendance.join(url, wish.cap)
+            self._attendance.join(url, asked.cap)
         # Many renew their leases: each is told of itself alone.
-        return self._list([url] if wish.lease > 0 else [*self._pool.workers])
+        return self._list([url] if asked.lease > 0 else [*self._pool.workers])
 
-    def _renew(self, url: str, wish: WorkerWish) -> str:
+    def _renew(self, url: str, asked: WorkerRequest) -> str:
         """Why the worker need not stay; empty: it belongs."""
         if self.over:
             self._attendance.leases.pop(url, None)
             if not self._attendance.leases:
-                self.told.set()
+                self.notified.set()
             return OVER
-        return "" if self._attendance.renew(url, wish.cap, wish.lease, again=wish.again) else SENT_AWAY
+        return "" if self._attendance.renew(url, asked.cap, asked.lease, again=asked.again) else SENT_AWAY
 
     def _list(self, urls: list[str]) -> web.Response:
         body = msgspec.json.encode([_view(self._pool, url) for url in urls if url in self._pool.workers])
         return web.Response(body=body, content_type="application/json")
 
-    async def tell_all(self) -> None:
+    async def notify_all(self) -> None:
         """Let those that announced themselves know that nothing is left to do; not for longer than they are late."""
         self.over = True
         if self._attendance.leases:
             try:
-                await asyncio.wait_for(self.told.wait(), 2 * RENEW_S)
+                await asyncio.wait_for(self.notified.wait(), 2 * RENEW_S)
             except TimeoutError:
                 return
 
@@ -149,21 +149,21 @@ async def serve(
 
     Raises `UsageError` where nobody can listen there, `BatchStopped` where the file cannot be written.
     """
-    door = Door(0, token or secrets.token_urlsafe(24))
-    desk = _Desk(pool, attendance, door.token)
+    endpoint = ControlEndpoint(0, token or secrets.token_urlsafe(24))
+    api = _ControlApi(pool, attendance, endpoint.token)
     app = web.Application()
-    app.router.add_route("*", PATH, desk.answer)
+    app.router.add_route("*", PATH, api.answer)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, LOOPBACK, 0).start()
-        door.port = int(runner.addresses[0][1])
-        where = door.url
+        endpoint.port = int(runner.addresses[0][1])
+        where = endpoint.url
         if listen is not None:
             where = await _listen_there(runner, *listen)
-        _write(path, msgspec.json.encode(door))
+        _write(path, msgspec.json.encode(endpoint))
         yield where
-        await desk.tell_all()
+        await api.notify_all()
     finally:
         await asyncio.shield(runner.cleanup())
         path.unlink(missing_ok=True)
@@ -199,13 +199,13 @@ def _view(pool: Pool, url: str) -> PoolView:
     return PoolView(url, str(worker.standing), worker.rows, worker.cap, worker.done, worker.retried, because)
 
 
-def ask(path: Path, wish: WorkerWish | None) -> list[PoolView]:
+def ask(path: Path, asked: WorkerRequest | None) -> list[PoolView]:
     """Ask a running head for its workers, or something of one. Raises `UsageError`."""
-    door = read_door(path)
+    endpoint = read_endpoint(path)
     request = Request(
-        f"{door.url}{PATH}",
-        data=None if wish is None else msgspec.json.encode(wish),
-        headers={"Authorization": f"Bearer {door.token}"},
+        f"{endpoint.url}{PATH}",
+        data=None if asked is None else msgspec.json.encode(asked),
+        headers={"Authorization": f"Bearer {endpoint.token}"},
     )
     try:
         with build_opener(ProxyHandler({})).open(request, timeout=WAIT_S) as answer:

@@ -24,7 +24,7 @@ from regrow_batch.again import send_again
 from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
-from regrow_batch.metrics_door import serve_metrics
+from regrow_batch.metrics_endpoint import serve_metrics
 from regrow_batch.places import BatchStopped, exists, local_path
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
@@ -45,7 +45,7 @@ DRAWN_FROM_S: Seconds = 5.0
 
 
 @dataclass(frozen=True)
-class BatchWords:
+class BatchOptions:
     """Arguments of a batch.
 
     Attributes:
@@ -84,7 +84,7 @@ class BatchWords:
     key: str = ""
     strict: bool = False
     quiet: bool = False
-    shape: "TableWords" = field(default_factory=lambda: TableWords())
+    shape: "TableOptions" = field(default_factory=lambda: TableOptions())
     journal: str = ""
     prices: Prices | None = None
     metrics: tuple[str, int] | None = None
@@ -92,7 +92,7 @@ class BatchWords:
 
 
 @dataclass(frozen=True)
-class TableWords:
+class TableOptions:
     """Ways from tables to rows, and from results to a table.
 
     Attributes:
@@ -116,7 +116,7 @@ def journal_path(output: str, state: Path, journal: str = "") -> Path:
     return state / f"{hashlib.sha256(output.encode()).hexdigest()[:24]}.journal"
 
 
-def door_path(output: str, state: Path) -> Path:
+def endpoint_path(output: str, state: Path) -> Path:
     """File in which a running head leaves its address."""
     return journal_path(output, state).with_suffix(".control")
 
@@ -128,51 +128,51 @@ def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
         "--model": reading.model,
         "--endpoint": reading.url,
         "--end-loops": "given" if reading.ends_loops else "",
-        **found.source.words(),
+        **found.source.description(),
     }
 
 
-def run_batch(words: BatchWords, show: "Callable[[Pool, Tally], BatchProgress]") -> int:
+def run_batch(options: BatchOptions, show: "Callable[[Pool, Tally], BatchProgress]") -> int:
     """Run a batch to its end; the exit code. Raises `UsageError`, and `BatchStopped` where it may be run again.
 
     Args:
-        words: what it is told.
+        options: what it is told.
         show: makes what shows it.
     """
-    path = journal_path(words.output, words.state, words.journal)
-    for each in (words.output, str(path)):
-        hold_apart(words.input, each)
-    found = scan(source_of(words.input, words.shape.making, split=words.shape.split))
-    if words.strict and found.complaints:
+    path = journal_path(options.output, options.state, options.journal)
+    for each in (options.output, str(path)):
+        hold_apart(options.input, each)
+    found = scan(source_of(options.input, options.shape.making, split=options.shape.split))
+    if options.strict and found.complaints:
         count = found.malformed + found.repeated
         raise UsageError(f"{count:,} lines are no rows, or repeat one: {'; '.join(found.complaints)}")
-    output = Output(words.output, found.source, words.shape.columns, embeddings=words.reading.url == EMBEDDINGS)
-    if local_path(words.output) is None:
-        door_path(words.output, words.state).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    output = Output(options.output, found.source, options.shape.columns, embeddings=options.reading.url == EMBEDDINGS)
+    if local_path(options.output) is None:
+        endpoint_path(options.output, options.state).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not path.exists() and exists(words.output):
+    if not path.exists() and exists(options.output):
         raise UsageError(
-            f"{words.output} is there already, and no journal belongs to it", hint="choose another -o, or remove it"
+            f"{options.output} is there already, and no journal belongs to it", hint="choose another -o, or remove it"
         )
-    journal = Journal.open(path, fingerprint(found, words.reading))
+    journal = Journal.open(path, fingerprint(found, options.reading))
     try:
-        return _with_journal(words, found, journal, output, show)
+        return _with_journal(options, found, journal, output, show)
     finally:
         journal.close()
 
 
 def _with_journal(
-    words: BatchWords, found: Scan, journal: Journal, output: Output, show: "Callable[[Pool, Tally], BatchProgress]"
+    options: BatchOptions, found: Scan, journal: Journal, output: Output, show: "Callable[[Pool, Tally], BatchProgress]"
 ) -> int:
-    pool = Pool(words.pool)
-    if journal.head.rows and not exists(words.output):
+    pool = Pool(options.pool)
+    if journal.head.rows and not exists(options.output):
         raise UsageError(
-            f"{journal.path} says that {words.output} is written, and it is not there",
+            f"{journal.path} says that {options.output} is written, and it is not there",
             hint="remove the journal to begin anew",
         )
-    again = send_again(journal, words.output, words.again) if words.again else Counter[str]()
+    again = send_again(journal, options.output, options.again) if options.again else Counter[str]()
     if journal.head.rows:
-        said, code = _as_before(journal.head, words.output)
+        said, code = _as_before(journal.head, options.output)
         show(pool, Tally(found.rows)).say(said)
         return code
     tally = what_is_done(found, journal)
@@ -188,9 +188,9 @@ def _with_journal(
         if tally.before:
             progress.say(f"{tally.before:,} of {tally.rows:,} rows are in {journal.path}; the others are sent")
         if tally.left:
-            asyncio.run(_run_head(words, found, journal, pool, tally, progress))
-    report = end_batch(words, output, found, journal, tally, [*pool.workers.values(), *pool.departed])
-    for sentence in [*sentences(report), *keep_report(words, journal.path, report)]:
+            asyncio.run(_run_head(options, found, journal, pool, tally, progress))
+    report = end_batch(options, output, found, journal, tally, [*pool.workers.values(), *pool.departed])
+    for sentence in [*sentences(report), *keep_report(options, journal.path, report)]:
         progress.say(sentence)
     return _code(report.unproven_rows)
 
@@ -221,43 +221,43 @@ def what_is_done(found: Scan, journal: Journal) -> Tally:
 
 
 async def _run_head(
-    words: BatchWords, found: Scan, journal: Journal, pool: Pool, tally: Tally, progress: BatchProgress
+    options: BatchOptions, found: Scan, journal: Journal, pool: Pool, tally: Tally, progress: BatchProgress
 ) -> None:
     """Run the head with all that goes on beside it."""
-    async with HttpSender.open(timeout=words.head.timeout, key=words.key) as sender:
-        feed = Feed(found, words.reading)
+    async with HttpSender.open(timeout=options.head.timeout, key=options.key) as sender:
+        feed = Feed(found, options.reading)
         head = BatchHead(
-            feed, found.states, pool=pool, sender=sender, journal=journal, tally=tally, policy=words.head
+            feed, found.states, pool=pool, sender=sender, journal=journal, tally=tally, policy=options.head
         )  # fmt: skip
-        attendance = Attendance(pool, grace=words.head.grace, changed=head.changed, say=progress.say)
-        for url, cap in words.workers.items():
+        attendance = Attendance(pool, grace=options.head.grace, changed=head.changed, say=progress.say)
+        for url, cap in options.workers.items():
             attendance.join(url, cap)
-        if words.workers_file is not None:
-            attendance.look(words.workers_file)
+        if options.workers_file is not None:
+            attendance.look(options.workers_file)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, head.stop)
-        if words.workers_file is not None:
-            loop.add_signal_handler(signal.SIGHUP, attendance.look_again, words.workers_file)
-        door = door_path(words.output, words.state)
-        async with control.serve(door, pool, attendance, listen=words.listen, token=words.token) as url:
+        if options.workers_file is not None:
+            loop.add_signal_handler(signal.SIGHUP, attendance.look_again, options.workers_file)
+        endpoint = endpoint_path(options.output, options.state)
+        async with control.serve(endpoint, pool, attendance, listen=options.listen, token=options.token) as url:
             beside = [_refresh(progress), attendance.watch_leases()]
-            if words.workers_file is not None:
-                beside.append(attendance.watch(words.workers_file))
-            if words.metrics is not None:
-                said = partial(exposition, pool, tally, prices=words.prices)
-                beside.append(serve_metrics(words.metrics, lambda: said(now=time.monotonic()), progress.say))
-            if words.listen is not None:
+            if options.workers_file is not None:
+                beside.append(attendance.watch(options.workers_file))
+            if options.metrics is not None:
+                said = partial(exposition, pool, tally, prices=options.prices)
+                beside.append(serve_metrics(options.metrics, lambda: said(now=time.monotonic()), progress.say))
+            if options.listen is not None:
                 progress.say(f"workers of other machines may announce themselves at {url}")
-            if words.spawn:
-                head_at = url if words.listen is not None else _named(words.output)
+            if options.spawn:
+                head_at = url if options.listen is not None else _named(options.output)
                 spawned = SpawnedWorkers(
-                    words.spawn,
-                    words.spawn_count,
+                    options.spawn,
+                    options.spawn_count,
                     attendance,
                     head=head_at,
                     logs=journal.path.with_suffix(".servers"),
-                    grace=words.head.grace,
+                    grace=options.head.grace,
                     say=progress.say,
                 )
                 beside.append(spawned.run())
@@ -291,7 +291,7 @@ async def _refresh(progress: BatchProgress) -> None:
 
 
 def end_batch(
-    words: BatchWords, output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]
+    options: BatchOptions, output: Output, found: Scan, journal: Journal, tally: Tally, workers: list[PoolWorker]
 ) -> BatchReport:
     """Make the output of the journal, and the report of both."""
     seconds, rate, tokens = this_run(tally, time.monotonic())
@@ -315,7 +315,7 @@ def end_batch(
         rows_per_s=rate,
         tokens_per_s=tokens,
         retries=dict(tally.retries),
-        workers=workers_of(workers, words.prices),
+        workers=workers_of(workers, options.prices),
         bucket_s=tally.width,
         buckets=tally.buckets,
         serving=tally.workers,
@@ -325,7 +325,7 @@ def end_batch(
         models=dict(count.models),
         penalties=dict(count.penalties),
         finished=dict(tally.finished),
-        cost=words.prices.of(count.tokens) if words.prices is not None else None,
+        cost=options.prices.of(count.tokens) if options.prices is not None else None,
     )
 
 
@@ -353,7 +353,7 @@ def kept_report(journal: Journal, output: str) -> BatchReport:
         ) from error
 
 
-def keep_report(words: BatchWords, journal: Path, report: BatchReport) -> list[str]:
+def keep_report(options: BatchOptions, journal: Path, report: BatchReport) -> list[str]:
     """Write the report and its picture beside the journal; sentences about what could not be."""
     try:
         journal.with_suffix(".summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")

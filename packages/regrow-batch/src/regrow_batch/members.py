@@ -39,6 +39,6 @@ def read_list(text: str, source: str) -> dict[str, int]:
     return found
 
 
-def read_words(text: str) -> dict[str, int]:
+def read_workers(text: str) -> dict[str, int]:
     """Workers given with commas between them."""
     return {address(word, "--workers"): 0 for word in text.split(",") if word.strip()}

@@ -139,7 +139,7 @@ class _Remote(RawIOBase):
     def seek(self, offset: int, whence: int = 0) -> int:
         return int(reached(self._place, "read", lambda: self._stream.seek(offset, whence), later=True))
 
-    def tell(self) -> int:
+    def report(self) -> int:
         return int(self._stream.tell())
 
     def write(self, data: Any) -> int:

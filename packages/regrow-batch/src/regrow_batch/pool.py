@@ -74,7 +74,7 @@ class PoolWorker:
         asked: it was asked what it serves, whatever came of it.
         alone: it has one row, which nobody is to be beside.
         stalled: it answers nothing while others do: it gets no rows, whatever it says of its health.
-        heard_at: when it last answered, or began to have rows.
+        answered_at: when it last answered, or began to have rows.
     """
 
     url: str
@@ -97,7 +97,7 @@ class PoolWorker:
     asked: bool = False
     alone: bool = False
     stalled: bool = False
-    heard_at: Instant = 0.0
+    answered_at: Instant = 0.0
 
     @property
     def takes_rows(self) -> bool:

@@ -75,7 +75,7 @@ class BatchProgress:
         self._quiet = quiet
         self._done_before: dict[str, int] = {}
         self._rates: dict[str, float] = {}
-        self._rated = self._told = clock()
+        self._rated = self._shown_at = clock()
         shown = console.is_terminal and not quiet
         self._live = Live(console=console, auto_refresh=False, transient=True) if shown else None
 
@@ -99,8 +99,8 @@ class BatchProgress:
         now = self._clock()
         if self._live is not None:
             self._live.update(self._table(now), refresh=True)
-        elif not self._quiet and now - self._told >= EVERY_S:
-            self._told = now
+        elif not self._quiet and now - self._shown_at >= EVERY_S:
+            self._shown_at = now
             serving, all_ = self._pool.serving, len(self._pool.workers)
             self.say(f"{headline(self._tally, now)}; {serving} of {all_} workers serve{self._slowest(now)}")
 

@@ -138,8 +138,8 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
     if status in _WORKERS_FAULT:
         return Again(f"answered with status {status}: it wants a key, see --api-key-file", Fault.WORKER)
     if status < 400:
-        told = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
-        return Again(told, Fault.WORKER)
+        text = f"answered with status {status}, which leads elsewhere: give the address that it leads to"
+        return Again(text, Fault.WORKER)
     return Doubtful(f"refuses rows with status {status}{_reason(outcome.body)}")
 
 
@@ -163,8 +163,8 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
     if len(answer.choices) < row.answers:
-        told = f"answered with {len(answer.choices)} of {row.answers} choices that were asked for"
-        return Again(told, Fault.WORKER)
+        text = f"answered with {len(answer.choices)} of {row.answers} choices that were asked for"
+        return Again(text, Fault.WORKER)
     if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
         return Again("gave up its answer itself, by its finish reason")
     if not any(each.says_something for each in answer.choices):
@@ -177,8 +177,8 @@ def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
     if not found or any(isinstance(each, dict) and not each.get("embedding") for each in found):
         return Again("answered without an embedding", Fault.WORKER)
     if len(found) < row.answers:
-        told = f"answered with {len(found)} of {row.answers} embeddings that were asked for"
-        return Again(told, Fault.WORKER)
+        text = f"answered with {len(found)} of {row.answers} embeddings that were asked for"
+        return Again(text, Fault.WORKER)
     return Accept(answer)
 
 

@@ -295,8 +295,8 @@ def refused(
     reason = f": {wrong[1]}" if wrong is not None and wrong[1] else ""
     error = RowError(code or f"http_{status}", f"the worker refuses the row with status {status}{reason}", fault)
     sound = body.strip() and is_sound(body)
-    told = _on_one_line(body) if sound else msgspec.Raw(msgspec.json.encode(body[:1000].decode(errors="replace")))
-    return _line(row, _Response(status, request_id, told), error, served=Served(worker) if worker else None)
+    shown = _on_one_line(body) if sound else msgspec.Raw(msgspec.json.encode(body[:1000].decode(errors="replace")))
+    return _line(row, _Response(status, request_id, shown), error, served=Served(worker) if worker else None)
 
 
 def failed(row: BatchRow | BadRow, code: str, message: str, fault: str) -> bytes:

@@ -15,7 +15,7 @@ from regrow_batch.tables.making import unmade
 
 OPEN, DONE, NO_ROW = 0, 1, 2
 """States of a row."""
-MOST_TOLD = 20
+MOST_SHOWN = 20
 _BLOCK_ROWS = 512
 _BLOCK_BYTES = 4 << 20
 
@@ -60,7 +60,7 @@ class Scan:
 
     def complain(self, line: int, what: str) -> None:
         """Keep a sentence about a line, if there are not many yet."""
-        if len(self.complaints) < MOST_TOLD:
+        if len(self.complaints) < MOST_SHOWN:
             self.complaints.append(f"{self.place}, {self.source.unit} {line}: {what}")
 
 

@@ -103,7 +103,7 @@ class HttpSender:
         except aiohttp.ClientPayloadError as error:
             return Unanswered(f"broke off its answer: {_first_line(error)}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Unanswered(f"cannot be reached: {_words(error)}")
+            return Unanswered(f"cannot be reached: {_text_of(error)}")
 
     def _is_of_another(self, outcome: Answered, number: int) -> bool:
         """True if an answer names another request of ours than that of this number: many servers say which it was."""
@@ -129,7 +129,7 @@ class HttpSender:
         except TimeoutError:
             return _Page(f"did not answer within {PROBE_S:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return _Page(f"cannot be reached: {_words(error)}")
+            return _Page(f"cannot be reached: {_text_of(error)}")
         kind = "HTML" if "html" in response.content_type else response.content_type
         if response.status == 200 and kind != "HTML":
             return _Page(body=body)
@@ -190,7 +190,7 @@ def _version(body: bytes) -> str:
         return ""
 
 
-def _words(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     """Text of a connection's error, without its library's words around it."""
     if isinstance(error, aiohttp.ClientConnectorError):
         reason = error.os_error

@@ -77,10 +77,10 @@ class StreamedText:
             if self.loop and not choice.get("finish_reason"):
                 choice["finish_reason"] = "length"
             choice.setdefault("logprobs", None)
-            choices.append(self._told(choice))
+            choices.append(self._completed(choice))
         return msgspec.json.encode({**whole, "choices": choices, "usage": whole.get("usage")})
 
-    def _told(self, choice: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, choice: dict[str, Any]) -> dict[str, Any]:
         message = choice.get("message")
         if message is None or not self._chat:
             return choice if self._chat else {"text": "", **choice}

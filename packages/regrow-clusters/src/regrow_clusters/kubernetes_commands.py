@@ -147,22 +147,24 @@ def convert(file: Path, script: str, pods_per_replica: int) -> int:
 @click.option("--ranked", is_flag=True, help="Not without the number of its node.")
 @click.option("--domain", is_flag=True, help="With what its node fails together with.")
 @click.option("--within", default="360s", metavar="TIME", help="How long it waits.  [360s]")
-@click.argument("words", nargs=-1, required=True)
-def be_placed(folder: Path, ranked: bool, domain: bool, within: str, words: tuple[str, ...]) -> int:
+@click.argument("arguments", nargs=-1, required=True)
+def be_placed(folder: Path, ranked: bool, domain: bool, within: str, arguments: tuple[str, ...]) -> int:
     """Begin with WORDS as soon as FOLDER says where this pod is; the operator's pods start by this."""
     from regrow.launch.checks import some_time
-    from regrow_clusters.operator.placing.waiting import NotPlaced, placed_words
+    from regrow_clusters.operator.placing.waiting import NotPlaced, placed_arguments
 
     def leave(*_: object) -> None:
         raise SystemExit(RUN_AGAIN)
 
     signal.signal(signal.SIGTERM, leave)  # the first process of a container ignores it otherwise
     try:
-        told = placed_words(folder, words, ranked=ranked, domain=domain, within=some_time("--within", within))
+        reported = placed_arguments(
+            folder, arguments, ranked=ranked, domain=domain, within=some_time("--within", within)
+        )
     except NotPlaced as error:
         click.echo(f"regrow: {error}", err=True)
         return RUN_AGAIN
-    os.execv(sys.executable, [sys.executable, "-m", "regrow", *told])
+    os.execv(sys.executable, [sys.executable, "-m", "regrow", *reported])
 
 
 COMMANDS = (operator, k8s)

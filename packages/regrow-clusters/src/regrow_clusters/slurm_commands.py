@@ -111,7 +111,7 @@ def run_node() -> int:
     import msgspec
 
     from regrow_clusters.slurm.node import run_task
-    from regrow_clusters.slurm.node_words import NodeSeat
+    from regrow_clusters.slurm.node_arguments import GangNode
     from regrow_clusters.slurm.scripts import HOSTS_VARIABLE, PART_VARIABLE, RESULT_VARIABLE, read_part
 
     text = os.environ.get(PART_VARIABLE)
@@ -121,7 +121,7 @@ def run_node() -> int:
         part = read_part(text)
     except msgspec.MsgspecError as error:
         raise UsageError(f"{PART_VARIABLE} is not what this version of regrow writes: {error}") from error
-    seat = NodeSeat(
+    gang_node = GangNode(
         job_id=int(os.environ["SLURM_JOB_ID"]),
         index=int(os.environ["SLURM_PROCID"]),
         host=os.environ.get("SLURMD_NODENAME", ""),
@@ -131,8 +131,8 @@ def run_node() -> int:
         result=os.environ.get(RESULT_VARIABLE, ""),
     )
     if part.place is None:
-        seat = seat.in_order(os.environ.get(HOSTS_VARIABLE, ""))
-    return run_task(part, seat, os.environ, state_home(), _command())
+        gang_node = gang_node.in_order(os.environ.get(HOSTS_VARIABLE, ""))
+    return run_task(part, gang_node, os.environ, state_home(), _command())
 
 
 @slurm.command("order", hidden=True)
@@ -147,18 +147,18 @@ def print_order() -> None:
 
 @slurm.command("wish", hidden=True)
 @click.argument("run")
-@click.option("--set", "wishes", default="", metavar="JSON", help="What is asked from now on.")
-def keep_wishes(run: str, wishes: str) -> None:
+@click.option("--set", "requests", default="", metavar="JSON", help="What is asked from now on.")
+def keep_requests(run: str, requests: str) -> None:
     """Show or set what is asked of RUN, on its gang's first node; the other commands call this there."""
     import msgspec
 
-    from regrow_clusters.slurm.reading import JobWishes
-    from regrow_clusters.slurm.wishes import read_wishes, wishes_file, write_wishes
+    from regrow_clusters.slurm.reading import JobRequests
+    from regrow_clusters.slurm.requests import read_requests, requests_file, write_requests
 
-    file = wishes_file(state_home(), run)
-    if wishes:
-        write_wishes(file, msgspec.json.decode(wishes, type=JobWishes))
-    click.echo(msgspec.json.encode(read_wishes(file)).decode())
+    file = requests_file(state_home(), run)
+    if requests:
+        write_requests(file, msgspec.json.decode(requests, type=JobRequests))
+    click.echo(msgspec.json.encode(read_requests(file)).decode())
 
 
 COMMANDS = (slurm,)

@@ -100,8 +100,8 @@ def run_pod(
     """Be a node of the job, from its begin or again; pods of `regrow guest runtime` start by this."""
     from regrow.cli.training import surroundings
     from regrow.launch.checks import nproc_of
-    from regrow_guests.pods.telling import StatusServer, Teller, run_and_tell
-    from regrow_guests.pods.words import PodPlace, run_words
+    from regrow_guests.pods.arguments import PodPlace, run_arguments
+    from regrow_guests.pods.reporting import StatusReporter, StatusServer, run_and_report
 
     around = surroundings("")
     place = PodPlace(
@@ -116,10 +116,12 @@ def run_pod(
         grace=grace,
         checkpoint_dir=checkpoint_dir,
     )
-    made = run_words(place, words)
-    told = {key: os.environ.get(f"KUBEFLOW_TRAINER_SERVER_{key}", "") for key in ("URL", "CA_CERT", "TOKEN")}
-    if nodes == 1 or node_rank != 0 or not all(told.values()):
+    made = run_arguments(place, words)
+    settings = {key: os.environ.get(f"KUBEFLOW_TRAINER_SERVER_{key}", "") for key in ("URL", "CA_CERT", "TOKEN")}
+    if nodes == 1 or node_rank != 0 or not all(settings.values()):
         os.execv(sys.executable, [sys.executable, "-m", "regrow", *made])
-    server = StatusServer(told["URL"], Path(told["CA_CERT"]), Path(told["TOKEN"]))
+    server = StatusServer(settings["URL"], Path(settings["CA_CERT"]), Path(settings["TOKEN"]))
     host = f"[{address}]" if ":" in address else address
-    return run_and_tell(made, Teller(server, f"{host}:{rdzv_endpoint.rpartition(':')[2]}", around.token, steps))
+    return run_and_report(
+        made, StatusReporter(server, f"{host}:{rdzv_endpoint.rpartition(':')[2]}", around.token, steps)
+    )

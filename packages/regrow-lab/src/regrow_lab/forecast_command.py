@@ -69,15 +69,15 @@ def _with_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("plan")
 @_with_options
-def plan(nodes: int, price: float, json_path: Path | None, **words: Any) -> None:
+def plan(nodes: int, price: float, json_path: Path | None, **options: Any) -> None:
     """Tell what faults will cost a job before it runs, and how many spares it needs.
 
     Nodes are taken to fail independently of one another. What a fault costs under regrow is yours to say: the default
     is cautious; `benchmarks/recovery.py` measures it.
     """
-    fleet = Fleet(nodes, _faults_an_hour(nodes, words), price)
-    found = forecast(fleet, **{name: words[name] for name in _NAMES})
-    for line in lines(fleet, found, words["repair"], words["sure"]):
+    fleet = Fleet(nodes, _faults_an_hour(nodes, options), price)
+    found = forecast(fleet, **{name: options[name] for name in _NAMES})
+    for line in lines(fleet, found, options["repair"], options["sure"]):
         click.echo(line)
     if json_path is not None:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
@@ -125,24 +125,24 @@ def _side(name: str, recovery: RecoveryModel, fleet: Fleet) -> Side:
     return Side(name, lost, fleet.cost(lost), a_month, fleet.cost(a_month), fleet.cost(a_year), goodput)
 
 
-def _faults_an_hour(nodes: int, words: dict[str, Any]) -> float:
-    given = [name for name in ("node_failures", "node_mtbf", "faults_a_day") if words[name] is not None]
+def _faults_an_hour(nodes: int, options: dict[str, Any]) -> float:
+    given = [name for name in ("node_failures", "node_mtbf", "faults_a_day") if options[name] is not None]
     if len(given) != 1:
         raise UsageError(
             "how often do nodes fail?", hint="give one of --node-failures 0.02%, --node-mtbf 200d, --faults-a-day 1"
         )
     if given == ["node_mtbf"]:
-        if not words["node_mtbf"]:
+        if not options["node_mtbf"]:
             raise UsageError("--node-mtbf 0s is no time at all", hint="give more than 0 seconds")
-        return float(nodes * HOUR / words["node_mtbf"])
-    return float(nodes * words["node_failures"] if given == ["node_failures"] else words["faults_a_day"] / 24)
+        return float(nodes * HOUR / options["node_mtbf"])
+    return float(nodes * options["node_failures"] if given == ["node_failures"] else options["faults_a_day"] / 24)
 
 
 def lines(fleet: Fleet, found: Forecast, repair: float, sure: float) -> list[str]:
     """The forecast for people."""
     if not fleet.faults_an_hour:
         return [f"{fleet.nodes:,} nodes that never fail"]
-    told = [
+    reported = [
         f"{fleet.nodes:,} nodes: a fault every {_span(found.between_faults)}, {found.faults_a_day:.3g} a day; "
         f"in an hour with a chance of {100 * found.chance_an_hour:.3g} %",
         "",
@@ -151,19 +151,19 @@ def lines(fleet: Fleet, found: Forecast, repair: float, sure: float) -> list[str
     for side in found.sides:
         money = (f"{side.cost_a_fault:,.0f}", f"{side.cost_a_month:,.0f}", f"{side.cost_a_year:,.0f}")
         fault, month, year = money if fleet.price else ("–",) * 3
-        told.append(
+        reported.append(
             f"{side.name:<38}{_span(side.lost_a_fault):>11}{fault:>12}{_span(side.lost_a_month):>12}{month:>14}{year:>15}"
             f"{100 * side.goodput:>8.2f} %"
         )
-    told += [
+    reported += [
         "",
         f"spares: {found.spares}, enough in {100 * sure:g} % of the time if a node is away for {_span(repair)}",
     ]
     if found.young:
-        told.append(
+        reported.append(
             f"checkpoints are best written every {_span(found.daly)} (Daly; {_span(found.young)} by Young's rule)"
         )
-    return told
+    return reported
 
 
 def _span(value: float) -> str:

@@ -42,7 +42,7 @@ def train(
     data_files: tuple[str, ...],
     out: str,
     memory: str,
-    **words: Any,
+    **values: Any,
 ) -> int:
     """Train by RECIPE, a TOML file or one of pretrain, full, lora, dpo and grpo: no script is needed.
 
@@ -51,13 +51,13 @@ def train(
     from regrow.launch.job import RunFlags, world_of
     from regrow_recipes.recipes.resolving import account, resolve, write_run
 
-    if words["module"] or words["no_python"]:
+    if values["module"] or values["no_python"]:
         raise UsageError("regrow train has no script, so -m and --no-python mean nothing", hint="leave them out")
-    flags, around = flags_of(context, {**words, "script": _SCRIPT, "args": ()}), surroundings(words["token_file"])
+    flags, around = flags_of(context, {**values, "script": _SCRIPT, "args": ()}), surroundings(values["token_file"])
     world = world_of(RunFlags(_SCRIPT, module=True, **{name: getattr(flags, name) for name in _SIZES}), around)
     asked = read(recipe, _settings(settings, model_path, data_files, out))
     resolved = resolve(asked, _world(asked, world, around.gpus > 0, memory))
-    if not words["quiet"]:
+    if not values["quiet"]:
         for line in account(resolved):
             click.echo(line)
     flags = msgspec.structs.replace(
@@ -69,7 +69,7 @@ def train(
         buddy_every=flags.buddy_every or resolved.plan.buddy_every,
         replica_ranks=resolved.plan.shard,
     )
-    return start(flags, around, words["fault_plan"])
+    return start(flags, around, values["fault_plan"])
 
 
 @click.group()

@@ -24,12 +24,12 @@ class Prices:
     cached: float
 
     @classmethod
-    def read(cls, words: str) -> "Prices | None":
+    def read(cls, text: str) -> "Prices | None":
         """From `prompt=0.15,answer=0.6,cached=0.07`; None: there are no words. Raises `UsageError`."""
-        if not words:
+        if not text:
             return None
         found: dict[str, float] = {}
-        for word in words.split(","):
+        for word in text.split(","):
             name, _, price = word.strip().partition("=")
             try:
                 value = float(price)

@@ -15,7 +15,7 @@ from regrow.core.process.tasks import TaskScope, shared
 from regrow_batch.attendance import Attendance
 from regrow_batch.functions.calls import CallFailed, CallFeed, CallLine, CallResults, Calls
 from regrow_batch.head import BatchHead, HeadPolicy
-from regrow_batch.job import BatchWords, end_batch, journal_path, keep_report, kept_report, what_is_done
+from regrow_batch.job import BatchOptions, end_batch, journal_path, keep_report, kept_report, what_is_done
 from regrow_batch.journal import SYNC_S, Journal
 from regrow_batch.members import address
 from regrow_batch.places import exists
@@ -52,7 +52,7 @@ class FunctionRows:
 
     unit: ClassVar[str] = "record"
 
-    def words(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Settings on which the results depend, beside the records."""
         return {"version": self.version} if self.version else {}
 
@@ -70,9 +70,9 @@ class FunctionRows:
             yield line
 
 
-def run(rows: Iterable[Record] | str | Path, function: RowFunction, **words: Any) -> BatchReport:
+def run(rows: Iterable[Record] | str | Path, function: RowFunction, **options: Any) -> BatchReport:
     """As `arun`, for programs that have no loop of their own."""
-    return asyncio.run(arun(rows, function, **words))
+    return asyncio.run(arun(rows, function, **options))
 
 
 async def arun(
@@ -120,7 +120,7 @@ async def arun(
             hold_apart(str(rows), each)
     source = FunctionRows(str(rows) if isinstance(rows, str | Path) else "rows", _reader(rows), version, id_column)
     found = await asyncio.to_thread(scan, source)
-    given = BatchWords(
+    given = BatchOptions(
         input=source.place,
         output=output,
         reading=RowReading(),
@@ -135,7 +135,7 @@ async def arun(
     if not path.exists() and exists(output):
         raise UsageError(f"{output} is there already, and no journal belongs to it", hint="choose another output")
     print_of = {"the input": f"{found.size} bytes with the digest {found.digest[:16]}", "--model": model}
-    kept = Journal.open(path, print_of | source.words())
+    kept = Journal.open(path, print_of | source.description())
     try:
         if kept.head.rows and exists(output):
             return kept_report(kept, output)
@@ -161,9 +161,9 @@ class _Running:
     """One run over the rows that remain."""
 
     def __init__(
-        self, words: BatchWords, source: FunctionRows, found: Scan, journal: Journal, tally: Tally, pool: Pool
+        self, options: BatchOptions, source: FunctionRows, found: Scan, journal: Journal, tally: Tally, pool: Pool
     ) -> None:
-        self._words, self._source, self._found = words, source, found
+        self._options, self._source, self._found = options, source, found
         self._journal, self._tally, self._pool = journal, tally, pool
 
     async def run(
@@ -173,7 +173,7 @@ class _Running:
         self._function = function
         line = self._line = CallLine(model)
         calls = Tally(rows=0, began=time.monotonic())
-        async with HttpSender.open(timeout=self._words.head.timeout, key=self._words.key) as sender:
+        async with HttpSender.open(timeout=self._options.head.timeout, key=self._options.key) as sender:
             head = BatchHead(
                 CallFeed(line),
                 line.states,
@@ -181,9 +181,9 @@ class _Running:
                 sender=sender,
                 journal=CallResults(line, self._journal.path),
                 tally=calls,
-                policy=self._words.head,
+                policy=self._options.head,
             )
-            attendance = Attendance(self._pool, grace=self._words.head.grace, changed=head.changed, say=say)
+            attendance = Attendance(self._pool, grace=self._options.head.grace, changed=head.changed, say=say)
             if isinstance(workers, Path):
                 attendance.look(workers)
             else:

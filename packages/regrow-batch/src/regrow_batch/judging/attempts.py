@@ -241,11 +241,11 @@ class Attempts:
         if hand.copies:
             return  # another attempt at it goes on
         if hand.alone and hand.deaths > MOST_DEATHS:
-            told = f"met {hand.deaths} ends of engines, the last with no row beside it: worker {url} {again.why}"
-            self._give_up(hand, "ended_engines", told)
+            text = f"met {hand.deaths} ends of engines, the last with no row beside it: worker {url} {again.why}"
+            self._give_up(hand, "ended_engines", text)
         elif hand.attempt >= self._retries.attempts:
-            told = f"was given up after {hand.attempt} attempts; the last: worker {url} {again.why}"
-            self._give_up(hand, "gave_up", told)
+            text = f"was given up after {hand.attempt} attempts; the last: worker {url} {again.why}"
+            self._give_up(hand, "gave_up", text)
         else:
             hand.alone = hand.alone or hand.suspected
             tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
@@ -253,11 +253,11 @@ class Attempts:
             self._queue.later(hand, now + wait)
         self._queue.wake.set()
 
-    def _give_up(self, hand: Hand, code: str, told: str) -> None:
+    def _give_up(self, hand: Hand, code: str, text: str) -> None:
         if hand.opinions:
             self.doubts.take(hand)
             return
-        self._results.fail(hand.row, code, told, Fault.UNKNOWN)
+        self._results.fail(hand.row, code, text, Fault.UNKNOWN)
         self._finish(hand)
 
     def _finish(self, hand: Hand) -> None:

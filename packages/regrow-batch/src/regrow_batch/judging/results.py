@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from regrow.core.ids import Seconds
 from regrow_batch.answers import Answer, Tokens
-from regrow_batch.circles import Circles, circles, told_by_server, told_of
+from regrow_batch.circles import Circles, circles, reported, reported_by_server
 from regrow_batch.journal import Journal
 from regrow_batch.judging.evidence import Opinion
 from regrow_batch.places import BatchStopped
@@ -70,9 +70,9 @@ class Results:
         """Loop in an answer, if it has one; an answer that ended by itself has none."""
         if ended_early:
             self.tally.ended += 1
-            found: Circles | None = told_of(ended_early, ended_early=True)
+            found: Circles | None = reported(ended_early, ended_early=True)
         elif any(each.finish_reason == _REPETITION for each in answer.choices):
-            found = told_by_server()
+            found = reported_by_server()
         else:
             cut = (each for each in answer.choices if each.finish_reason == "length")
             looked = (circles(text) for each in cut for text in each.texts)

@@ -33,14 +33,14 @@ class SecondTries:
         """A row is sent to a worker."""
         worker = self._pool.workers[url]
         if worker.rows == 1:
-            worker.heard_at = now
+            worker.answered_at = now
 
     def spoke(self, url: str, now: Instant) -> None:
         """A worker has said something."""
         self._answered_at = now
         worker = self._pool.workers.get(url)
         if worker is not None:
-            worker.heard_at = now
+            worker.answered_at = now
 
     def answered(self, url: str, began: Instant, now: Instant) -> None:
         """A worker has answered a row that was sent at `began`."""
@@ -64,7 +64,7 @@ class SecondTries:
         self._look_at = now + _LOOK_S
         silence = max(self._silence, _TIMES_SLOWEST * self._slowest)
         for worker in self._pool.workers.values():
-            if worker.rows and now - worker.heard_at > silence and self._answered_at > worker.heard_at:
+            if worker.rows and now - worker.answered_at > silence and self._answered_at > worker.answered_at:
                 self._pool.stall(worker.url, f"has answered nothing for {silence:.0f} s while others have")
         late = max(self._lateness, _TIMES_TYPICAL * self._typical)
         for url, hand, began in list(under_way):

@@ -21,7 +21,7 @@ _LONGEST_S = 30.0
 """To wait for processes that were killed: one that the kernel holds back must not hold back the batch."""
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run a server until it ends or nobody wants it any more; its status, as `os.waitpid` has it."""
     prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -32,7 +32,7 @@ def main(words: list[str]) -> int:
         os.set_blocking(end, False)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    server = _start(words, prctl)
+    server = _start(arguments, prctl)
     os.write(1, b"%d\n" % server)
     _let_go_of_output()
     status = _watch(server, woken)
@@ -40,7 +40,7 @@ def main(words: list[str]) -> int:
     return status
 
 
-def _start(words: list[str], prctl: "ctypes._NamedFuncPointer") -> int:
+def _start(arguments: list[str], prctl: "ctypes._NamedFuncPointer") -> int:
     """Fork the server, with its output where ours goes by the standard error stream."""
     guard = os.getpid()
     pid = os.fork()
@@ -57,9 +57,9 @@ def _start(words: list[str], prctl: "ctypes._NamedFuncPointer") -> int:
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.dup2(2, 1)
-        os.execvp(words[0], words)
+        os.execvp(arguments[0], arguments)
     except OSError as error:
-        os.write(2, f"{words[0]} cannot be started: {error.strerror}\n".encode())
+        os.write(2, f"{arguments[0]} cannot be started: {error.strerror}\n".encode())
     os._exit(127)
 
 

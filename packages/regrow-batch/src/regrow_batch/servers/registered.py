@@ -23,7 +23,7 @@ from regrow.core.hosts import LOOPBACK, address_of, is_loopback, route_to
 from regrow.core.ids import Seconds
 from regrow.core.process.tasks import TaskScope
 from regrow_batch.attendance import LEASE_S, RENEW_S
-from regrow_batch.control import PATH, WorkerWish, read_door
+from regrow_batch.control import PATH, WorkerRequest, read_endpoint
 from regrow_batch.servers.server_process import PORT, ServerProcess, free_port, placed
 
 _LOOK_S: Seconds = 0.1
@@ -33,12 +33,12 @@ _BELONGS, _UNAUTHORIZED, _NOT_HERE, _GONE = 200, 401, 404, 410
 
 
 @dataclass(frozen=True)
-class WorkerWords:
+class WorkerOptions:
     """Arguments of a worker.
 
     Attributes:
-        head: the head's address; empty: it is on this machine, and `door` says where.
-        door: the file that says so.
+        head: the head's address; empty: it is on this machine, and `endpoint` says where.
+        endpoint: the file that says so.
         token: of a head with an address.
         command: starts the server; `{port}` and `{host}` stand for its address.
         port: its port; 0: any that is free.
@@ -49,7 +49,7 @@ class WorkerWords:
     """
 
     head: str
-    door: Path
+    endpoint: Path
     command: tuple[str, ...]
     token: str = ""
     port: int = 0
@@ -59,7 +59,7 @@ class WorkerWords:
     patience: Seconds = 600.0
 
 
-class Heard(NamedTuple):
+class HeadReply(NamedTuple):
     """Answer of the head. `status`: 0: it did not answer. `refused`: nobody listens there. `text`: the error."""
 
     status: int
@@ -70,41 +70,41 @@ class Heard(NamedTuple):
 class _HeadLink:
     """Speaks with the head, wherever it is at present."""
 
-    def __init__(self, session: aiohttp.ClientSession, words: WorkerWords) -> None:
-        self._session, self._words = session, words
+    def __init__(self, session: aiohttp.ClientSession, options: WorkerOptions) -> None:
+        self._session, self._options = session, options
 
-    async def tell(self, wish: WorkerWish) -> Heard:
+    async def send(self, request: WorkerRequest) -> HeadReply:
         try:
-            url, token = self._words.head, self._words.token
+            url, token = self._options.head, self._options.token
             if not url:
-                door = read_door(self._words.door)
-                url, token = door.url, door.token
+                endpoint = read_endpoint(self._options.endpoint)
+                url, token = endpoint.url, endpoint.token
             async with self._session.post(
-                url + PATH, data=msgspec.json.encode(wish), headers={"Authorization": f"Bearer {token}"}
+                url + PATH, data=msgspec.json.encode(request), headers={"Authorization": f"Bearer {token}"}
             ) as answer:
-                return Heard(answer.status, (await answer.text(errors="replace")).partition("\n")[0][:200])
+                return HeadReply(answer.status, (await answer.text(errors="replace")).partition("\n")[0][:200])
         except UsageError as error:
-            return Heard(0, error.cause, refused=True)
+            return HeadReply(0, error.cause, refused=True)
         except TimeoutError:
-            return Heard(0, f"it did not answer within {_ASK_S:g} s")
+            return HeadReply(0, f"it did not answer within {_ASK_S:g} s")
         except aiohttp.ClientConnectorError as error:
-            return Heard(0, f"nobody listens there ({error.os_error.strerror or error.os_error})", refused=True)
+            return HeadReply(0, f"nobody listens there ({error.os_error.strerror or error.os_error})", refused=True)
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return Heard(0, str(error).partition("\n")[0])
+            return HeadReply(0, str(error).partition("\n")[0])
 
 
 class RegisteredWorker:
     """One server, from its start to its end.
 
     Args:
-        words: what it is told.
+        options: what it is told.
         say: told in a sentence what becomes of it.
     """
 
-    def __init__(self, words: WorkerWords, say: Callable[[str], None]) -> None:
-        if not any(PORT in word for word in words.command):
-            raise UsageError(f"{words.command[0]}: it is not said where the port goes", hint="write {port} there")
-        self._words, self._say = words, say
+    def __init__(self, options: WorkerOptions, say: Callable[[str], None]) -> None:
+        if not any(PORT in word for word in options.command):
+            raise UsageError(f"{options.command[0]}: it is not said where the port goes", hint="write {port} there")
+        self._options, self._say = options, say
         self._asked = asyncio.Event()
         self._url = ""
         self._server: ServerProcess | None = None
@@ -117,11 +117,11 @@ class RegisteredWorker:
                 loop.add_signal_handler(number, self._ask_to_go)
                 stack.callback(loop.remove_signal_handler, number)
             limit = aiohttp.ClientTimeout(total=_ASK_S)
-            link = _HeadLink(await stack.enter_async_context(aiohttp.ClientSession(timeout=limit)), self._words)
-            host = self._words.advertise or own_address(self._words.head)
-            port = self._words.port or free_port(host if not self._words.advertise else LOOPBACK)
+            link = _HeadLink(await stack.enter_async_context(aiohttp.ClientSession(timeout=limit)), self._options)
+            host = self._options.advertise or own_address(self._options.head)
+            port = self._options.port or free_port(host if not self._options.advertise else LOOPBACK)
             self._url = f"http://{address_of(host, port)}"
-            self._server = server = await ServerProcess.start(placed(self._words.command, host, port))
+            self._server = server = await ServerProcess.start(placed(self._options.command, host, port))
             try:
                 return await self._attend(server, link)
             finally:
@@ -139,54 +139,54 @@ class RegisteredWorker:
             waiting: list[asyncio.Task[int] | asyncio.Task[bool]] = [ended, announced, scope.start(self._asked.wait())]
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if ended.done():
-                await link.tell(WorkerWish(self._url, leave=True, grace=0.0, lease=LEASE_S))
-                self._say(f"{self._words.command[0]} {exit_text(ended.result())} without being asked to")
+                await link.send(WorkerRequest(self._url, leave=True, grace=0.0, lease=LEASE_S))
+                self._say(f"{self._options.command[0]} {exit_text(ended.result())} without being asked to")
                 return ended.result() if ended.result() > 0 else SCRIPT_ERROR
             code = announced.result() if announced.done() else OK
-            by = time.monotonic() + self._words.grace
+            by = time.monotonic() + self._options.grace
             if not announced.done():
                 announced.cancel()
-                await self._drain(link, ended, by - min(_END_S, self._words.grace / 4))
+                await self._drain(link, ended, by - min(_END_S, self._options.grace / 4))
             await server.end(max(0.0, by - time.monotonic()))
             return code
 
     async def _announce(self, link: _HeadLink) -> int:
         """Until it is not wanted any more, or nobody answers. The exit code. Raises `UsageError`."""
-        met, told, heard_at = False, "", time.monotonic()
+        met, shown, answered_at = False, "", time.monotonic()
         while True:
-            wish = WorkerWish(self._url, cap=self._words.cap, lease=LEASE_S, again=met)
-            heard = await link.tell(wish)
-            if heard.status == _BELONGS:
-                if not met or told:
+            request = WorkerRequest(self._url, cap=self._options.cap, lease=LEASE_S, again=met)
+            answer = await link.send(request)
+            if answer.status == _BELONGS:
+                if not met or shown:
                     self._say(f"{self._url} belongs to the batch of {self._head}")
-                met, told, heard_at = True, "", time.monotonic()
-            elif heard.status == _GONE:
-                self._say(f"{self._url} is not wanted any more: {heard.text}")
+                met, shown, answered_at = True, "", time.monotonic()
+            elif answer.status == _GONE:
+                self._say(f"{self._url} is not wanted any more: {answer.text}")
                 return OK
-            elif heard.status == _UNAUTHORIZED and not met:
+            elif answer.status == _UNAUTHORIZED and not met:
                 raise UsageError(f"the head {self._head} has another token", hint="see --token-file")
             else:
-                why = heard.text if not heard.status else f"it answered with status {heard.status}: {heard.text}"
-                if time.monotonic() - heard_at > self._words.patience:
-                    self._say(f"no head was found for {self._words.patience:g} s (--patience): {self._head}: {why}")
+                why = answer.text if not answer.status else f"it answered with status {answer.status}: {answer.text}"
+                if time.monotonic() - answered_at > self._options.patience:
+                    self._say(f"no head was found for {self._options.patience:g} s (--patience): {self._head}: {why}")
                     return RUN_AGAIN
-                if not told:
+                if not shown:
                     self._say(f"no head at {self._head}: {why}; waiting for one")
-                told = why
-            await asyncio.sleep(RENEW_S if heard.status == _BELONGS else RENEW_S / 4)
+                shown = why
+            await asyncio.sleep(RENEW_S if answer.status == _BELONGS else RENEW_S / 4)
 
     async def _drain(self, link: _HeadLink, ended: "asyncio.Task[int]", by: float) -> None:
         """Get no more rows, and wait for those under way."""
         while (left := by - time.monotonic()) > 0 and not ended.done():
-            heard = await link.tell(WorkerWish(self._url, leave=True, grace=left, lease=LEASE_S))
-            if heard.status in (_NOT_HERE, _GONE) or heard.refused:
+            answer = await link.send(WorkerRequest(self._url, leave=True, grace=left, lease=LEASE_S))
+            if answer.status in (_NOT_HERE, _GONE) or answer.refused:
                 return
             await asyncio.wait([ended], timeout=_LOOK_S)
         self._say(f"{self._url} ends with rows under way: they go elsewhere")
 
     @property
     def _head(self) -> str:
-        return self._words.head or str(self._words.door.name.removesuffix(".control"))
+        return self._options.head or str(self._options.endpoint.name.removesuffix(".control"))
 
 
 def own_address(head: str) -> str:

@@ -36,36 +36,38 @@ class ServerProcess:
         self._process, self._leader = process, leader
 
     @classmethod
-    async def start(cls, words: Sequence[str], log: Path | None = None) -> Self:
+    async def start(cls, arguments: Sequence[str], log: Path | None = None) -> Self:
         """Start one. Raises `UsageError`.
 
         Args:
-            words: its command.
+            arguments: its command.
             log: where its output is added; None: it goes where ours does.
         """
-        if shutil.which(words[0]) is None:
-            raise UsageError(f"{words[0]} cannot be started: there is no such program")
+        if shutil.which(arguments[0]) is None:
+            raise UsageError(f"{arguments[0]} cannot be started: there is no such program")
         try:
             with contextlib.ExitStack() as stack:
                 output = None if log is None else stack.enter_context(log.open("ab"))
                 process = await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-I", "-S", _GUARD, *words),
+                    *(sys.executable, "-I", "-S", _GUARD, *arguments),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
                     start_new_session=True,
                 )
         except OSError as error:
-            raise UsageError(f"{words[0]} cannot be started: {error.strerror or error}") from error
+            raise UsageError(f"{arguments[0]} cannot be started: {error.strerror or error}") from error
         try:
-            told = b"" if process.stdout is None else await asyncio.wait_for(process.stdout.readline(), _FORKED_S)
+            line = b"" if process.stdout is None else await asyncio.wait_for(process.stdout.readline(), _FORKED_S)
         except TimeoutError:
             process.kill()
             await process.wait()
-            raise UsageError(f"{words[0]} cannot be started: its guard forked nothing for {_FORKED_S:g} s") from None
-        if not told.strip().isdigit():
-            raise UsageError(f"{words[0]} cannot be started: its guard ended with code {await process.wait()}")
-        return cls(process, int(told))
+            raise UsageError(
+                f"{arguments[0]} cannot be started: its guard forked nothing for {_FORKED_S:g} s"
+            ) from None
+        if not line.strip().isdigit():
+            raise UsageError(f"{arguments[0]} cannot be started: its guard ended with code {await process.wait()}")
+        return cls(process, int(line))
 
     async def wait(self) -> int:
         """Its exit code, once it has ended with all that it has started."""
@@ -79,25 +81,25 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End it at once, and what it has started."""
-        self._tell(guard.END)
+        self._send(guard.END)
 
     async def end(self, grace: Seconds) -> None:
         """Ask it to end, and after `grace` end it."""
-        self._tell(guard.ASK)
+        self._send(guard.ASK)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.wait(), grace)
         self.kill()
         await self.wait()
 
-    def _tell(self, what: bytes) -> None:
+    def _send(self, what: bytes) -> None:
         stream = self._process.stdin
         if stream is not None and not stream.is_closing() and self._process.returncode is None:
             stream.write(what)
 
 
-def placed(words: Sequence[str], host: str, port: int) -> list[str]:
+def placed(arguments: Sequence[str], host: str, port: int) -> list[str]:
     """A command with `{host}` and `{port}` replaced."""
-    return [word.replace(PORT, str(port)).replace(HOST, host) for word in words]
+    return [word.replace(PORT, str(port)).replace(HOST, host) for word in arguments]
 
 
 def free_port(host: str = LOOPBACK) -> int:

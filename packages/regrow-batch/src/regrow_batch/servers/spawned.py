@@ -44,7 +44,7 @@ class SpawnedWorkers:
         grace: Seconds,
         say: Callable[[str], None],
     ) -> None:
-        self._words = words_of(command)
+        self._arguments = arguments_of(command)
         self._announced = HEAD in command
         self._count, self._attendance, self._head = count, attendance, head
         self._logs, self._grace, self._say = logs, grace, say
@@ -78,15 +78,15 @@ class SpawnedWorkers:
     async def _start(self, log: Path) -> tuple[ServerProcess, str]:
         """A server, and its address; empty: it announces itself."""
         if self._announced:
-            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._words], log), ""
+            return await ServerProcess.start([word.replace(HEAD, self._head) for word in self._arguments], log), ""
         port = free_port()
-        return await ServerProcess.start(placed(self._words, LOOPBACK, port), log), f"http://{LOOPBACK}:{port}"
+        return await ServerProcess.start(placed(self._arguments, LOOPBACK, port), log), f"http://{LOOPBACK}:{port}"
 
 
-def words_of(command: str) -> list[str]:
+def arguments_of(command: str) -> list[str]:
     """The words of a `--spawn`. Raises `UsageError` where its workers could not be found."""
     try:
-        words = shlex.split(command)
+        arguments = shlex.split(command)
     except ValueError as error:
         raise UsageError(f"--spawn {command!r} is no command: {error}") from error
     if PORT not in command and HEAD not in command:
@@ -94,4 +94,4 @@ def words_of(command: str) -> list[str]:
             f"--spawn {command!r} does not say where the port goes",
             hint="write {port} there; or {head}, for a regrow batch worker",
         )
-    return words
+    return arguments

@@ -96,7 +96,7 @@ def _as_json(value: Any) -> str | None:
 
 TEXT, WHOLE, TEXTS, FLOATS = "text", "whole number", "texts", "floats"
 
-TOLD: Mapping[str, tuple[str, Callable[[RowResult], Any]]] = {
+RESULTS: Mapping[str, tuple[str, Callable[[RowResult], Any]]] = {
     "custom_id": (TEXT, lambda row: row.line.get("custom_id")),
     "answer": (TEXT, lambda row: _first(row.said("content", "text"))),
     "answers": (TEXTS, lambda row: row.said("content", "text")),
@@ -136,37 +136,37 @@ class Column:
 
     Attributes:
         name: in the output.
-        told: in `TOLD`; empty: the input's.
+        computed: in `RESULTS`; empty: the input's.
         given: in the input; empty: of the result.
     """
 
     name: str
-    told: str = ""
+    computed: str = ""
     given: str = ""
 
     def value(self, row: RowResult, record: Record) -> Any:
         """Value of a row in this column."""
-        return TOLD[self.told][1](row) if self.told else record.get(self.given)
+        return RESULTS[self.computed][1](row) if self.computed else record.get(self.given)
 
 
-def chosen(words: str, given: Sequence[str], *, embeddings: bool) -> list[Column]:
+def chosen(text: str, given: Sequence[str], *, embeddings: bool) -> list[Column]:
     """The columns that are wanted. Raises `UsageError`.
 
     Args:
-        words: `NAME` or `NAME=COLUMN`, with commas between them; empty: all of the input, and the usual ones.
+        text: `NAME` or `NAME=COLUMN`, with commas between them; empty: all of the input, and the usual ones.
         given: columns of the input.
         embeddings: whether the rows ask for them.
     """
-    if not words:
+    if not text:
         usual = USUAL_OF_EMBEDDINGS if embeddings else USUAL
-        told = [*([] if "custom_id" in given else ["custom_id"]), *usual]
-        if both := sorted(set(told) & set(given)):
+        computed = [*([] if "custom_id" in given else ["custom_id"]), *usual]
+        if both := sorted(set(computed) & set(given)):
             raise UsageError(
                 f"the input has a column {both[0]!r}, and so would the results",
                 hint=f"choose by --columns, with another name: --columns '{_INPUT}{both[0]},my_{both[0]}={both[0]},…'",
             )
-        return [Column(name, given=name) for name in given] + [Column(name, told=name) for name in told]
-    found = [_column(word.strip(), given) for word in words.split(",") if word.strip()]
+        return [Column(name, given=name) for name in given] + [Column(name, computed=name) for name in computed]
+    found = [_column(word.strip(), given) for word in text.split(",") if word.strip()]
     names = [column.name for column in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"--columns has {twice[0]!r} twice")
@@ -179,12 +179,12 @@ def _column(word: str, given: Sequence[str]) -> Column:
     forced = meant.removeprefix(_INPUT)
     if forced != meant and forced in given:
         return Column(name.removeprefix(_INPUT), given=forced)
-    if meant in TOLD:
-        return Column(name, told=meant)
+    if meant in RESULTS:
+        return Column(name, computed=meant)
     if meant in given:
         return Column(name, given=meant)
     of_input = f", of the input {', '.join(given)}" if given else ""
-    raise UsageError(f"--columns: there is no column {meant!r}", hint=f"there are {', '.join(TOLD)}{of_input}")
+    raise UsageError(f"--columns: there is no column {meant!r}", hint=f"there are {', '.join(RESULTS)}{of_input}")
 
 
 class Kinds:

@@ -24,7 +24,7 @@ class RowLines:
 
     unit: ClassVar[str] = "line"
 
-    def words(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Settings on which the results depend, beside the bytes."""
         return {}
 
@@ -61,9 +61,9 @@ class RowRecords:
 
     unit: ClassVar[str] = "record"
 
-    def words(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Settings on which the results depend, beside the lines, by the names that the user knows."""
-        return self.making.words()
+        return self.making.description()
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
         """The row of each record. Raises what reading them does."""
@@ -86,7 +86,7 @@ class RowSource(Protocol):
         """Name for one of its lines."""
         ...
 
-    def words(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Settings on which the results depend, beside the lines, by the names that the user knows."""
         ...
 

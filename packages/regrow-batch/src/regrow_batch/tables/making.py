@@ -47,7 +47,7 @@ class RowMaking:
         """True if it says what is asked; if not, the input has rows, or columns of the usual names."""
         return bool(self.prompt or self.messages or self.template is not None)
 
-    def words(self) -> dict[str, str]:
+    def description(self) -> dict[str, str]:
         """Settings on which the results depend, by the names that the user knows; none if no rows are made."""
         template = "" if self.template is None else json.dumps(self.template, sort_keys=True)
         found = {"--prompt-column": self.prompt, "--messages-column": self.messages, "--template": template}

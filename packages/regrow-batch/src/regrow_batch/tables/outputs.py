@@ -9,7 +9,7 @@ import msgspec
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
 from regrow_batch.places import open_to_write
-from regrow_batch.tables.columns import FLOATS, TEXT, TEXTS, TOLD, WHOLE, Column, Kinds, RowResult, as_kind, chosen
+from regrow_batch.tables.columns import FLOATS, RESULTS, TEXT, TEXTS, WHOLE, Column, Kinds, RowResult, as_kind, chosen
 from regrow_batch.tables.files import PARQUET, ROWS, Table, suffix_of
 from regrow_batch.tables.inputs import RowRecords, RowSource
 from regrow_batch.tables.making import EMBEDDINGS, Record, plain, row_line
@@ -119,12 +119,12 @@ class Output:
     def _types(self) -> Any:
         arrow = self._arrow
         of_kind = {"bool": arrow.bool_(), "int": arrow.int64(), "float": arrow.float64()}
-        told = {TEXT: arrow.string(), WHOLE: arrow.int64(), FLOATS: arrow.list_(arrow.float32())}
-        told[TEXTS] = arrow.list_(arrow.string())
+        computed = {TEXT: arrow.string(), WHOLE: arrow.int64(), FLOATS: arrow.list_(arrow.float32())}
+        computed[TEXTS] = arrow.list_(arrow.string())
         fields = []
         for column in self._columns:
-            if column.told:
-                kind = told[TOLD[column.told][0]]
+            if column.computed:
+                kind = computed[RESULTS[column.computed][0]]
             elif self._kinds is not None:
                 kind = of_kind.get(self._kinds.of(column.given), arrow.string())
             else:

@@ -73,7 +73,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
         return self.stage in (ReplicaStage.QUEUED, ReplicaStage.STARTING)
 
 
-class BadNode(msgspec.Struct, frozen=True):
+class AvoidedNode(msgspec.Struct, frozen=True):
     """A machine that replicas are kept away from until a time."""
 
     node: str
@@ -94,4 +94,4 @@ class JobSeen(msgspec.Struct, frozen=True):
     """Time of the last change of its replicas."""
     retry_at: Instant = 0.0
     """After failures: nothing is started before."""
-    bad_nodes: tuple[BadNode, ...] = ()
+    bad_nodes: tuple[AvoidedNode, ...] = ()

@@ -140,9 +140,9 @@ class _Work:
         if not bad or not settled or self._seen.retry_at > self._now or len(here) <= self._spec.replica_count:
             return
         for each in sorted(here, key=lambda replica: -replica.place):
-            words = [bad[node] for node in each.nodes if node in bad]
-            if words and each.place > 0:
-                self._drain(each, f"{words[0].node} is bad: {words[0].reason}")
+            reports = [bad[node] for node in each.nodes if node in bad]
+            if reports and each.place > 0:
+                self._drain(each, f"{reports[0].node} is bad: {reports[0].reason}")
                 return
 
     def ask_anew(self) -> None:

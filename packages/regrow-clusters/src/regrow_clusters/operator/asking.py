@@ -53,17 +53,17 @@ class JobAsker:
         """
         for node in nodes:
             grace = job.spec.graceful_shutdown_timeout_in_seconds
-            wish = {"node": node, "grace": grace, "reason": "the cluster has given its pod up", "certain": True}
-            told = await self._answer(job, host, "POST", "/drain", msgspec.json.encode(wish))
-            if told is not None and _accepted(told):
+            request = {"node": node, "grace": grace, "reason": "the cluster has given its pod up", "certain": True}
+            reported = await self._answer(job, host, "POST", "/drain", msgspec.json.encode(request))
+            if reported is not None and _accepted(reported):
                 return True
         return False
 
     async def ask(self, job: TrainingJob, host: str) -> JobFigures | None:
         """Progress of the job, by its coordinator at this address; None: no answer, or not in time."""
-        told = await self._answer(job, host, "GET", "/figures")
+        reported = await self._answer(job, host, "GET", "/figures")
         try:
-            return None if told is None else msgspec.json.decode(told, type=JobFigures)
+            return None if reported is None else msgspec.json.decode(reported, type=JobFigures)
         except UNREADABLE:
             return None
 

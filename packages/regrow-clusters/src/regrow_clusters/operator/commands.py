@@ -128,8 +128,8 @@ def chosen_pod(pods: Sequence[Manifest], job: TrainingJob, *, replica: int | Non
     """The name of the pod at a place, of several the last one made. Raises `UsageError`: nothing is there."""
     each = job.spec.pods_per_replica
     if node is not None:
-        seats = job.status.seats
-        replica, index = divmod(seats.index(node) if node in seats else node, each)
+        node_ranks = job.status.node_ranks
+        replica, index = divmod(node_ranks.index(node) if node in node_ranks else node, each)
         what = f"node {node}"
     else:
         replica, index = replica or 0, 0

@@ -23,11 +23,11 @@ from regrow_clusters.operator.deciding import JobFacts, decide
 from regrow_clusters.operator.events import JobNews, event
 from regrow_clusters.operator.making.budgets import BudgetKeeper
 from regrow_clusters.operator.making.pod_hands import PodHands
-from regrow_clusters.operator.nodes import BadMark
+from regrow_clusters.operator.nodes import AvoidedNodeMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import JobReading, read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
-from regrow_clusters.operator.placing.telling import PodPlacer
+from regrow_clusters.operator.placing.annotating import PodPlacer
 from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow_clusters.operator.status import JobFinding, refused_status, with_conditions
 from regrow_clusters.operator.terms import by_its_terms
@@ -181,13 +181,13 @@ class Controller:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._nodes.look_soon.wait(), max(0.0, self._ask_every - _NODES_PAUSE))
 
-    def _wanted_marks(self, now: Instant) -> dict[str, BadMark]:
+    def _wanted_marks(self, now: Instant) -> dict[str, AvoidedNodeMark]:
         """Nodes that jobs have quarantined."""
-        wanted: dict[str, BadMark] = {}
+        wanted: dict[str, AvoidedNodeMark] = {}
         for key in self.cache.jobs():
             for each in read_status(self.cache.job(key) or {}).bad_nodes:
                 if each.quarantined and each.until > now:
-                    wanted[each.name] = BadMark(each.reason, each.until)
+                    wanted[each.name] = AvoidedNodeMark(each.reason, each.until)
         return wanted
 
     async def _work(self) -> None:
@@ -230,9 +230,9 @@ class Controller:
         await self.hands.carry_out(job, decision.steps, facts.pods, now)
         for pod in decision.leaving:
             await self.hands.delete(job, pod, force=False)
-        for placed in await self._placer.tell(msgspec.structs.replace(job, status=decision.status), facts.pods):
+        for placed in await self._placer.annotate(msgspec.structs.replace(job, status=decision.status), facts.pods):
             self.cache.put(ApiKind.PODS, placed)
-        await self._tell(job, decision.news, now)
+        await self._publish(job, decision.news, now)
         if decision.keeps_budget:
             await self._budgets.keep(job, now)
         if decision.keeps_service:
@@ -248,7 +248,7 @@ class Controller:
         reading, figures = read(job, seen, now, () if nodes is None else nodes.bad_nodes()), self._figures_of(job)
         said = (*await self._queue_trouble(job, reading), *self._placer.findings(job, seen))
         verdicts = None if nodes is None else nodes.verdicts
-        return JobFacts(seen, reading, said, figures, self._placer.seats(job, seen), verdicts)
+        return JobFacts(seen, reading, said, figures, self._placer.node_ranks(job, seen), verdicts)
 
     async def _queue_trouble(self, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
         """A queue that does not exist lets pods wait for ever, and nobody else says why."""
@@ -270,15 +270,15 @@ class Controller:
         body = {**found, "status": _pruned(msgspec.to_builtins(new))}
         self.cache.put(ApiKind.JOBS, await self._api.replace_status(ApiKind.JOBS, body))
 
-    async def _tell(self, job: TrainingJob, news: Sequence[JobNews], now: Instant) -> None:
+    async def _publish(self, job: TrainingJob, news: Sequence[JobNews], now: Instant) -> None:
         """Create events for news; one that cannot be created changes nothing else."""
         for each in news:
             try:
                 await self._api.create(ApiKind.EVENTS, event(job, each, now))
             except ApiFailure as failure:
                 if not failure.conflict:
-                    told = (job.namespace, job.name, each.reason, each.message, failure)
-                    _LOG.warning("job %s/%s: %s: %s; no event: %s", *told)
+                    joins = (job.namespace, job.name, each.reason, each.message, failure)
+                    _LOG.warning("job %s/%s: %s: %s; no event: %s", *joins)
 
     async def _say(self, job: TrainingJob, finding: JobFinding) -> None:
         """Write one condition."""

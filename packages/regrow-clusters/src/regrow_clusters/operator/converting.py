@@ -40,11 +40,11 @@ def converted(path: Path, *, script: str = "", pods_per_replica: int = 1) -> Con
         has = f"{len(jobs)} of them" if jobs else ", ".join(others) or "nothing of the kind"
         raise UsageError(f"{path} should have one HyperPodPyTorchJob, and has {has}", hint="give one job in a file")
     try:
-        words = shlex.split(script)
+        arguments = shlex.split(script)
     except ValueError as error:
         raise UsageError(f"--script {script!r} cannot be split into words: {error}") from error
     try:
-        made = convert_job(jobs[0], script=words or None, pods_per_replica=pods_per_replica)
+        made = convert_job(jobs[0], script=arguments or None, pods_per_replica=pods_per_replica)
     except UsageError as error:
         raise UsageError(f"{path}: {error.cause}", hint=error.hint) from error
     notes = [*made.notes, *(f"{kind} in the same file: left as it is" for kind in others)]

@@ -25,7 +25,7 @@ class JobFacts:
     reading: JobReading
     said: tuple[JobFinding, ...] = ()
     figures: JobFigures | None = None
-    seats: list[int] | None = None
+    node_ranks: list[int] | None = None
     verdicts: Mapping[str, list[HealthVerdict]] | None = None
     """By the cluster's word; None: its nodes are not watched."""
 
@@ -55,7 +55,7 @@ def decide(job: TrainingJob, facts: JobFacts, now: Instant) -> JobDecision:
     said = [*findings(job, reading), *_pod_findings(job, facts, planned.actions, trouble), *facts.said]
     if facts.verdicts is not None or bad:
         said.append(nodes_finding(against(pods, facts.verdicts or {}, bad)))
-    status = next_status(job, reading, planned.actions, now, facts.figures, bad, facts.seats)
+    status = next_status(job, reading, planned.actions, now, facts.figures, bad, facts.node_ranks)
     status = with_conditions(status, said, job.generation, now)
     return JobDecision(
         status,
@@ -81,6 +81,6 @@ def _pod_findings(
     if reading.started and (text := join_trouble(job, facts.pods)):
         found.append(JobFinding("ReplicasJoin", False, "Refused", text))
     elif reading.anew or reading.over or reading.running >= wanted_size(job.spec.elastic()):
-        told = any(each.type == "ReplicasJoin" for each in job.status.conditions)
-        found += [JobFinding("ReplicasJoin", True, "NoneRefused")] if told else []
+        reported = any(each.type == "ReplicasJoin" for each in job.status.conditions)
+        found += [JobFinding("ReplicasJoin", True, "NoneRefused")] if reported else []
     return found

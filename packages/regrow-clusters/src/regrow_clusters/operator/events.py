@@ -23,35 +23,35 @@ class JobNews(msgspec.Struct, frozen=True):
 def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNews]:
     """Nodes that are avoided from now on, and what became known of the job's."""
     before = {each.name for each in old.bad_nodes}
-    told = []
+    reported = []
     for each in new.bad_nodes:
         if each.name not in before:
             until = stamp(Instant(each.until))
             text = f"no replica is started on node {each.name} until {until}: {each.reason}"
-            told.append(JobNews("NodeAvoided", text, warns=True))
+            reported.append(JobNews("NodeAvoided", text, warns=True))
     was, now = (
         next((each.message for each in status.conditions if each.type == "NodesHealthy" and each.status == "False"), "")
         for status in (old, new)
     )
     if now and now != was:
-        told.append(JobNews("NodesUnhealthy", now, warns=True))
-    return told
+        reported.append(JobNews("NodesUnhealthy", now, warns=True))
+    return reported
 
 
 def news_of_job(job: TrainingJob, new: TrainingJobStatus, actions: Sequence[PlannedAction]) -> list[JobNews]:
     """News of the gang and of its replicas. `new`: the status, once the actions are done."""
-    old, told = job.status, [_news_of(each) for each in actions]
+    old, reported = job.status, [_news_of(each) for each in actions]
     if new.attempt > old.attempt:
         where = f"the newest checkpoint in {job.spec.checkpoint_dir}" if job.spec.checkpoint_dir else "the beginning"
         text = f"the gang starts anew, for the {_ordinal(new.attempt)} time, from {where}"
-        told.append(JobNews("GangRestarts", text, warns=old.phase != "Suspended"))
+        reported.append(JobNews("GangRestarts", text, warns=old.phase != "Suspended"))
     if new.started_attempt > old.started_attempt:
-        told.append(JobNews("GangRuns", f"all {job.spec.replica_count} replicas of the gang run"))
+        reported.append(JobNews("GangRuns", f"all {job.spec.replica_count} replicas of the gang run"))
     if new.over != old.over and new.over in ("Succeeded", "Failed"):
         failed = new.over == "Failed"
         text = "the job has failed; condition Failed says why" if failed else "the job is done"
-        told.append(JobNews(f"Job{new.over}", text, warns=failed))
-    return told
+        reported.append(JobNews(f"Job{new.over}", text, warns=failed))
+    return reported
 
 
 def _news_of(action: PlannedAction) -> JobNews:

@@ -248,10 +248,12 @@ class _Conversion:
     # --- pods ----------------------------------------------------------------------------------------------------
 
     def _command(self, container: dict[str, Any]) -> None:
-        words = [str(each) for each in [*(container.pop("command", None) or []), *(container.pop("args", None) or [])]]
-        found = NOTHING if self._script else launched(words)
+        arguments = [
+            str(each) for each in [*(container.pop("command", None) or []), *(container.pop("args", None) or [])]
+        ]
+        found = NOTHING if self._script else launched(arguments)
         if found is None:
-            shown = " ".join(words) or "the image's own command"
+            shown = " ".join(arguments) or "the image's own command"
             raise UsageError(
                 f"the container runs {shown[:120]!r}, in which no hyperpodrun or torchrun shows the script",
                 hint="say it: --script 'train.py --lr 1e-3'",

@@ -68,18 +68,18 @@ class LaunchedScript:
 NOTHING: Final = LaunchedScript()
 
 
-def launched(words: list[str]) -> LaunchedScript | None:
+def launched(arguments: list[str]) -> LaunchedScript | None:
     """The script and flags of a command; None: no launcher is seen in it, or it is a shell's text."""
-    start = next((at for at, word in enumerate(words) if _launches(words, at)), None)
+    start = next((at for at, word in enumerate(arguments) if _launches(arguments, at)), None)
     if start is None:
         return None
     found, at, set_here, nothing = LaunchedScript(), start + 1, list[str](), list[str]()
-    while at < len(words) and words[at].startswith("-"):
-        name, _, value = words[at].partition("=")
+    while at < len(arguments) and arguments[at].startswith("-"):
+        name, _, value = arguments[at].partition("=")
         name = _SHORT.get(name, name).replace("_", "-")
         at += 1
-        if not value and name not in _BARE | _KEPT_BARE and at < len(words):
-            value, at = words[at], at + 1
+        if not value and name not in _BARE | _KEPT_BARE and at < len(arguments):
+            value, at = arguments[at], at + 1
         if name == "--nproc-per-node":
             found.ranks = value
         elif name in _KEPT_BARE:
@@ -94,7 +94,7 @@ def launched(words: list[str]) -> LaunchedScript | None:
             found.notes.append(f"{name} {value}: no counterpart; run it in an initContainer, or in the script itself")
         else:
             found.unknown.append(name)
-    found.script = words[at:]
+    found.script = arguments[at:]
     if set_here:
         found.notes.append(f"left out, for the operator says where pods meet: {', '.join(set_here)}")
     if nothing:
@@ -102,6 +102,6 @@ def launched(words: list[str]) -> LaunchedScript | None:
     return found if found.script else None
 
 
-def _launches(words: list[str], at: int) -> bool:
-    word = words[at]
-    return word.rsplit("/", 1)[-1] in _LAUNCHERS or (word in _MODULES and at > 0 and words[at - 1] == "-m")
+def _launches(arguments: list[str], at: int) -> bool:
+    word = arguments[at]
+    return word.rsplit("/", 1)[-1] in _LAUNCHERS or (word in _MODULES and at > 0 and arguments[at - 1] == "-m")

@@ -19,7 +19,7 @@ _LONGEST_VALUE: Final = 63
 Manifest = dict[str, Any]
 
 
-class BadMark(msgspec.Struct, frozen=True):
+class AvoidedNodeMark(msgspec.Struct, frozen=True):
     """A node that is to be marked: why, and until when."""
 
     reason: str
@@ -45,7 +45,9 @@ def judged(table: HealthTable, nodes: Iterable[Manifest]) -> dict[str, list[Heal
     return {name: verdicts for name, verdicts in found.items() if verdicts}
 
 
-def marking(nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) -> tuple[list[Manifest], list[str]]:
+def marking(
+    nodes: list[Manifest], wanted: Mapping[str, AvoidedNodeMark], now: Instant
+) -> tuple[list[Manifest], list[str]]:
     """The nodes as they are to be written, and the names of those for which the budget has no room.
 
     Marks whose time is over are taken away first. What others have put on a node stays.
@@ -71,7 +73,7 @@ def marking(nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) 
     return changed, left_out
 
 
-def with_condition(node: Manifest, mark: BadMark | None, now: Instant) -> Manifest:
+def with_condition(node: Manifest, mark: AvoidedNodeMark | None, now: Instant) -> Manifest:
     """The node with our condition. `mark`: why it is not well; None: nothing is known against it any more."""
     new = copy.deepcopy(node)
     others = [each for each in new.setdefault("status", {}).get("conditions") or [] if each.get("type") != CONDITION]
@@ -106,7 +108,7 @@ def _marked_until(node: Manifest) -> Instant | None:
         return 0.0
 
 
-def _marked(node: Manifest, mark: BadMark, now: Instant) -> Manifest:
+def _marked(node: Manifest, mark: AvoidedNodeMark, now: Instant) -> Manifest:
     new = copy.deepcopy(node)
     new["metadata"].setdefault("annotations", {})[UNTIL] = f"{mark.until:.0f}"
     taints = new.setdefault("spec", {}).setdefault("taints", [])

@@ -180,13 +180,13 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
     if avoid:
         meta["annotations"][AVOIDS] = ",".join(avoid)
         _keep_away(spec, avoid)
-    words = _command(job, replica, index, meta["name"])
+    arguments = _command(job, replica, index, meta["name"])
     if _is_placed(job, replica):
-        words = ["regrow", "k8s", "placed", PLACED_FOLDER, *_placed_flags(job, replica), "--", *words[1:]]
+        arguments = ["regrow", "k8s", "placed", PLACED_FOLDER, *_placed_flags(job, replica), "--", *arguments[1:]]
         _mount_place(spec)
         if replica.begins:
             meta["annotations"][NODE_RANK] = ""
-    _set_command(job, spec["containers"][0], words)
+    _set_command(job, spec["containers"][0], arguments)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
@@ -235,8 +235,8 @@ def _mount_place(spec: dict[str, Any]) -> None:
     first["volumeMounts"] = [*(first.get("volumeMounts") or []), mount]
 
 
-def _set_command(job: TrainingJob, container: dict[str, Any], words: list[str]) -> None:
-    container["command"] = words
+def _set_command(job: TrainingJob, container: dict[str, Any], arguments: list[str]) -> None:
+    container["command"] = arguments
     container.pop("args", None)
     given = container.get("env") or []
     field = f"metadata.labels['{job.spec.domain_label}']"
@@ -257,16 +257,16 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     if spec.domain_label:
         here.append(f"--domain=$({_DOMAIN})")
     if not replica.begins:
-        back = job.told_sizes.max_replica_count == spec.replica_count
+        back = job.asked_sizes.max_replica_count == spec.replica_count
         node = f"node{job.node_rank(replica.place, index)}" if back else name
         wait = f"--wait={_WAIT_FOR_JOB + spec.graceful_shutdown_timeout_in_seconds:g}s"
         there = [f"--join={address(job)}", wait]
         return ["regrow", "agent", *there, *here, f"--name={node}", f"--grace={grace}"]
-    sizes = allowed_sizes(job.told_sizes)
+    sizes = allowed_sizes(job.asked_sizes)
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
     unit = spec.replica_ranks or each * spec.ranks_per_pod
     copies = each * spec.ranks_per_pod // unit  # of the model, in what is one replica of the cluster
-    words = [
+    arguments = [
         "regrow",
         "run",
         f"--job={job.name}",
@@ -281,9 +281,9 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         *here,
     ]
     if copies > 1 or sizes != list(range(least, most + 1)):
-        words.append(f"--replica-sizes={','.join(str(size * copies) for size in sizes)}")
+        arguments.append(f"--replica-sizes={','.join(str(size * copies) for size in sizes)}")
     if spec.checkpoint_dir:
-        words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
+        arguments.append(f"--checkpoint-dir={spec.checkpoint_dir}")
         if job.status.attempt > 1:
-            words.append("--resume=auto")
-    return [*words, *spec.run_flags, *spec.script]
+            arguments.append("--resume=auto")
+    return [*arguments, *spec.run_flags, *spec.script]

@@ -151,7 +151,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         )
 
 
-class KeptNode(msgspec.Struct, frozen=True, rename="camel"):
+class AvoidedNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
     """A node that new pods are kept away from."""
 
     name: str
@@ -209,7 +209,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     """Time when the number of replicas that run was last another one."""
     failures: int = 0
     last_failure_time: datetime | None = None
-    seats: list[int] = []
+    node_ranks: list[int] = msgspec.field(default_factory=list, name="seats")
     """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
     serial: int = 0
     """Number of replicas that were started; each has a number of its own, and no name comes twice."""
@@ -217,7 +217,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     """The part of the specification that the gang was started with; empty: it has not been started."""
     over: str = ""
     """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
-    bad_nodes: list[KeptNode] = []
+    bad_nodes: list[AvoidedNodeStatus] = []
     """Nodes that new pods are kept away from."""
     conditions: list[JobCondition] = []
     observed_generation: int = 0
@@ -253,14 +253,14 @@ class TrainingJob(msgspec.Struct, frozen=True):
     """Fields of the specification, as it is now, that the gang cannot follow; `spec` has those that it was told."""
 
     @property
-    def told_sizes(self) -> ElasticSpec:
+    def asked_sizes(self) -> ElasticSpec:
         """The sizes that its gang is told, or was."""
         return self.started or self.spec.elastic()
 
     def node_rank(self, place: int, index: int) -> int:
         """The number, in the job, of the node that a pod of the gang is. `index`: of the pod in its replica."""
         at = place * self.spec.pods_per_replica + index
-        return self.status.seats[at] if at < len(self.status.seats) else at
+        return self.status.node_ranks[at] if at < len(self.status.node_ranks) else at
 
 
 class SpecRefused(Exception):
@@ -315,9 +315,9 @@ def utc(at: Instant | None) -> datetime | None:
     return datetime.fromtimestamp(at, UTC) if at else None
 
 
-def _renewed(node: _OlderNode) -> KeptNode:
+def _renewed(node: _OlderNode) -> AvoidedNodeStatus:
     until = datetime.fromtimestamp(node.until, UTC)
-    return KeptNode(node.name, until, node.reason, node.quarantined)
+    return AvoidedNodeStatus(node.name, until, node.reason, node.quarantined)
 
 
 def spec_problems(name: str, spec: TrainingJobSpec) -> list[SizeProblem]:

@@ -14,8 +14,15 @@ from regrow_clusters.cluster.planner import granted_after
 from regrow_clusters.cluster.sizes import wanted_size
 from regrow_clusters.operator.objects import JOB_LABEL
 from regrow_clusters.operator.observed.observing import MENDED, JobReading
-from regrow_clusters.operator.resource import JobCondition, KeptNode, SpecRefused, TrainingJob, TrainingJobStatus, utc
-from regrow_clusters.operator.terms import terms_of, told_of_edits
+from regrow_clusters.operator.resource import (
+    AvoidedNodeStatus,
+    JobCondition,
+    SpecRefused,
+    TrainingJob,
+    TrainingJobStatus,
+    utc,
+)
+from regrow_clusters.operator.terms import edits_text, terms_of
 
 SHORT: Final = "Waiting"
 """Phase of a gang that has begun and stands still, as it is not whole."""
@@ -34,13 +41,13 @@ def next_status(
     actions: list[PlannedAction],
     now: Instant,
     figures: JobFigures | None = None,
-    found: tuple[KeptNode, ...] = (),
-    seats: list[int] | None = None,
+    found: tuple[AvoidedNodeStatus, ...] = (),
+    node_ranks: list[int] | None = None,
 ) -> TrainingJobStatus:
     """The status once these actions are done; the conditions are added by `with_conditions`.
 
     `figures`: what the job has said of itself; None: nothing new. `found`: nodes that failed its examinations.
-    `seats`: what the gang's pods are told; None: as before.
+    `node_ranks`: what the gang's pods are told; None: as before.
     """
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
@@ -74,7 +81,7 @@ def next_status(
         last_failure_time=utc(now) if failures > old.failures else old.last_failure_time,
         serial=old.serial + started,
         terms=terms,
-        seats=[] if anew else old.seats if seats is None else seats,
+        node_ranks=[] if anew else old.node_ranks if node_ranks is None else node_ranks,
         over=reading.over,
         bad_nodes=_avoided(job, actions, found, now),
         observed_generation=job.generation,
@@ -96,8 +103,8 @@ def _starts(action: PlannedAction) -> bool:
 
 
 def _avoided(
-    job: TrainingJob, actions: list[PlannedAction], found: tuple[KeptNode, ...], now: Instant
-) -> list[KeptNode]:
+    job: TrainingJob, actions: list[PlannedAction], found: tuple[AvoidedNodeStatus, ...], now: Instant
+) -> list[AvoidedNodeStatus]:
     kept = {each.name: each for each in job.status.bad_nodes if each.until > now}
     for each in found:
         known, half = kept.get(each.name), job.spec.bad_node_time_in_seconds / 2
@@ -111,7 +118,7 @@ def _avoided(
                 if node not in kept or kept[node].until < until - half:  # each write is news, and makes another look
                     known = kept.get(node)
                     at = datetime.fromtimestamp(until, UTC)
-                    kept[node] = KeptNode(node, at, action.reason, known is not None and known.quarantined)
+                    kept[node] = AvoidedNodeStatus(node, at, action.reason, known is not None and known.quarantined)
     return [kept[name] for name in sorted(kept)]
 
 
@@ -132,7 +139,7 @@ def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     text = f"{reading.running} of {wanted} replicas run"
     found = [
         JobFinding("SpecValid", True, "Valid", _below_gang(job)),
-        JobFinding("SpecApplied", not job.edited, "AtNextStart" if job.edited else "Applied", told_of_edits(job)),
+        JobFinding("SpecApplied", not job.edited, "AtNextStart" if job.edited else "Applied", edits_text(job)),
         JobFinding("Training", training, "Running" if training else "NotYet", text),
     ]
     short = stage not in (JobStage.OVER, JobStage.STOPPED) and reading.running < wanted
@@ -167,9 +174,9 @@ def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
     """Finding on the nodes that the job has now. `bad`: nodes, and the evidence."""
     if not bad:
         return JobFinding("NodesHealthy", True, "NothingKnown", "nothing is known against the job's nodes")
-    told = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])
+    shown = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])
     more = f"; and {len(bad) - _SHOWN_NODES} more" if len(bad) > _SHOWN_NODES else ""
-    return JobFinding("NodesHealthy", False, "Unhealthy", told + more)
+    return JobFinding("NodesHealthy", False, "Unhealthy", shown + more)
 
 
 def with_conditions(

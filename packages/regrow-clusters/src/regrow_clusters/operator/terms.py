@@ -12,7 +12,7 @@ from regrow_clusters.cluster.sizes import allowed_sizes
 from regrow_clusters.operator.resource import TrainingJob, TrainingJobSpec
 
 _SIZES: Final = ("replicaCount", "maxReplicaCount", "replicaIncrementStep", "replicaDiscreteValues")
-_TOLD: Final = (
+_PASSED_ON: Final = (
     *(
         "podsPerReplica",
         "ranksPerPod",
@@ -30,7 +30,7 @@ _TOLD: Final = (
 def terms_of(spec: TrainingJobSpec) -> dict[str, Any]:
     """Terms of a gang that is started by this specification; defaults are left out."""
     given = msgspec.to_builtins(spec)
-    return {name: given[name] for name in (*_SIZES, *_TOLD) if name in given}
+    return {name: given[name] for name in (*_SIZES, *_PASSED_ON) if name in given}
 
 
 def by_its_terms(job: TrainingJob) -> TrainingJob:
@@ -44,7 +44,7 @@ def by_its_terms(job: TrainingJob) -> TrainingJob:
     had = msgspec.to_builtins(started)
     sizes, most = job.spec.elastic(), started.elastic()
     follows = sizes.replica_count == most.replica_count and set(allowed_sizes(sizes)) <= set(allowed_sizes(most))
-    kept = _TOLD if follows else (*_SIZES, *_TOLD)
+    kept = _PASSED_ON if follows else (*_SIZES, *_PASSED_ON)
     edited = [name for name in kept if asked.get(name) != had.get(name)]
     if not edited:
         return msgspec.structs.replace(job, started=most)
@@ -58,7 +58,7 @@ def by_its_terms(job: TrainingJob) -> TrainingJob:
     return msgspec.structs.replace(job, spec=followed, started=most, edited=tuple(edited))
 
 
-def told_of_edits(job: TrainingJob) -> str:
+def edits_text(job: TrainingJob) -> str:
     """For people: what does not count yet, what counts instead, and how that is changed. Empty: all counts."""
     if not job.edited:
         return ""

@@ -122,10 +122,10 @@ class SlurmClient:
         """Keep all new jobs from a node; an operator's right. Raises `SlurmFailure`."""
         self._run(["scontrol", "update", f"nodename={host}", "state=drain", f"reason={reason}"])
 
-    def on_host(self, job_id: int, host: str, words: Sequence[str], *, within: Seconds = 30.0) -> str:
+    def on_host(self, job_id: int, host: str, arguments: Sequence[str], *, within: Seconds = 30.0) -> str:
         """Output of a command on a node of a job, run beside its tasks. Raises `SlurmFailure`."""
         step = ["srun", f"--jobid={job_id}", "--overlap", "-N1", "-n1", "-w", host, "--quiet"]
-        return self._run([*step, *words], within=within)
+        return self._run([*step, *arguments], within=within)
 
     def note(self, spec_dir: str, name: str, job: SlurmJob | None) -> JobNote:
         """Note of a job: in its gang's comment, or in a file of the shared folder."""
@@ -150,18 +150,24 @@ class SlurmClient:
             hint = "rendezvousDir must be a folder that all nodes share and you may write to"
             raise SlurmFailure(f"{place} cannot be written: {error.strerror or error}", hint=hint) from error
 
-    def _run(self, words: list[str], *, stdin: str = "", within: Seconds = _DEADLINE_S) -> str:
+    def _run(self, arguments: list[str], *, stdin: str = "", within: Seconds = _DEADLINE_S) -> str:
         try:
             done = subprocess.run(
-                words, input=stdin, capture_output=True, text=True, timeout=within, env=self._environment, check=False
+                arguments,
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=within,
+                env=self._environment,
+                check=False,
             )
         except FileNotFoundError as error:
-            raise UsageError(f"there is no {words[0]} here", hint="run this where Slurm's commands are") from error
+            raise UsageError(f"there is no {arguments[0]} here", hint="run this where Slurm's commands are") from error
         except subprocess.TimeoutExpired as error:
-            raise SlurmFailure(f"{words[0]} did not end within {within:g} s") from error
+            raise SlurmFailure(f"{arguments[0]} did not end within {within:g} s") from error
         if done.returncode:
             said = " ".join(line.strip() for line in done.stderr.splitlines()[-3:]) or f"exit code {done.returncode}"
             raise SlurmFailure(
-                f"{words[0]}: {said}", hint=next((cure for text, cure in _CURES.items() if text in said), "")
+                f"{arguments[0]}: {said}", hint=next((cure for text, cure in _CURES.items() if text in said), "")
             )
         return done.stdout

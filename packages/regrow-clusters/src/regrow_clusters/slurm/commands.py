@@ -14,9 +14,9 @@ from regrow.membership.view import JobView
 from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
 from regrow_clusters.slurm.job_file import SlurmJobSpec, read_job_file
 from regrow_clusters.slurm.keeper import replica_script
-from regrow_clusters.slurm.node_words import run_name
+from regrow_clusters.slurm.node_arguments import run_name
 from regrow_clusters.slurm.observing import nodes_of_replica
-from regrow_clusters.slurm.reading import JobNote, JobWishes, SlurmJob
+from regrow_clusters.slurm.reading import JobNote, JobRequests, SlurmJob
 from regrow_clusters.slurm.room import too_few_without
 from regrow_clusters.slurm.scripts import JobPart, part_in, script_of
 
@@ -85,21 +85,21 @@ def status_lines(name: str, slurm: SlurmClient, command: list[str]) -> list[str]
         return [*lines, "it has no gang; what is left ends by itself"]
     part = _part(gang, slurm)
     if gang.state != "RUNNING":
-        return [*lines, *_wanted_lines(part, JobWishes())]
+        return [*lines, *_wanted_lines(part, JobRequests())]
     try:
-        wishes = _wishes(gang, part, slurm, command)
-        lines += _wanted_lines(part, wishes)
+        requests = _requests(gang, part, slurm, command)
+        lines += _wanted_lines(part, requests)
         said = _on_first(gang, part, slurm, command, ["status", run_name(part, gang.job_id)])
     except (SlurmFailure, UsageError) as failure:
         return [*lines, f"its first node, {gang.nodes[0]}, does not answer: {failure.cause}"]
     return [*lines, *said.splitlines()]
 
 
-def _wanted_lines(part: JobPart, wishes: JobWishes) -> list[str]:
-    wanted = part.spec.elastic_spec(replicas=wishes.replicas)
+def _wanted_lines(part: JobPart, requests: JobRequests) -> list[str]:
+    wanted = part.spec.elastic_spec(replicas=requests.replicas)
     count = wanted.max_replica_count if wanted.replicas is None else wanted.replicas
     limits = f"from {part.spec.replica_count} to {part.spec.most}"
-    avoided = sorted({*wishes.avoided(time.time()), *part.avoid})
+    avoided = sorted({*requests.avoided(time.time()), *part.avoid})
     return [
         f"wanted: {count} replicas ({limits}), start {part.attempt}",
         *([f"avoided: {', '.join(avoided)}"] if avoided else []),
@@ -113,7 +113,7 @@ def scale(name: str, replicas: int, slurm: SlurmClient, command: list[str]) -> s
     if not spec.replica_count <= replicas <= spec.most:
         text = f"--replicas {replicas}: job {name} can have {spec.replica_count} to {spec.most}"
         raise UsageError(text, hint="other limits need another gang: cancel it, and submit it with them")
-    _wish(gang, part, slurm, command, replicas=replicas)
+    _request(gang, part, slurm, command, replicas=replicas)
     return f"job {name} is to have {replicas} replicas"
 
 
@@ -138,19 +138,19 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
             "their state in memory, and after --node-timeout the gang is submitted anew, to go on from checkpointDir"
         )
         raise UsageError(f"without {host} {few}", hint=hint)
-    known = _wishes(gang, part, slurm, command)
+    known = _requests(gang, part, slurm, command)
     now = time.time()
     until = now + part.spec.bad_node_time_in_seconds
-    _wish(gang, part, slurm, command, avoid={**known.avoided(now), host: until})
+    _request(gang, part, slurm, command, avoid={**known.avoided(now), host: until})
     for job in jobs:
         if job.place is not None:
             slurm.leave(job.job_id)
             continue
-        words = ["drain", run_name(part, gang.job_id), *leaving[job.job_id], f"--grace={part.spec.grace:g}s"]
+        arguments = ["drain", run_name(part, gang.job_id), *leaving[job.job_id], f"--grace={part.spec.grace:g}s"]
         try:
-            _on_first(gang, part, slurm, command, [*words, *(["--force"] if force else [])])
+            _on_first(gang, part, slurm, command, [*arguments, *(["--force"] if force else [])])
         except (SlurmFailure, UsageError):
-            _wish(gang, part, slurm, command, avoid=known.avoid)
+            _request(gang, part, slurm, command, avoid=known.avoid)
             raise
     away = f"for {part.spec.bad_node_time_in_seconds:g} s"
     return f"{host} is given back, within {part.spec.grace:g} s; job {name} keeps away from it {away}" + (
@@ -161,12 +161,12 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
 def undo_drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> str:
     """Let a job have a node again that was drained; what to tell the user. Raises `UsageError`: it was not."""
     gang, part = _running(name, slurm)
-    avoided = _wishes(gang, part, slurm, command).avoided(time.time())
+    avoided = _requests(gang, part, slurm, command).avoided(time.time())
     if host not in avoided:
         known = f"it keeps away from {', '.join(sorted(avoided))}" if avoided else "there is no node that it was"
         raise UsageError(f"job {name} was not asked to keep away from {host}", hint=known)
     del avoided[host]
-    _wish(gang, part, slurm, command, avoid=avoided)
+    _request(gang, part, slurm, command, avoid=avoided)
     return f"job {name} may have {host} again"
 
 
@@ -177,7 +177,7 @@ def cancel(name: str, slurm: SlurmClient, command: list[str], *, now: bool) -> s
         raise _unknown(name, slurm)
     gang = _gang(jobs)
     if gang is not None and gang.state == "RUNNING" and not now:
-        _wish(gang, _part(gang, slurm), slurm, command, over=True)
+        _request(gang, _part(gang, slurm), slurm, command, over=True)
         slurm.leave(gang.job_id)
     for job in jobs:
         if job.state == "PENDING" or now:
@@ -203,22 +203,22 @@ def _running(name: str, slurm: SlurmClient) -> tuple[SlurmJob, JobPart]:
     return gang, _part(gang, slurm)
 
 
-def _wish(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], **wishes: object) -> None:
+def _request(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], **requests: object) -> None:
     """Ask something of a job more, through its first node; what was asked before stays."""
-    asked = msgspec.structs.replace(_wishes(gang, part, slurm, command), **wishes)
-    words = ["slurm", "wish", run_name(part, gang.job_id), "--set", msgspec.json.encode(asked).decode()]
-    _on_first(gang, part, slurm, command, words)
+    asked = msgspec.structs.replace(_requests(gang, part, slurm, command), **requests)
+    arguments = ["slurm", "wish", run_name(part, gang.job_id), "--set", msgspec.json.encode(asked).decode()]
+    _on_first(gang, part, slurm, command, arguments)
 
 
-def _wishes(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> JobWishes:
-    told = _on_first(gang, part, slurm, command, ["slurm", "wish", run_name(part, gang.job_id)])
-    return msgspec.json.decode(told, type=JobWishes)
+def _requests(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> JobRequests:
+    answer = _on_first(gang, part, slurm, command, ["slurm", "wish", run_name(part, gang.job_id)])
+    return msgspec.json.decode(answer, type=JobRequests)
 
 
-def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], words: list[str]) -> str:
+def _on_first(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], arguments: list[str]) -> str:
     """Output of a regrow command on the gang's first node. Raises `UsageError` or `SlurmFailure`."""
     ours = _ours(gang, part, slurm, command)
-    return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *words])
+    return slurm.on_host(gang.job_id, _host(gang, part, slurm, ours), [*ours, *arguments])
 
 
 def _coordinators_host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> str:
@@ -246,8 +246,8 @@ def _host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, ours: list[str]) ->
 
 
 def _view(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> JobView:
-    told = _on_first(gang, part, slurm, command, ["status", run_name(part, gang.job_id), "--json"])
-    return msgspec.json.decode(told, type=JobView)
+    answer = _on_first(gang, part, slurm, command, ["status", run_name(part, gang.job_id), "--json"])
+    return msgspec.json.decode(answer, type=JobView)
 
 
 def _nodes_on(job: SlurmJob, part: JobPart, view: JobView, slurm: SlurmClient, host: str) -> list[NodeId]:

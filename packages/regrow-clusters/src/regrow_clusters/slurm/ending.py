@@ -12,9 +12,9 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Seconds
 from regrow.launch.addresses import endpoint_of
 from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
-from regrow_clusters.slurm.node_words import NodeSeat
-from regrow_clusters.slurm.observing import heirs
-from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.slurm.node_arguments import GangNode
+from regrow_clusters.slurm.observing import backups
+from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 from regrow_clusters.slurm.scripts import JobPart, script_again
 
 TURN_S: Final[Seconds] = 5.0
@@ -28,9 +28,9 @@ class GangEnd:
 
     Args:
         part: the gang.
-        seat: of this node.
+        gang_node: of this node.
         slurm: the cluster.
-        wishes: reads what users have asked.
+        requests: reads what users have asked.
         say: a line for the user.
         sleep: waits.
     """
@@ -38,14 +38,14 @@ class GangEnd:
     def __init__(
         self,
         part: JobPart,
-        seat: NodeSeat,
+        gang_node: GangNode,
         slurm: SlurmClient,
-        wishes: Callable[[], JobWishes],
+        requests: Callable[[], JobRequests],
         say: Say,
         sleep: Callable[[Seconds], None] = time.sleep,
     ) -> None:
-        self._part, self._seat, self._slurm = part, seat, slurm
-        self._wishes, self._say, self._sleep = wishes, say, sleep
+        self._part, self._gang_node, self._slurm = part, gang_node, slurm
+        self._requests, self._say, self._sleep = requests, say, sleep
 
     def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
         """On the first node: a gang that can be run again is submitted anew, of another nothing is left.
@@ -60,26 +60,26 @@ class GangEnd:
 
     def by_survivor(self) -> None:
         """On another node, when the coordinator is gone: whether its host is, is for Slurm to say."""
-        in_line = heirs(self._part.nodes)
-        if self._seat.index not in in_line:
+        in_line = backups(self._part.nodes)
+        if self._gang_node.index not in in_line:
             return
         try:
             self._slurm.queue(self._part.spec.name)
         except SlurmFailure:
             return  # it is this node that is cut off
         try:
-            self._slurm.on_host(self._seat.job_id, self._seat.first_host, ["true"], within=_ANSWER_S)
+            self._slurm.on_host(self._gang_node.job_id, self._gang_node.first_host, ["true"], within=_ANSWER_S)
         except SlurmFailure as failure:
-            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
+            self._say(f"{self._gang_node.first_host} does not answer ({failure.cause}); the allocation ends")
         else:
             return  # its batch script ends the allocation
-        self._sleep(TURN_S * in_line.index(self._seat.index))
+        self._sleep(TURN_S * in_line.index(self._gang_node.index))
         queue = self._slurm.queue(self._part.spec.name)
         if self._is_over(queue):
             self.end_replicas(queue)
         else:
-            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
-        self._slurm.cancel(self._seat.job_id)
+            self._submit_next(queue, (*self._part.avoid, self._gang_node.first_host))
+        self._slurm.cancel(self._gang_node.job_id)
 
     def by_successor(self, code: int, at: str) -> None:
         """On a node of a gang whose first coordinator was lost while others went on; the batch script is told.
@@ -88,26 +88,26 @@ class GangEnd:
             code: the job's exit code; 75 also where it is not known.
             at: where the last coordinator was.
         """
-        in_line = heirs(self._part.nodes)
-        if self._seat.index and self._seat.index not in in_line:
+        in_line = backups(self._part.nodes)
+        if self._gang_node.index and self._gang_node.index not in in_line:
             return
-        self._sleep(TURN_S * (in_line.index(self._seat.index) if self._seat.index else 0))
+        self._sleep(TURN_S * (in_line.index(self._gang_node.index) if self._gang_node.index else 0))
         queue = self._slurm.queue(self._part.spec.name)
-        if not any(job.job_id == self._seat.job_id and job.state == "RUNNING" for job in queue):
+        if not any(job.job_id == self._gang_node.job_id and job.state == "RUNNING" for job in queue):
             return  # it is ending
         if code == RUN_AGAIN and self._listens(at, queue):
             return  # it is this node that is cut off
         if code == RUN_AGAIN and not self._is_over(queue):
-            self._submit_next(queue, (*self._part.avoid, self._seat.first_host))
+            self._submit_next(queue, (*self._part.avoid, self._gang_node.first_host))
         else:
             self.end_replicas(queue)
         try:
-            word = shlex.quote(f"{self._seat.result}/code")
+            word = shlex.quote(f"{self._gang_node.result}/code")
             say = ["sh", "-c", f"test -p {word} && echo {code} > {word}"]
-            self._slurm.on_host(self._seat.job_id, self._seat.first_host, say, within=_ANSWER_S)
+            self._slurm.on_host(self._gang_node.job_id, self._gang_node.first_host, say, within=_ANSWER_S)
         except SlurmFailure as failure:
-            self._say(f"{self._seat.first_host} does not answer ({failure.cause}); the allocation ends")
-            self._slurm.cancel(self._seat.job_id)
+            self._say(f"{self._gang_node.first_host} does not answer ({failure.cause}); the allocation ends")
+            self._slurm.cancel(self._gang_node.job_id)
 
     def _listens(self, at: str, queue: list[SlurmJob]) -> bool:
         """True if a coordinator listens at an address of one of the job's nodes, as is found there."""
@@ -129,22 +129,22 @@ class GangEnd:
 
     def _is_over(self, queue: list[SlurmJob]) -> bool:
         """True if the end was wanted. A job that Slurm is ending is not RUNNING any more."""
-        mine = next((job for job in queue if job.job_id == self._seat.job_id), None)
-        return self._wishes().over or mine is None or mine.state != "RUNNING"
+        mine = next((job for job in queue if job.job_id == self._gang_node.job_id), None)
+        return self._requests().over or mine is None or mine.state != "RUNNING"
 
     def _submit_next(self, queue: list[SlurmJob], avoid: tuple[str, ...]) -> None:
-        if any(job.place is None and job.job_id > self._seat.job_id and not job.done for job in queue):
+        if any(job.place is None and job.job_id > self._gang_node.job_id and not job.done for job in queue):
             return  # another survivor has
         attempt = self._part.attempt + 1
         if attempt > self._part.spec.max_restarts + 1:
             self._say(f"the gang was started {self._part.attempt} times; maxRestarts is {self._part.spec.max_restarts}")
             self.end_replicas(queue)
             return
-        wishes = self._wishes()
-        gone = tuple(sorted({*wishes.avoided(time.time()), *avoid}))
-        mine, spec = self._slurm.batch_script(self._seat.job_id), self._part.spec
-        if wishes.replicas is not None:
-            spec = msgspec.structs.replace(spec, replicas=wishes.replicas)
+        requests = self._requests()
+        gone = tuple(sorted({*requests.avoided(time.time()), *avoid}))
+        mine, spec = self._slurm.batch_script(self._gang_node.job_id), self._part.spec
+        if requests.replicas is not None:
+            spec = msgspec.structs.replace(spec, replicas=requests.replicas)
         job_id = self._slurm.submit(script_again(mine, JobPart(spec, None, attempt, gone)))
         without = f", without {', '.join(gone)}" if gone else ""
         self._say(f"the gang is submitted anew{without}: Slurm job {job_id}")

@@ -11,7 +11,7 @@ from regrow.launch.addresses import endpoint_of
 from regrow.launch.folder import JobEntry, read_entry
 from regrow.launch.remote import CoordinatorClient
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish, ScaleWish
+from regrow.membership.server.requests import DrainRequest, ScaleRequest
 from regrow.membership.view import JobView
 
 _READ_EVERY_S: Final[Seconds] = 1.0
@@ -66,13 +66,13 @@ class FollowedCoordinator:
         self._look()
         return self._client.status()
 
-    def drain(self, wish: DrainWish) -> AnswerScale:
+    def drain(self, request: DrainRequest) -> AnswerScale:
         """Give a node back; what becomes of it."""
-        return self._client.drain(wish)
+        return self._client.drain(request)
 
-    def scale(self, wish: ScaleWish) -> AnswerScale:
+    def scale(self, request: ScaleRequest) -> AnswerScale:
         """Ask for another number of replicas; what becomes of it."""
-        return self._client.scale(wish)
+        return self._client.scale(request)
 
     def stop(self, reason: str, *, patience: Seconds) -> None:
         """Ask the job to end; `patience`: how long saving its state may take before."""

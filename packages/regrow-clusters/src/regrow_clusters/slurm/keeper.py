@@ -11,13 +11,13 @@ from typing import Final
 
 from regrow.core.errors import CoordinatorGone, RegrowError, UsageError
 from regrow.core.ids import Instant, NodeId, Seconds
-from regrow.membership.server.wishes import DrainWish, ScaleWish
+from regrow.membership.server.requests import DrainRequest, ScaleRequest
 from regrow.membership.view import JobView
 from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartGang, StartReplica
 from regrow_clusters.cluster.node_health import may_mark, read_table, slurm_facts
 from regrow_clusters.slurm.client import SlurmClient
 from regrow_clusters.slurm.following import FollowedCoordinator
-from regrow_clusters.slurm.node_words import NodeSeat, run_name
+from regrow_clusters.slurm.node_arguments import GangNode, run_name
 from regrow_clusters.slurm.observing import (
     GANG,
     Overview,
@@ -26,11 +26,11 @@ from regrow_clusters.slurm.observing import (
     nodes_of_replica,
     replacement_text,
 )
-from regrow_clusters.slurm.reading import JobNote, JobWishes, SlurmJob, host_list
+from regrow_clusters.slurm.reading import JobNote, JobRequests, SlurmJob, host_list
+from regrow_clusters.slurm.requests import read_requests, requests_file
 from regrow_clusters.slurm.room import too_few_without
 from regrow_clusters.slurm.scripts import JobPart, script_again, script_of
 from regrow_clusters.slurm.training_size import fewer_to_train
-from regrow_clusters.slurm.wishes import read_wishes, wishes_file
 
 _NODES_EVERY_S: Final[Seconds] = 30.0
 """sinfo is the dearest of Slurm's questions."""
@@ -43,7 +43,7 @@ class Keeper:
 
     Args:
         part: the gang.
-        seat: of this node of the gang.
+        gang_node: of this node of the gang.
         slurm: the cluster.
         coordinator: the job.
         home: of its records on this node.
@@ -54,17 +54,17 @@ class Keeper:
     def __init__(
         self,
         part: JobPart,
-        seat: NodeSeat,
+        gang_node: GangNode,
         slurm: SlurmClient,
         coordinator: FollowedCoordinator,
         home: Path,
         command: list[str],
         say: Say,
     ) -> None:
-        self._part, self._seat, self._home = part, seat, home
+        self._part, self._gang_node, self._home = part, gang_node, home
         self._slurm, self._coordinator = slurm, coordinator
         self._command, self._say, self._clock, self._wall = command, say, time.monotonic, time.time
-        self._hosts = host_list(seat.hosts)
+        self._hosts = host_list(gang_node.hosts)
         self._overview = Overview(part.spec, self._hosts, part.avoid, time.monotonic())
         self._asked_at: Instant = -1e9
         self._nodes_at: Instant = time.monotonic()
@@ -77,10 +77,10 @@ class Keeper:
         self._refused_size: tuple[int | None, int, int] | None = None
         """The last size that was refused, and how the job was then: while it is so, nobody asks again."""
         self._trouble = ""
-        self._wishes_file = wishes_file(home, run_name(part, seat.job_id))
+        self._requests_file = requests_file(home, run_name(part, gang_node.job_id))
         self._noted_at = ""
-        self._stands_by, self._viewed_at = seat.index > 0, -1e9
-        self._wishes = JobWishes()
+        self._stands_by, self._viewed_at = gang_node.index > 0, -1e9
+        self._requests = JobRequests()
         self._table = read_table()
 
     def bad_nodes(self) -> tuple[str, ...]:
@@ -106,7 +106,7 @@ class Keeper:
             view = self._coordinator.status()
         except CoordinatorGone:
             return  # it is not there yet, or just about to end
-        self._stands_by = not looks_after(view, self._seat.index, len(self._hosts))
+        self._stands_by = not looks_after(view, self._gang_node.index, len(self._hosts))
         if self._stands_by:
             return
         self._note()
@@ -115,16 +115,16 @@ class Keeper:
         if view.phase == "building" and not any(each.away for each in view.nodes):
             return  # nobody is asked for before the script has come as far as its first step
         now = self._clock()
-        self._wishes = read_wishes(self._wishes_file).on_clock(now, self._wall())
+        self._requests = read_requests(self._requests_file).on_clock(now, self._wall())
         self._train_fewer(view)
-        shape = (self._wishes, *((each.node, each.away, each.draining, each.left) for each in view.nodes))
+        shape = (self._requests, *((each.node, each.away, each.draining, each.left) for each in view.nodes))
         if shape == self._shape and now - self._asked_at < self._part.spec.poll_in_seconds:
             return
         self._shape, self._asked_at = shape, now
         self._queue = self._slurm.queue(self._part.spec.name)
-        if self._wishes.over:
+        if self._requests.over:
             return
-        for action in self._overview.look(view, self._queue, self._wishes, now):
+        for action in self._overview.look(view, self._queue, self._requests, now):
             self._carry_out(action, now)
             self._asked_at = -1e9  # what was done is looked at in the next turn
         self._leave_drained(view, now)
@@ -132,11 +132,11 @@ class Keeper:
 
     def _train_fewer(self, view: JobView) -> None:
         """Before anybody is asked to leave, so that who trains moves once."""
-        size = fewer_to_train(self._part.spec, self._wishes, view)
+        size = fewer_to_train(self._part.spec, self._requests, view)
         asked = (size, view.wanted, len(view.nodes))
         if size is None or asked == self._refused_size:
             return
-        answer = self._coordinator.scale(ScaleWish(size, reason=f"{size} replicas are wanted"))
+        answer = self._coordinator.scale(ScaleRequest(size, reason=f"{size} replicas are wanted"))
         if not answer.accepted:
             self._refused_size = asked
             self._say_once(f"the job cannot train with {size} replicas: {answer.reason}")
@@ -150,7 +150,7 @@ class Keeper:
         if self._noted_at == at:
             return
         try:
-            self._slurm.write_note(self._part.spec, self._seat.job_id, JobNote(at, str(self._home)))
+            self._slurm.write_note(self._part.spec, self._gang_node.job_id, JobNote(at, str(self._home)))
         except RegrowError as error:
             if not self._coordinator.moved:
                 raise
@@ -182,7 +182,7 @@ class Keeper:
             action.place,
             self._part.attempt,
             action.avoid,
-            gang=self._seat.job_id,
+            gang=self._gang_node.job_id,
             at=self._coordinator.at,
         )
         try:
@@ -230,7 +230,7 @@ class Keeper:
     def _drain(self, view: JobView, index: int, why: str) -> None:
         node = node_of_gang(index)
         if any(each.node == NodeId(node) and not each.away for each in view.nodes):
-            answer = self._coordinator.drain(DrainWish(node, self._part.spec.grace, why))
+            answer = self._coordinator.drain(DrainRequest(node, self._part.spec.grace, why))
             self._say(answer.reason if answer.accepted else f"{node} stays: {answer.reason}")
 
     def _drain_bad(self, now: Instant) -> None:
@@ -238,14 +238,16 @@ class Keeper:
         if not self._part.spec.drain_bad_nodes:
             return
         for node, reason in self._overview.bad_nodes_by_reason(now):
-            if node in self._drained or node in self._wishes.avoid or node in self._part.avoid:
+            if node in self._drained or node in self._requests.avoid or node in self._part.avoid:
                 continue
             self._drained.add(node)
             every, out = self._slurm.node_count()
             if not may_mark(out, every):
                 self._say(f"{node} is not drained: {out} of {every} nodes are out already")
                 continue
-            self._slurm.drain_node(node, f"regrow: job {self._part.spec.name} ({self._seat.job_id}): {reason}"[:200])
+            self._slurm.drain_node(
+                node, f"regrow: job {self._part.spec.name} ({self._gang_node.job_id}): {reason}"[:200]
+            )
             self._say(f"{node} is drained")
 
 

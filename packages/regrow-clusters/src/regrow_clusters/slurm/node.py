@@ -24,19 +24,19 @@ from regrow_clusters.slurm.client import SlurmClient, SlurmFailure
 from regrow_clusters.slurm.ending import GangEnd
 from regrow_clusters.slurm.following import FollowedCoordinator
 from regrow_clusters.slurm.keeper import Keeper
-from regrow_clusters.slurm.node_words import (
+from regrow_clusters.slurm.node_arguments import (
     DO_NOT_RESTART,
-    NodeSeat,
+    GangNode,
     exit_code,
-    gang_words,
+    gang_arguments,
     port_of,
-    replica_words,
+    replica_arguments,
     run_name,
 )
 from regrow_clusters.slurm.notice import GangNotice
-from regrow_clusters.slurm.reading import JobWishes
+from regrow_clusters.slurm.reading import JobRequests
+from regrow_clusters.slurm.requests import read_requests, requests_file
 from regrow_clusters.slurm.scripts import JobPart
-from regrow_clusters.slurm.wishes import read_wishes, wishes_file
 
 _LOOK_S: Final[Seconds] = 0.25
 _LOOK_FOR_JOB_S: Final[Seconds] = 2.0
@@ -53,28 +53,28 @@ class NodeTask:
 
     Args:
         part: which Slurm job this is.
-        seat: which of its nodes.
+        gang_node: which of its nodes.
         environment: of this process, for what it starts.
         home: of records on this node.
         command: how regrow is started where the job does not say.
     """
 
     def __init__(
-        self, part: JobPart, seat: NodeSeat, environment: Mapping[str, str], home: Path, command: list[str]
+        self, part: JobPart, gang_node: GangNode, environment: Mapping[str, str], home: Path, command: list[str]
     ) -> None:
-        self._part, self._seat, self._home = part, seat, home
+        self._part, self._gang_node, self._home = part, gang_node, home
         self._environment = environment
         self._command = part.spec.command or command
         self._slurm = SlurmClient(environment)
         self._token = environment.get("REGROW_TOKEN", "")
         self._child: subprocess.Popen[bytes] | None = None
-        self._told = self._passed_on = False
+        self._asked_to_leave = self._passed_on = False
         self._notice: GangNotice | None = None
         self._keeper: Keeper | None = None
 
     def run(self) -> int:
         """The task's exit code: 0 done, 75 come back later, 93 the same again would end the same way."""
-        signal.signal(signal.SIGTERM, self._tell)
+        signal.signal(signal.SIGTERM, self._take_notice)
         if not self._token:
             raise UsageError(
                 "a node of a Slurm job needs the job's secret in REGROW_TOKEN",
@@ -85,19 +85,25 @@ class NodeTask:
     # --- the gang ----------------------------------------------------------------------------------------------
 
     def _run_gang(self) -> int:
-        end = GangEnd(self._part, self._seat, self._slurm, self._wishes, self._say)
-        host = _resolved(self._slurm.address(self._seat.first_host))
-        at = address_of(host, port_of(self._part, self._seat.job_id))
-        own = host if self._seat.index == 0 else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
-        client = self._followed(at, self._seat.job_id)
-        first = self._seat.index == 0
+        end = GangEnd(self._part, self._gang_node, self._slurm, self._requests, self._say)
+        host = _resolved(self._slurm.address(self._gang_node.first_host))
+        at = address_of(host, port_of(self._part, self._gang_node.job_id))
+        own = (
+            host
+            if self._gang_node.index == 0
+            else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
+        )
+        client = self._followed(at, self._gang_node.job_id)
+        first = self._gang_node.index == 0
         if self._part.spec.elect:
-            self._notice = GangNotice(client, self._seat.host, self._part.spec.grace)
+            self._notice = GangNotice(client, self._gang_node.host, self._part.spec.grace)
         if first or self._part.spec.elect:
-            self._keeper = Keeper(self._part, self._seat, self._slurm, client, self._home, self._command, self._say)
-        self._start(gang_words(self._part, self._seat, at, own))
+            self._keeper = Keeper(
+                self._part, self._gang_node, self._slurm, client, self._home, self._command, self._say
+            )
+        self._start(gang_arguments(self._part, self._gang_node, at, own))
         ended = self._attend(client, leased=not first)
-        code = exit_code(ended, told_to_leave=self._told)
+        code = exit_code(ended, asked_to_leave=self._asked_to_leave)
         if self._part.spec.elect and (client.moved or (first and ended < 0 and self._is_followed(client))):
             self._try_ending(lambda: end.by_successor(self._end_of_job(client), client.at))
         elif first:
@@ -114,7 +120,7 @@ class NodeTask:
     def _is_followed(self, client: FollowedCoordinator) -> bool:
         """On the first node, whose launcher has ended without a word: whether another was elected in its place."""
         until = time.monotonic() + _ELECTED_S
-        while time.monotonic() < until and not self._told:
+        while time.monotonic() < until and not self._asked_to_leave:
             if client.moved and client.answers():
                 return True
             time.sleep(_LOOK_S)
@@ -124,26 +130,26 @@ class NodeTask:
         """The exit code of a job that others have gone on with; this node may have left it long before."""
         reached = time.monotonic()
         while client.over is None and time.monotonic() - reached < _GONE_S:
-            if not self._told and client.answers():
+            if not self._asked_to_leave and client.answers():
                 reached = time.monotonic()  # once told, who ends the job does so soon, or not at all
             time.sleep(_LOOK_FOR_JOB_S)
-        return RUN_AGAIN if client.over is None else exit_code(client.over, told_to_leave=self._told)
+        return RUN_AGAIN if client.over is None else exit_code(client.over, asked_to_leave=self._asked_to_leave)
 
-    def _wishes(self) -> JobWishes:
+    def _requests(self) -> JobRequests:
         """Requests of users to the job, if this node can know them."""
-        return read_wishes(wishes_file(self._home, run_name(self._part, self._seat.job_id)))
+        return read_requests(requests_file(self._home, run_name(self._part, self._gang_node.job_id)))
 
     def _end_first(self, end: GangEnd, code: int) -> None:
         bad = self._keeper.bad_nodes() if self._keeper is not None else ()
         self._try_ending(lambda: end.by_first(code, bad))
-        if self._seat.result:
-            Path(self._seat.result, "code").write_text(f"{code}\n", encoding="ascii")
+        if self._gang_node.result:
+            Path(self._gang_node.result, "code").write_text(f"{code}\n", encoding="ascii")
 
     def _try_ending(self, end: Callable[[], None]) -> None:
         try:
             end()
         except RegrowError as error:
-            self._say(f"the end of Slurm job {self._seat.job_id}: {error}")
+            self._say(f"the end of Slurm job {self._gang_node.job_id}: {error}")
 
     # --- a replica beyond it -----------------------------------------------------------------------------------
 
@@ -157,9 +163,9 @@ class NodeTask:
             return RUN_AGAIN
         host, port = endpoint_of("the job's note", at)
         own = route_to(host, port, flag="the job's note")
-        self._start(replica_words(self._part, self._seat, at, own))
+        self._start(replica_arguments(self._part, self._gang_node, at, own))
         code = self._attend(self._followed(at, self._part.gang), leased=True)
-        return exit_code(code, told_to_leave=self._told)
+        return exit_code(code, asked_to_leave=self._asked_to_leave)
 
     def _elected(self, at: str) -> str:
         """The coordinator's address by now."""
@@ -169,7 +175,7 @@ class NodeTask:
     def _find_job(self) -> str | None:
         """The coordinator's address; empty: this node is not wanted now; None: there is no gang any more."""
         spec = self._part.spec
-        while not self._told:
+        while not self._asked_to_leave:
             gangs = [job for job in self._slurm.queue(spec.name) if job.place is None and not job.done]
             if not gangs:
                 self._say(f"job {spec.name} has no gang in the queue; there is nothing to join")
@@ -188,16 +194,16 @@ class NodeTask:
 
     # --- both --------------------------------------------------------------------------------------------------
 
-    def _start(self, words: list[str]) -> None:
-        self._say(f"node {self._seat.host}: regrow {words[0]} " + " ".join(words[1:]))
+    def _start(self, arguments: list[str]) -> None:
+        self._say(f"node {self._gang_node.host}: regrow {arguments[0]} " + " ".join(arguments[1:]))
         self._child = subprocess.Popen(
-            [*self._command, *words],
+            [*self._command, *arguments],
             stdin=subprocess.DEVNULL,
             env={name: value for name, value in self._environment.items() if not name.startswith("REGROW_SLURM_")},
             start_new_session=True,
             preexec_fn=_end_with_parent,
         )
-        if self._told and self._notice is None:
+        if self._asked_to_leave and self._notice is None:
             self._pass_on()
 
     def _attend(self, coordinator: FollowedCoordinator, *, leased: bool) -> int:
@@ -212,12 +218,14 @@ class NodeTask:
                 pass
             else:
                 return code
-            if self._told and not self._passed_on and (self._notice is None or self._notice.pass_on()):
+            if self._asked_to_leave and not self._passed_on and (self._notice is None or self._notice.pass_on()):
                 self._pass_on()
             if self._keeper is not None:
                 self._keeper.turn()
             if lease is not None and lease.over():
-                self._say(f"node {self._seat.host} has not reached the coordinator for {lease.seconds:g} s: it stops")
+                self._say(
+                    f"node {self._gang_node.host} has not reached the coordinator for {lease.seconds:g} s: it stops"
+                )
                 return self._stop()
 
     def _stop(self) -> int:
@@ -230,10 +238,10 @@ class NodeTask:
                 self._child.wait()
         return RUN_AGAIN
 
-    def _tell(self, number: int, frame: FrameType | None) -> None:
+    def _take_notice(self, number: int, frame: FrameType | None) -> None:
         """Slurm wants the node back, or its time is up."""
-        if not self._told:
-            self._told = True
+        if not self._asked_to_leave:
+            self._asked_to_leave = True
             if self._notice is None:
                 self._pass_on()
 
@@ -285,10 +293,10 @@ def _resolved(host: str) -> str:
         ) from error
 
 
-def run_task(part: JobPart, seat: NodeSeat, environment: Mapping[str, str], home: Path, command: list[str]) -> int:
+def run_task(part: JobPart, gang_node: GangNode, environment: Mapping[str, str], home: Path, command: list[str]) -> int:
     """As `NodeTask.run`; what cannot be mended by another try is said, and ends with 93."""
     try:
-        return NodeTask(part, seat, environment, home, command).run()
+        return NodeTask(part, gang_node, environment, home, command).run()
     except UsageError as error:
         sys.stderr.write(f"regrow: {error}\n")
         return DO_NOT_RESTART

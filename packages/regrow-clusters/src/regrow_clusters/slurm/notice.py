@@ -44,7 +44,7 @@ class GangNotice:
         self, coordinator: Stoppable, host: str, grace: Seconds, clock: Callable[[], Instant] = time.monotonic
     ) -> None:
         self._coordinator, self._host, self._grace, self._clock = coordinator, host, grace, clock
-        self._told_at: Instant | None = None
+        self._reported_at: Instant | None = None
         self._asked = False
 
     def pass_on(self) -> bool:
@@ -53,15 +53,15 @@ class GangNotice:
         So it is where nobody else was elected, where the coordinator does not answer, and where the job has not ended.
         """
         now = self._clock()
-        if self._told_at is None:
-            self._told_at = now
+        if self._reported_at is None:
+            self._reported_at = now
         if self._asked:
-            return now >= self._told_at + self._grace + _MARGIN_S
+            return now >= self._reported_at + self._grace + _MARGIN_S
         if not self._coordinator.moved:
             return True
         try:
             self._coordinator.stop(f"Slurm wants {self._host} back", patience=self._grace)
         except RegrowError:
-            return now >= self._told_at + _ASK_S
+            return now >= self._reported_at + _ASK_S
         self._asked = True
         return False

@@ -11,11 +11,11 @@ import msgspec
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.membership.view import JobView, NodeView
 from regrow_clusters.cluster.actions import DrainReplica, PlannedAction, ReleaseReplica, StartReplica
-from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
+from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaSeen, ReplicaStage
 from regrow_clusters.cluster.planner import granted_after, plan
 from regrow_clusters.cluster.sizes import ElasticSpec
 from regrow_clusters.slurm.job_file import SlurmJobSpec
-from regrow_clusters.slurm.reading import JobWishes, SlurmJob
+from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 
 GANG: Final = "gang:"
 """Before the place, in the name of a replica of the gang."""
@@ -25,14 +25,14 @@ _ASKED: Final = "asked for"
 """Why a node is avoided that a user has drained."""
 _FIRST_PAUSE_S: Final[Seconds] = 5.0
 _LONGEST_PAUSE_S: Final[Seconds] = 300.0
-_MOST_HEIRS: Final = 16
+_MOST_BACKUPS: Final = 16
 _LOST_STATES: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 
 
-def planned_sizes(spec: SlurmJobSpec, wishes: JobWishes) -> ElasticSpec:
+def planned_sizes(spec: SlurmJobSpec, requests: JobRequests) -> ElasticSpec:
     """The planner's sizes. Spares that make whole replicas are places like others: they are replaced too."""
     more = spec.spares // spec.nodes_per_replica
-    sizes = spec.elastic_spec(replicas=wishes.replicas)
+    sizes = spec.elastic_spec(replicas=requests.replicas)
     wanted = sizes.max_replica_count if sizes.replicas is None else sizes.replicas
     return msgspec.structs.replace(
         sizes,
@@ -48,16 +48,16 @@ def node_of_gang(index: int) -> NodeId:
     return NodeId(f"node{index}")
 
 
-def heirs(nodes: int) -> list[int]:
+def backups(nodes: int) -> list[int]:
     """Nodes of a gang that look after it when the first is lost: some of many, spread, lest all ask Slurm."""
-    if nodes - 1 <= _MOST_HEIRS:
+    if nodes - 1 <= _MOST_BACKUPS:
         return list(range(1, nodes))
-    return sorted({1 + turn * (nodes - 2) // (_MOST_HEIRS - 1) for turn in range(_MOST_HEIRS)})
+    return sorted({1 + turn * (nodes - 2) // (_MOST_BACKUPS - 1) for turn in range(_MOST_BACKUPS)})
 
 
 def looks_after(view: JobView, index: int, nodes: int) -> bool:
     """True if this node of the gang looks after the job: the first, or the first of its heirs that is there."""
-    line = [0, *heirs(nodes)]
+    line = [0, *backups(nodes)]
     before = {node_of_gang(other) for other in line if other < index}
     return index in line and not any(each.node in before and not each.away for each in view.nodes)
 
@@ -90,7 +90,7 @@ class Overview:
         self._granted = 0
         self._running: frozenset[str] = frozenset()
         self._changed_at: Instant | None = None
-        self._bad = {node: BadNode(node, now + spec.bad_node_time_in_seconds, "lost before") for node in avoid}
+        self._bad = {node: AvoidedNode(node, now + spec.bad_node_time_in_seconds, "lost before") for node in avoid}
         self._kept_from: dict[str, Instant] = {}
         """Nodes that those who wait exclude, for a reason that is not known here, and until when they may."""
         self._first: dict[tuple[int, str], Instant] = {}
@@ -104,10 +104,10 @@ class Overview:
         self._failures = 0
         self._failed_at: Instant = 0.0
 
-    def look(self, view: JobView, queue: list[SlurmJob], wishes: JobWishes, now: Instant) -> list[PlannedAction]:
-        """Plan for the job as it is now. Times in `wishes` are on the clock of `now`."""
-        spec = planned_sizes(self._spec, wishes)
-        self._blame_asked(wishes, now)
+    def look(self, view: JobView, queue: list[SlurmJob], requests: JobRequests, now: Instant) -> list[PlannedAction]:
+        """Plan for the job as it is now. Times in `requests` are on the clock of `now`."""
+        spec = planned_sizes(self._spec, requests)
+        self._blame_asked(requests, now)
         nodes = {each.node: each for each in view.nodes}
         self._blame_quarantined(nodes, queue, now)
         replicas = self._gang(nodes, queue, now)
@@ -180,17 +180,17 @@ class Overview:
     def _blame(self, node: str, reason: str, now: Instant) -> None:
         known = self._bad.get(node)
         if known is None or known.until <= now:
-            self._bad[node] = BadNode(node, now + self._spec.bad_node_time_in_seconds, reason)
+            self._bad[node] = AvoidedNode(node, now + self._spec.bad_node_time_in_seconds, reason)
 
-    def _blame_asked(self, wishes: JobWishes, now: Instant) -> None:
+    def _blame_asked(self, requests: JobRequests, now: Instant) -> None:
         """Avoid the nodes that users want left alone, as long as they do and no longer."""
         for node, bad in list(self._bad.items()):
-            if bad.reason == _ASKED and node not in wishes.avoid:
+            if bad.reason == _ASKED and node not in requests.avoid:
                 del self._bad[node]
-        for node, until in wishes.avoid.items():
+        for node, until in requests.avoid.items():
             known = self._bad.get(node)
             if known is None or known.until < until:
-                self._bad[node] = BadNode(node, until, _ASKED)
+                self._bad[node] = AvoidedNode(node, until, _ASKED)
 
     def _blame_quarantined(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> None:
         """Nodes that failed the job's own examinations twice are excluded, though what runs there stays."""
@@ -245,8 +245,8 @@ class Overview:
         since = self._first.setdefault((job.job_id, job.state), now)
 
         def seen(stage: ReplicaStage, **more: object) -> list[ReplicaSeen]:
-            told = ReplicaSeen(str(job.job_id), place, stage, since, job.nodes)
-            return [msgspec.structs.replace(told, **more)]
+            replica = ReplicaSeen(str(job.job_id), place, stage, since, job.nodes)
+            return [msgspec.structs.replace(replica, **more)]
 
         if lost:
             return seen(ReplicaStage.LOST, safe_at=now, to_blame=True)

@@ -62,7 +62,7 @@ class JobNote(msgspec.Struct, frozen=True):
     home: str = ""
 
 
-class JobWishes(msgspec.Struct, frozen=True, omit_defaults=True):
+class JobRequests(msgspec.Struct, frozen=True, omit_defaults=True):
     """Requests of users to a running job; a file of the gang's first node.
 
     `replicas`: their wanted number; None: as the job says. `avoid`: nodes to keep away from, and until when, in seconds
@@ -77,7 +77,7 @@ class JobWishes(msgspec.Struct, frozen=True, omit_defaults=True):
         """The nodes whose time is not over. `wall`: seconds since the epoch."""
         return {node: until for node, until in self.avoid.items() if until > wall}
 
-    def on_clock(self, now: Instant, wall: Instant) -> "JobWishes":
+    def on_clock(self, now: Instant, wall: Instant) -> "JobRequests":
         """The same with the times of another clock, which says `now` at `wall`."""
         return msgspec.structs.replace(self, avoid={node: now + at - wall for node, at in self.avoided(wall).items()})
 
@@ -86,10 +86,10 @@ def read_queue(text: str, name: str) -> list[SlurmJob]:
     """The Slurm jobs that belong to the job of this name, the oldest first, of squeue's lines in `QUEUE_FORMAT`."""
     found = []
     for line in text.splitlines():
-        words = line.split("|", 7)
-        if len(words) < 8 or not words[0].isdigit():
+        fields = line.split("|", 7)
+        if len(fields) < 8 or not fields[0].isdigit():
             continue
-        number, called, state, reason, host, nodes, excluded, comment = words
+        number, called, state, reason, host, nodes, excluded, comment = fields
         place = _place(called, name)
         if called != name and place is None:
             continue
@@ -154,15 +154,15 @@ def node_address(text: str) -> str:
 
 def submitted(text: str) -> int | None:
     """The number of the job, of what `sbatch --parsable` says: `17` or `17;cluster`."""
-    words = text.strip().splitlines()
-    number = words[-1].partition(";")[0] if words else ""
+    fields = text.strip().splitlines()
+    number = fields[-1].partition(";")[0] if fields else ""
     return int(number) if number.isdigit() else None
 
 
 def read_note(text: str) -> JobNote:
     """Of a comment. One that is not ours is an empty note."""
-    mark, *words = text.split() or [""]
-    said = dict(word.partition("=")[::2] for word in words) if mark == "regrow" else {}
+    mark, *fields = text.split() or [""]
+    said = dict(word.partition("=")[::2] for word in fields) if mark == "regrow" else {}
     return JobNote(said.get("at", ""), unquote(said.get("home", "")))
 
 

@@ -123,8 +123,8 @@ def _options(part: JobPart, given: PartSpec) -> list[str]:
 def _trial(ours: str) -> str:
     """Shell text that tries to start regrow here: if no node has reported its end, a failure may be the reason."""
     text = "regrow: %s cannot be started on %s: install regrow there, or set command or setup in job.toml\\n"
-    told = f'printf {shlex.quote(text)} {shlex.quote(ours)} "$(hostname)" >&2'
-    return f"{ours} --version >/dev/null || {{ {told}; code=93; }}"
+    complaint = f'printf {shlex.quote(text)} {shlex.quote(ours)} "$(hostname)" >&2'
+    return f"{ours} --version >/dev/null || {{ {complaint}; code=93; }}"
 
 
 def _replica_body(step: str, trial: str) -> list[str]:

@@ -150,17 +150,17 @@ def _job(job: GuestJob, own: dict[str, str], sizes: dict[str, int]) -> dict[str,
 
 
 def _pod(job: GuestJob, own: dict[str, str]) -> dict[str, Any]:
-    told = {"job": "$(JOBSET_NAME)", **own, "address": "$(POD_IP)", "grace": f"{job.grace}s"}
+    flags = {"job": "$(JOBSET_NAME)", **own, "address": "$(POD_IP)", "grace": f"{job.grace}s"}
     if job.replica_ranks != 1:
-        told["replica-ranks"] = str(job.replica_ranks)
+        flags["replica-ranks"] = str(job.replica_ranks)
     if job.spares:
-        told["spares"] = str(job.spares)
+        flags["spares"] = str(job.spares)
     if job.checkpoint_dir:
-        told["checkpoint-dir"] = f"{job.checkpoint_dir.rstrip('/')}/$(JOBSET_NAME)"
+        flags["checkpoint-dir"] = f"{job.checkpoint_dir.rstrip('/')}/$(JOBSET_NAME)"
     container = {
         "name": STEP,
         "image": job.image,
-        "command": ["regrow", "guest", "pod", *(f"--{key}={text}" for key, text in told.items()), "--"],
+        "command": ["regrow", "guest", "pod", *(f"--{key}={text}" for key, text in flags.items()), "--"],
         **({"args": list(job.words)} if job.words else {}),
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

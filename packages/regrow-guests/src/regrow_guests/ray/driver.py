@@ -14,7 +14,7 @@ from regrow.core.ids import Seconds
 from regrow.launch.remote import CoordinatorClient
 from regrow.observe.watch.present import JobFigures
 from regrow_guests.ray.cluster import ActorLost, RayCluster, check_ray
-from regrow_guests.ray.job import NodeNews, RayJob, check, gang_words, joining_words
+from regrow_guests.ray.job import NodeNews, RayJob, check, gang_arguments, joining_arguments
 
 News = Callable[[NodeNews], None]
 _TURN: Final[Seconds] = 1.0
@@ -64,7 +64,7 @@ def train(job: RayJob, news: News = lambda _: None) -> None:
 
 
 @dataclass
-class _Seat:
+class _RayNode:
     """A place for a node.
 
     `stage`: it `waits` for a time, for `room`, to be `placed`, for node 0's address when it `stands`; it `starts`,
@@ -98,7 +98,7 @@ class _Attempt:
     gang: Any
     news: News
     number: int
-    seats: list[_Seat] = field(default_factory=list)
+    nodes: list[_RayNode] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._token = secrets.token_hex(16)
@@ -112,7 +112,7 @@ class _Attempt:
 
     def run(self) -> int:
         """The job's exit code; `RUN_AGAIN` where all may start anew."""
-        self.seats = [_Seat(f"node{rank}", self.gang, rank, rank) for rank in range(self.job.nodes)]
+        self.nodes = [_RayNode(f"node{rank}", self.gang, rank, rank) for rank in range(self.job.nodes)]
         until = monotonic() + self.job.patience
         try:
             while self._over is None:
@@ -125,19 +125,19 @@ class _Attempt:
             self._see_off()
             return self._over
         finally:
-            for seat in self.seats:
-                self._clear(seat)
+            for node in self.nodes:
+                self._clear(node)
 
     def _turn(self) -> None:
         now = monotonic()
-        for seat in self.seats:
-            if seat.stage == "waits" and now >= seat.since:
-                self._fill(seat)
-            elif seat.stage == "stands" and self._endpoint:
-                self._start(seat)
-        refs = {seat.ref: seat for seat in self.seats if seat.ref is not None}
+        for node in self.nodes:
+            if node.stage == "waits" and now >= node.since:
+                self._fill(node)
+            elif node.stage == "stands" and self._endpoint:
+                self._start(node)
+        refs = {node.ref: node for node in self.nodes if node.ref is not None}
         for ref in self.cluster.ready(list(refs), _TURN):
-            self._heard(refs[ref])
+            self._answered(refs[ref])
         if self._endpoint and now >= self._looked + _LOOK_EVERY:
             self._looked = now
             self._grow()
@@ -145,7 +145,7 @@ class _Attempt:
             self._let_go()
         if self._endpoint and now >= self._shown + _SHOW_EVERY:
             self._shown = now
-            self._aside(lambda: self.cluster.show(sum(seat.stage == "runs" for seat in self.seats), self._figures()))
+            self._aside(lambda: self.cluster.show(sum(node.stage == "runs" for node in self.nodes), self._figures()))
 
     def _aside(self, look: Callable[[], object]) -> None:
         """Do what the training does not depend on: its first error is said, and ends nothing."""
@@ -156,118 +156,118 @@ class _Attempt:
                 self._said = True
                 warnings.warn(f"job {self.job.name} goes on, but Ray said {error!r}", RuntimeWarning, stacklevel=2)
 
-    def _fill(self, seat: _Seat) -> None:
-        seat.actor = self.cluster.actor(seat.group, seat.bundle)
-        seat.stage, seat.ref = "placed", seat.actor.where.remote()
+    def _fill(self, node: _RayNode) -> None:
+        node.actor = self.cluster.actor(node.group, node.bundle)
+        node.stage, node.ref = "placed", node.actor.where.remote()
 
-    def _heard(self, seat: _Seat) -> None:
+    def _answered(self, node: _RayNode) -> None:
         try:
-            found = self.cluster.value(seat.ref)
+            found = self.cluster.value(node.ref)
         except ActorLost:
-            self._lost(seat)
+            self._lost(node)
             return
         except Exception as error:
-            if not seat.ran:
+            if not node.ran:
                 raise  # the job cannot begin as it was written
-            warnings.warn(f"{seat.name} did not come back: {error!r}", RuntimeWarning, stacklevel=2)
-            self._lost(seat)
+            warnings.warn(f"{node.name} did not come back: {error!r}", RuntimeWarning, stacklevel=2)
+            self._lost(node)
             return
-        match seat.stage:
+        match node.stage:
             case "room":
-                self._fill(seat)
+                self._fill(node)
             case "placed":
-                self._placed(seat, *found)
+                self._placed(node, *found)
             case _ if found is None:
-                seat.stage, seat.ref, seat.ran = "runs", seat.actor.wait.remote(_TURN), True
+                node.stage, node.ref, node.ran = "runs", node.actor.wait.remote(_TURN), True
             case _:
-                self._ended(seat, found)
+                self._ended(node, found)
 
-    def _placed(self, seat: _Seat, machine: str, address: str, port: int) -> None:
-        seat.stage, seat.machine, seat.address, seat.ref = "stands", machine, address, None
-        if seat.rank == 0:
+    def _placed(self, node: _RayNode, machine: str, address: str, port: int) -> None:
+        node.stage, node.machine, node.address, node.ref = "stands", machine, address, None
+        if node.rank == 0:
             self._endpoint = address_of(address, port)
             self._client = CoordinatorClient(self._endpoint, self._token, timeout=2.0)
 
-    def _start(self, seat: _Seat) -> None:
+    def _start(self, node: _RayNode) -> None:
         """As one of the nodes that begin the job, which is how it comes back too, or as one that joins."""
-        if seat.rank is None:
-            words = joining_words(self.job, seat.name, self._endpoint, seat.address)
+        if node.rank is None:
+            arguments = joining_arguments(self.job, node.name, self._endpoint, node.address)
         else:
-            words = gang_words(self.job, seat.rank, self._endpoint, seat.address, again=self.number > 1)
+            arguments = gang_arguments(self.job, node.rank, self._endpoint, node.address, again=self.number > 1)
         environment = {"REGROW_TOKEN": self._token, "REGROW_GIVEN_BACK_CODE": str(RUN_AGAIN)}
         if self.job.home:
-            environment["REGROW_HOME"] = f"{self.job.home}/{seat.name}.{self.number}.{self._next()}"
-        seat.stage = "starts"
-        seat.ref = seat.actor.start.remote(words, {**self.job.environment, **environment}, self.job.folder)
-        seat.begun, seat.leaves = True, False
-        seat.since = monotonic()
-        self.news(NodeNews("starts", seat.name, seat.machine))
+            environment["REGROW_HOME"] = f"{self.job.home}/{node.name}.{self.number}.{self._next()}"
+        node.stage = "starts"
+        node.ref = node.actor.start.remote(arguments, {**self.job.environment, **environment}, self.job.folder)
+        node.begun, node.leaves = True, False
+        node.since = monotonic()
+        self.news(NodeNews("starts", node.name, node.machine))
 
-    def _lost(self, seat: _Seat) -> None:
-        self.news(NodeNews("lost", seat.name, seat.machine))
-        self._vacate(seat, RUN_AGAIN)
+    def _lost(self, node: _RayNode) -> None:
+        self.news(NodeNews("lost", node.name, node.machine))
+        self._vacate(node, RUN_AGAIN)
 
-    def _ended(self, seat: _Seat, code: int) -> None:
-        self.news(NodeNews("ended", seat.name, seat.machine, code))
-        if seat.rank != 0 and code in _OF_THE_JOB:
-            seat.stage, seat.ref = "over", None
+    def _ended(self, node: _RayNode, code: int) -> None:
+        self.news(NodeNews("ended", node.name, node.machine, code))
+        if node.rank != 0 and code in _OF_THE_JOB:
+            node.stage, node.ref = "over", None
         else:
-            self._vacate(seat, code)
+            self._vacate(node, code)
 
-    def _vacate(self, seat: _Seat, code: int) -> None:
+    def _vacate(self, node: _RayNode, code: int) -> None:
         """Node 0's end is the job's; another's place is filled again, later and later if it ends at once."""
-        if seat.rank == 0:
-            self._over = code if seat.begun else None
-        self._clear(seat)
-        if seat.rank is None:
-            self.seats.remove(seat)
+        if node.rank == 0:
+            self._over = code if node.begun else None
+        self._clear(node)
+        if node.rank is None:
+            self.nodes.remove(node)
             return
         now = monotonic()
-        quick = now - seat.since < _MOST_PAUSE
-        seat.pause = min(_MOST_PAUSE, 2 * seat.pause) if quick and seat.begun else 1.0
-        seat.stage, seat.since = "waits", now + (seat.pause if seat.begun else 0.0)
+        quick = now - node.since < _MOST_PAUSE
+        node.pause = min(_MOST_PAUSE, 2 * node.pause) if quick and node.begun else 1.0
+        node.stage, node.since = "waits", now + (node.pause if node.begun else 0.0)
 
-    def _clear(self, seat: _Seat) -> None:
-        if seat.actor is not None:
-            self.cluster.end(seat.actor)
-        if seat.rank is None:
-            self.cluster.release(seat.group)
-        seat.actor = seat.ref = None
+    def _clear(self, node: _RayNode) -> None:
+        if node.actor is not None:
+            self.cluster.end(node.actor)
+        if node.rank is None:
+            self.cluster.release(node.group)
+        node.actor = node.ref = None
 
     def _grow(self) -> None:
         """Ask for one more machine at a time, once all that the job began on are there."""
-        there = all(seat.stage == "runs" for seat in self.seats)
-        if there and len(self.seats) < self.job.most:
+        there = all(node.stage == "runs" for node in self.nodes)
+        if there and len(self.nodes) < self.job.most:
             group = self.cluster.bundles(1)
             name = f"{self.job.name}-{self.number}-{self._next()}"
-            self.seats.append(_Seat(name, group, 0, None, stage="room", ref=group.ready(), ran=True))
+            self.nodes.append(_RayNode(name, group, 0, None, stage="room", ref=group.ready(), ran=True))
 
     def _see_going(self) -> None:
         self._going = self.cluster.going()
 
     def _let_go(self) -> None:
         going = self._going
-        for seat in self.seats:
-            if seat.stage == "runs" and seat.machine in going and not seat.leaves:
-                seat.leaves = True
-                seat.actor.leave.remote()
-                self.news(NodeNews("leaving", seat.name, seat.machine))
+        for node in self.nodes:
+            if node.stage == "runs" and node.machine in going and not node.leaves:
+                node.leaves = True
+                node.actor.leave.remote()
+                self.news(NodeNews("leaving", node.name, node.machine))
 
     def _see_off(self) -> None:
         """The other nodes end by themselves, with the same code, once node 0's has said that the job is over."""
         until = monotonic() + self.job.grace + _END_MARGIN
-        while (left := {seat.ref: seat for seat in self.seats if seat.stage == "runs"}) and monotonic() < until:
+        while (left := {node.ref: node for node in self.nodes if node.stage == "runs"}) and monotonic() < until:
             for ref in self.cluster.ready(list(left), _TURN):
-                seat = left[ref]
+                node = left[ref]
                 try:
                     code = self.cluster.value(ref)
                 except Exception:  # noqa: BLE001 - the job is over already, with its own code
                     code = RUN_AGAIN
                 if code is None:
-                    seat.ref = seat.actor.wait.remote(_TURN)
+                    node.ref = node.actor.wait.remote(_TURN)
                 else:
-                    seat.stage = "over"
-                    self.news(NodeNews("ended", seat.name, seat.machine, code))
+                    node.stage = "over"
+                    self.news(NodeNews("ended", node.name, node.machine, code))
 
     def _figures(self) -> JobFigures | None:
         try:

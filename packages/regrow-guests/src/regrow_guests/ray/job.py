@@ -69,7 +69,7 @@ def check(job: RayJob) -> None:
         )
 
 
-def gang_words(job: RayJob, rank: int, endpoint: str, address: str, *, again: bool) -> list[str]:
+def gang_arguments(job: RayJob, rank: int, endpoint: str, address: str, *, again: bool) -> list[str]:
     """Of a node that begins the job. `again`: all have started before."""
     least, most = (_world(job, each) // job.replica_ranks for each in (job.nodes, job.most))
     kept = [f"--checkpoint-dir={job.checkpoint_dir}"] if job.checkpoint_dir else []
@@ -93,7 +93,7 @@ def gang_words(job: RayJob, rank: int, endpoint: str, address: str, *, again: bo
     ]
 
 
-def joining_words(job: RayJob, node: str, endpoint: str, address: str) -> list[str]:
+def joining_arguments(job: RayJob, node: str, endpoint: str, address: str) -> list[str]:
     """Of a node that joins the job that runs."""
     return [
         "agent",

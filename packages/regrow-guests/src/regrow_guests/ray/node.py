@@ -27,12 +27,12 @@ class RayNode:
         self._held.bind((address, 0))
         return address, int(self._held.getsockname()[1])
 
-    def start(self, words: list[str], environment: Mapping[str, str], folder: str) -> None:
+    def start(self, arguments: list[str], environment: Mapping[str, str], folder: str) -> None:
         """Start `regrow WORDS`."""
         if home := environment.get("REGROW_HOME"):
             Path(home).mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
-            tied.command(words), env={**os.environ, **environment}, cwd=folder or None, stdin=subprocess.DEVNULL
+            tied.command(arguments), env={**os.environ, **environment}, cwd=folder or None, stdin=subprocess.DEVNULL
         )
 
     def wait(self, within: Seconds) -> int | None:

@@ -12,7 +12,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import IncidentClosed
 from regrow_lab.fleet.deciding import Remedy, Situation, Trouble
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
 
@@ -59,7 +59,7 @@ def _asked(situation: Situation) -> Remedy:
         max_replicas=replicas if elastic else None,
     )
     script = SimScript(until=_STEPS, parts=spec.unit)
-    world = World(spec, script=script, strikes=_strikes(situation), wishes=_wishes(situation), seed=1)
+    world = World(spec, script=script, injected=_injected(situation), requests=_requests(situation), seed=1)
     end = world.run(most=_MOST_EVENTS)
     closed = [fact for _, fact in world.log if isinstance(fact, IncidentClosed)]
     if end.code or not closed:
@@ -76,22 +76,24 @@ def _asked(situation: Situation) -> Remedy:
     )
 
 
-def _strikes(situation: Situation) -> list[SimFault]:
-    def strike(how: str, rank: Rank) -> SimFault:
+def _injected(situation: Situation) -> list[SimFault]:
+    def fault(how: str, rank: Rank) -> SimFault:
         return SimFault(how, rank=rank, doing=Doing.COMPUTING, nth=_AT_STEP, back=_AWAY)
 
     match situation.trouble:
         case Trouble.WORKER:
-            return [strike("kill", _STRUCK)]
+            return [fault("kill", _STRUCK)]
         case Trouble.HANG:
-            return [strike("hang", _STRUCK)]
+            return [fault("hang", _STRUCK)]
         case Trouble.NODE | Trouble.GROW:
-            return [strike("node", _STRUCK)]
+            return [fault("node", _STRUCK)]
         case Trouble.JOB:
-            return [strike("kill", Rank(rank)) for rank in range(_RANKS * _NODES)]
+            return [fault("kill", Rank(rank)) for rank in range(_RANKS * _NODES)]
         case Trouble.DRAIN:
             return []
 
 
-def _wishes(situation: Situation) -> list[Wish]:
-    return [Wish("drain", after=30.0, node=1, grace=5.0, back=_AWAY)] if situation.trouble is Trouble.DRAIN else []
+def _requests(situation: Situation) -> list[SimRequest]:
+    return (
+        [SimRequest("drain", after=30.0, node=1, grace=5.0, back=_AWAY)] if situation.trouble is Trouble.DRAIN else []
+    )

@@ -104,7 +104,7 @@ class SimulatedJob:
             elif soonest == piece:
                 self._next_piece()
             else:
-                self._fault_strikes()
+                self._fault_happens()
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
@@ -157,7 +157,7 @@ class SimulatedJob:
 
     # --- faults ------------------------------------------------------------------------------------------------
 
-    def _fault_strikes(self) -> None:
+    def _fault_happens(self) -> None:
         if self._fault is None:
             return
         fault, self._fault = self._fault, next(self._faults, None)

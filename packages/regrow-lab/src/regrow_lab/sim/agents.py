@@ -54,10 +54,10 @@ class SimAgents:
         """An order has come."""
         self._of[node].obey(order)
 
-    def told(self, node: NodeId, fact: AgentFact) -> None:
+    def reported(self, node: NodeId, fact: AgentFact) -> None:
         """A node's agent tells the coordinator something."""
         if node in self._of:
-            self._of[node].history.told(fact)
+            self._of[node].history.sent(fact)
 
     def at(self, store: str) -> "SimAgent | None":
         """The agent there, while it acts."""

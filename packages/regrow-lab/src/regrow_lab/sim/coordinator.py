@@ -17,10 +17,10 @@ from regrow.membership.restartable import RestartableMachine
 from regrow.membership.states import Ended
 from regrow.membership.succession.memory import CoordinatorLoss, JobMemory
 from regrow.membership.succession.written import MemoryWriter, read
+from regrow_lab.sim.copies import MemoryOrder
 from regrow_lab.sim.disk import DiskOrder
 from regrow_lab.sim.invariants import Invariants
 from regrow_lab.sim.network import Alarm, Timeline
-from regrow_lab.sim.vaults import MemoryOrder
 
 
 class DefectiveMembership(Membership):
@@ -100,9 +100,9 @@ class SimCoordinator:
         memory.loss, self._handover = loss, None
         expected = [node for node in nodes if node != loss.node]
         self._machine = RestartableMachine(self._make, memory, expected, self._timeline.now + ARRIVE_S)
-        self.tell(facts.TimeAdvanced())
+        self.report(facts.TimeAdvanced())
 
-    def tell(self, fact: Fact) -> None:
+    def report(self, fact: Fact) -> None:
         """The machine is told something, now; nobody is, where there is none."""
         now = self._timeline.now
         if self.end is not None or not self.there:
@@ -111,16 +111,16 @@ class SimCoordinator:
         if isinstance(fact, facts.WorkerExited):
             self.laws.learned(fact)
         elif isinstance(fact, StateKept | ReplacementRefuted | facts.StopRequested):
-            self.laws.memory.told(fact, self.machine.step, now)
+            self.laws.memory.apply(fact, self.machine.step, now)
         elif isinstance(fact, facts.WorkerCommitted) and fact.generation == self.machine.generation:
             self.laws.memory.committed(fact)
         elif isinstance(fact, NodeReport) and self._machine.awaits(fact):
             self.laws.reported(fact)
         commands = self._machine.handle(fact, now)
-        told = self.laws.told(commands, self.machine)
-        self.log.extend((now, command) for command in told)
-        self.laws.decided(told, self.machine, now)
-        self.laws.limits.decided(fact, told, self._machine, now)
+        reported = self.laws.check_commands(commands, self.machine)
+        self.log.extend((now, command) for command in reported)
+        self.laws.decided(reported, self.machine, now)
+        self.laws.limits.decided(fact, reported, self._machine, now)
         for command in commands:
             self._carry_out(command)
         if not isinstance(self.machine.state, Ended) and not self._machine.entering:
@@ -139,7 +139,7 @@ class SimCoordinator:
         if not self.there:
             return
         if deadline is not None and deadline <= self._timeline.now:
-            self.tell(facts.TimeAdvanced())
+            self.report(facts.TimeAdvanced())
         else:
             self._set_alarm()
 

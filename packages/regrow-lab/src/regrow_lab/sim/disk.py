@@ -37,7 +37,7 @@ class DiskHost:
         after: schedules an action, dropped if the node's agent is another one by then.
         jitter: a time that is about as long.
         say: sends a node's fact to the coordinator.
-        heard: whether a worker's agent is there.
+        reachable: whether a worker's agent is there.
         ranks: their number in the newest generation.
         require: raises unless a law holds.
     """
@@ -46,7 +46,7 @@ class DiskHost:
     after: Callable[[NodeId, Seconds, Callable[[], None]], None]
     jitter: Callable[[Seconds], Seconds]
     say: Callable[[NodeId, AgentFact], None]
-    heard: Callable[[SimWorker], bool]
+    reachable: Callable[[SimWorker], bool]
     ranks: Callable[[], int]
     require: Callable[[bool, str], None]
 
@@ -95,7 +95,7 @@ class SimDisk:
 
     def _take(self, worker: SimWorker) -> None:
         asked = self._wanted.get(worker.worker)
-        acts = self._host.heard(worker) and not worker.hung and not worker.stalled
+        acts = self._host.reachable(worker) and not worker.hung and not worker.stalled
         if asked is not None and asked <= worker.state and acts:
             del self._wanted[worker.worker]
             self._divided = max(self._divided, min(self._parts, self._host.ranks()))

@@ -9,7 +9,7 @@ import msgspec
 from regrow.core.ids import JobId, Rank, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import Warmth
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.schedule import Promised, SimSchedule
 from regrow_lab.sim.script import IN_STEP, Doing, SimScript
@@ -28,7 +28,7 @@ _REPLACING = (
 )
 _MOST_DEFECTS = 2
 """With more in a minute the coordinator gives up."""
-_MOST_STRIKES, _MOST_WISHES = 8, 6
+_MOST_FAULTS, _MOST_REQUESTS = 8, 6
 _Of = TypeVar("_Of")
 
 
@@ -40,14 +40,14 @@ def draw(seed: int) -> SimSchedule:
     spec = _elastic_job(rng) if elastic else _job(rng, mendable)
     spec = msgspec.structs.replace(spec, checkpoint_every=_one(rng, (0.0, 0.5, 2.0)) if spec.durable else 0.0)
     backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
-    strikes = [_strike(rng, _MENDABLE if mendable else _ALL, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
-    wishes = [_wish(rng) for _ in range(rng.randint(0, _MOST_WISHES))] if elastic else []
+    injected = [_drawn_fault(rng, _MENDABLE if mendable else _ALL, backs) for _ in range(rng.randint(0, _MOST_FAULTS))]
+    requests = [_request(rng) for _ in range(rng.randint(0, _MOST_REQUESTS))] if elastic else []
     return SimSchedule(
         spec,
         script=SimScript(until=StepNo(20), build=1.0, after=0.3) if elastic else SimScript(until=StepNo(6)),
         weather=_weather(rng, fair=mendable),
-        strikes=strikes,
-        wishes=wishes,
+        injected=injected,
+        requests=requests,
         slots=rng.randint(2, 5) if elastic else None,
         seed=seed,
         promise=Promised.THE_LAST_STEP if mendable else Promised.AN_END,
@@ -63,15 +63,15 @@ def draw_replacing(seed: int) -> SimSchedule:
     spec = msgspec.structs.replace(spec, checkpoint_every=every, max_restarts=None)
     backs: tuple[float | None, ...] = (0.0, 1.0, 20.0) if mendable else (None, 1.0, 20.0, 700.0)
     hows = _REPLACING if mendable else (*_REPLACING, "raise", "exit")
-    strikes = [_strike(rng, hows, backs) for _ in range(rng.randint(0, _MOST_STRIKES))]
+    injected = [_drawn_fault(rng, hows, backs) for _ in range(rng.randint(0, _MOST_FAULTS))]
     if rng.random() < 0.5:
         shown = SimFault(_one(rng, ("refuted", "alone")), Rank(0), Doing.COMPUTING, nth=rng.randint(1, 3))
         lost = Rank(rng.randrange(spec.world))
         killed = SimFault("kill", lost, _one(rng, sorted(IN_STEP)), nth=rng.randint(1, 5), after=0.01)
-        strikes = [shown, killed, *strikes[:4]]
-    defects = [strike for strike in strikes if "defect" in strike.how]
-    strikes = [strike for strike in strikes if strike not in defects[_MOST_DEFECTS:]]
-    stop = Wish(_one(rng, ("stop", "signals")), rng.uniform(0.0, 20.0), grace=_one(rng, (0.0, 0.5, 5.0, 60.0)))
+        injected = [shown, killed, *injected[:4]]
+    defects = [fault for fault in injected if "defect" in fault.how]
+    injected = [fault for fault in injected if fault not in defects[_MOST_DEFECTS:]]
+    stop = SimRequest(_one(rng, ("stop", "signals")), rng.uniform(0.0, 20.0), grace=_one(rng, (0.0, 0.5, 5.0, 60.0)))
     script = SimScript(
         until=StepNo(_one(rng, (6, 20))),
         build=1.0,
@@ -83,8 +83,8 @@ def draw_replacing(seed: int) -> SimSchedule:
         spec,
         script=script,
         weather=_weather(rng, fair=mendable),
-        strikes=strikes,
-        wishes=[stop] if rng.random() < 0.4 else [],
+        injected=injected,
+        requests=[stop] if rng.random() < 0.4 else [],
         seed=seed,
         promise=Promised.THE_LAST_STEP if mendable else Promised.AN_END,
     )
@@ -128,7 +128,7 @@ def _elastic_job(rng: random.Random) -> JobSpec:
     )
 
 
-def _strike(rng: random.Random, hows: Sequence[str], backs: Sequence[float | None]) -> SimFault:
+def _drawn_fault(rng: random.Random, hows: Sequence[str], backs: Sequence[float | None]) -> SimFault:
     return SimFault(
         _one(rng, hows),
         rank=_one(rng, (None, *map(Rank, range(4)))),
@@ -139,8 +139,8 @@ def _strike(rng: random.Random, hows: Sequence[str], backs: Sequence[float | Non
     )
 
 
-def _wish(rng: random.Random) -> Wish:
-    return Wish(
+def _request(rng: random.Random) -> SimRequest:
+    return SimRequest(
         _one(rng, ("scale", "scale", "node", "drain")),
         after=rng.uniform(0.0, 15.0),
         replicas=rng.randint(0, 6),

@@ -27,6 +27,6 @@ class ExposureLaw:
         holdings = {member.rank: self._workers[member.worker].holding for member in members}
         ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
         exposed = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""
-        told = any(isinstance(each, Noted) and exposed in each.text for each in commands)
-        self._require(told or exposed in (self.exposed, ""), f"{exposed} and stand on one node, and nobody says so")
+        reported = any(isinstance(each, Noted) and exposed in each.text for each in commands)
+        self._require(reported or exposed in (self.exposed, ""), f"{exposed} and stand on one node, and nobody says so")
         self.exposed = exposed

@@ -7,9 +7,9 @@ import msgspec
 
 from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
 from regrow.core.messages.vocabulary import ErrorReport
+from regrow_lab.sim.copies import SimCopies
 from regrow_lab.sim.disk import SimDisk
 from regrow_lab.sim.script import IN_STEP, Doing
-from regrow_lab.sim.vaults import SimVaults
 from regrow_lab.sim.workers import SimWorker
 
 
@@ -41,7 +41,7 @@ class SimFault(msgspec.Struct, frozen=True):
     """Return of a lost node, from the moment at which it is known to be lost; None: never."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class SimRequest(msgspec.Struct, frozen=True):
     """Somebody asks for something, or gives it, at an instant after the start."""
 
     what: str
@@ -74,33 +74,35 @@ class FaultedWorld(Protocol):
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
     disk: SimDisk
-    vaults: SimVaults
+    copies: SimCopies
 
     defects: list[str]
     """Those that the coordinator will come to."""
 
-    def lose(self, node: NodeId, strike: SimFault) -> None:
+    def lose(self, node: NodeId, fault: SimFault) -> None:
         """An agent is gone or stopped."""
         ...
 
-    def lose_coordinator(self, node: NodeId, strike: SimFault) -> None:
+    def lose_coordinator(self, node: NodeId, fault: SimFault) -> None:
         """The coordinator is lost, with a node that hosts it."""
         ...
 
-    def heard(self, worker: SimWorker) -> bool:
+    def reachable(self, worker: SimWorker) -> bool:
         """True if a worker's messages reach the coordinator."""
         ...
 
 
-def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWorker | None = None) -> Callable[[], None]:
+def fault_action(
+    world: FaultedWorld, fault: SimFault, number: int, worker: SimWorker | None = None
+) -> Callable[[], None]:
     """Action of a strike on a worker; without one on the worker that has its rank then."""
 
-    def strike_now() -> None:
-        target = worker or _target(world.workers, strike.rank)
-        if target is None or not target.alive or (strike.how == "hang" and _nobody_else(world, target)):
+    def act() -> None:
+        target = worker or _target(world.workers, fault.rank)
+        if target is None or not target.alive or (fault.how == "hang" and _nobody_else(world, target)):
             return
-        world.bad_moments.add(f"{strike.how} {target.doing}")
-        match strike.how:
+        world.bad_moments.add(f"{fault.how} {target.doing}")
+        match fault.how:
             case "kill":
                 target.end(-9)
             case "exit":
@@ -108,7 +110,7 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
             case "hang":
                 target.hang()
             case "slow" if target.doing in IN_STEP:
-                target.slow_down(strike.lasts)
+                target.slow_down(fault.lasts)
             case "slow":
                 pass
             case "stall" if target.doing in IN_STEP:
@@ -121,18 +123,18 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 pass
             case "disk":
                 world.bad_moments.add("disk")
-                world.disk.sticks(strike.lasts)
+                world.disk.sticks(fault.lasts)
             case "memory":
-                world.vaults.fill_up(target.spawn.node)
+                world.copies.fill_up(target.spawn.node)
             case "refuted" | "alone":
                 world.bad_moments.add("refuted")
-                target.refute(alone=strike.how == "alone")
+                target.refute(alone=fault.how == "alone")
             case "defect" | "late defect":
-                world.defects.append(strike.how)
+                world.defects.append(fault.how)
             case "coordinator":
-                world.lose_coordinator(target.spawn.node, strike)
+                world.lose_coordinator(target.spawn.node, fault)
             case "node" | "freeze":
-                world.lose(target.spawn.node, strike)
+                world.lose(target.spawn.node, fault)
             case "body" if target.doing not in (Doing.COMPUTING, Doing.REDUCING):
                 pass
             case _:
@@ -140,7 +142,7 @@ def striking(world: FaultedWorld, strike: SimFault, number: int, worker: SimWork
                 # Errors of independent causes: each at a place of its own.
                 target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}", message))
 
-    return strike_now
+    return act
 
 
 def _nobody_else(world: FaultedWorld, target: SimWorker) -> bool:
@@ -148,12 +150,12 @@ def _nobody_else(world: FaultedWorld, target: SimWorker) -> bool:
 
     Workers that live on without their agent, which is lost, are not of the job any more.
     """
-    if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.seated:
+    if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.placed:
         return False
-    others = (w for w in world.workers.values() if w.alive and w.seated and not w.hung and w is not target)
-    return not any(other.generation >= target.generation and world.heard(other) for other in others)
+    others = (w for w in world.workers.values() if w.alive and w.placed and not w.hung and w is not target)
+    return not any(other.generation >= target.generation and world.reachable(other) for other in others)
 
 
 def _target(workers: Mapping[WorkerId, SimWorker], rank: Rank | None) -> SimWorker | None:
     living = [worker for worker in workers.values() if worker.alive]
-    return next((w for w in living if (w.rank if w.seated else None) == rank), None)
+    return next((w for w in living if (w.rank if w.placed else None) == rank), None)

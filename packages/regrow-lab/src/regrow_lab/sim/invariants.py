@@ -159,7 +159,7 @@ class Invariants:
         theirs = {worker for worker, home in self._spawned.items() if home == node}
         self._fenced, self._known_gone = self._fenced | theirs, self._known_gone | theirs
 
-    def told(self, commands: Sequence[Command], machine: Membership) -> list[Command | orders.FormGeneration]:
+    def check_commands(self, commands: Sequence[Command], machine: Membership) -> list[Command | orders.FormGeneration]:
         """The commands, with what each worker is to hear of a generation in the end."""
         table = machine.tables.newest
         if table is None or not any(isinstance(command, JoinGeneration) for command in commands):
@@ -372,10 +372,10 @@ class Invariants:
 
     def acted(self, worker: SimWorker) -> None:
         """A worker has done something in its generation. Raises `InvariantBroken`."""
-        told = self._tables.get(worker.worker, Generation(0))
+        sent = self._tables.get(worker.worker, Generation(0))
         fenced = worker.worker in self._fenced
         require(
-            fenced or worker.generation == told, f"{worker.worker} acts in generation {worker.generation} of {told}"
+            fenced or worker.generation == sent, f"{worker.worker} acts in generation {worker.generation} of {sent}"
         )
 
     def committed(self, worker: SimWorker, step: StepNo) -> None:

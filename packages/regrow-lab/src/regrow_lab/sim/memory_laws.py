@@ -44,7 +44,7 @@ class MemoryLaws:
         self.stop_at = StepNo(0)
         """Step that it was known to have done when it was asked to: agents report it once a second."""
 
-    def told(self, fact: StateKept | ReplacementRefuted | facts.StopRequested, step: StepNo, now: Instant) -> None:
+    def apply(self, fact: StateKept | ReplacementRefuted | facts.StopRequested, step: StepNo, now: Instant) -> None:
         """The machine is about to be told, which knows of this step."""
         match fact:
             case StateKept(error=""):

@@ -3,14 +3,14 @@
 from regrow.core.ids import NodeId, WorkerId
 from regrow.core.messages import facts
 from regrow.membership.machine import Membership
-from regrow_lab.sim.faults import Wish
+from regrow_lab.sim.faults import SimRequest
 
 
-def asked(wish: Wish) -> facts.ScaleRequested | facts.MoveRequested:
+def asked(request: SimRequest) -> facts.ScaleRequested | facts.MoveRequested:
     """Request of an operator."""
-    if wish.what == "move":
-        return facts.MoveRequested(NodeId(f"n{wish.node}"), wish.rank, None, "an operator asks for it")
-    return facts.ScaleRequested(wish.replicas, "an operator asks for it", wish.stay)
+    if request.what == "move":
+        return facts.MoveRequested(NodeId(f"n{request.node}"), request.rank, None, "an operator asks for it")
+    return facts.ScaleRequested(request.replicas, "an operator asks for it", request.stay)
 
 
 def moved(machine: Membership, worker: WorkerId) -> bool:

@@ -88,7 +88,7 @@ class Downlink:
 
     def __init__(self) -> None:
         self._asked = 0
-        self._heard = 0
+        self._received = 0
 
     def place(self, *, question: bool) -> int:
         """Position of the next message: the number of questions before it, itself included."""
@@ -97,9 +97,9 @@ class Downlink:
 
     def arrives(self, place: int, *, question: bool) -> bool:
         """True if a message at that place is heard as it comes: not after a later question, nor a question twice."""
-        if place < self._heard + question:
+        if place < self._received + question:
             return False
-        self._heard = place if question else self._heard
+        self._received = place if question else self._received
         return True
 
 

@@ -15,7 +15,7 @@ from regrow.core.errors import UsageError
 from regrow.core.exit_codes import RUN_AGAIN, UNPROVEN
 from regrow.core.job import JobSpec
 from regrow.membership.machine import EndJob
-from regrow_lab.sim.faults import SimFault, Wish
+from regrow_lab.sim.faults import SimFault, SimRequest
 from regrow_lab.sim.invariants import InvariantBroken
 from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.script import SimScript
@@ -47,8 +47,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
     spec: JobSpec
     script: SimScript = SimScript()
     weather: NetworkConditions = NetworkConditions()
-    strikes: list[SimFault] = []
-    wishes: list[Wish] = []
+    injected: list[SimFault] = msgspec.field(default_factory=list, name="strikes")
+    requests: list[SimRequest] = msgspec.field(default_factory=list, name="wishes")
     slots: int | None = None
     seed: int = 0
     promise: Promised = Promised.AN_END
@@ -81,8 +81,8 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
             self.spec,
             script=self.script,
             weather=self.weather,
-            strikes=self.strikes,
-            wishes=self.wishes,
+            injected=self.injected,
+            requests=self.requests,
             slots=self.slots,
             seed=self.seed,
         )
@@ -120,15 +120,15 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def _stopped(self, world: World) -> str:
         """Describe work missing on disk after a stop, if it could be saved in time and nothing else happened."""
-        grace = min(wish.grace for wish in self.wishes if wish.what in ("stop", "signals"))
-        calm = not self.strikes and not self.script.fails and grace >= _TIME_TO_SAVE_S
+        grace = min(request.grace for request in self.requests if request.what in ("stop", "signals"))
+        calm = not self.injected and not self.script.fails and grace >= _TIME_TO_SAVE_S
         lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
         return "it was asked to stop, and what it has done is not on disk" if lost else ""
 
     def _leaves_in_order(self, world: World, end: EndJob) -> bool:
         """True if it ends because its nodes are given back, with all its work on disk, if there was time."""
-        drains = [wish for wish in self.wishes if wish.what == "drain"]
-        hurried = any(wish.grace < _TIME_TO_SAVE_S for wish in drains) or "disk" in world.bad_moments
+        drains = [request for request in self.requests if request.what == "drain"]
+        hurried = any(request.grace < _TIME_TO_SAVE_S for request in drains) or "disk" in world.bad_moments
         on_disk = world.laws.all_on_disk or hurried
         given_back = end.code == RUN_AGAIN and "given back" in end.diagnosis
         return bool(self.spec.checkpoint_every and drains) and given_back and on_disk
@@ -136,11 +136,11 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def replay_lines(schedule: SimSchedule) -> Iterator[str]:
     """Yield the events of a run, a line each, and its end. An `InvariantBroken` is its last line."""
-    yield f"the job: {_words(schedule.spec)}"
-    yield f"its script: {_words(schedule.script)}"
-    yield f"its network: {_words(schedule.weather)}"
-    yield from (f"goes wrong: {_words(strike)}" for strike in schedule.strikes)
-    yield from (f"is asked: {_words(wish)}" for wish in schedule.wishes)
+    yield f"the job: {_line(schedule.spec)}"
+    yield f"its script: {_line(schedule.script)}"
+    yield f"its network: {_line(schedule.weather)}"
+    yield from (f"goes wrong: {_line(fault)}" for fault in schedule.injected)
+    yield from (f"is asked: {_line(request)}" for request in schedule.requests)
     world, last = schedule.world(), ""
     begin = world.now()
     try:
@@ -148,11 +148,11 @@ def replay_lines(schedule: SimSchedule) -> Iterator[str]:
         last = f"ended with code {end.code}" + (f": {end.diagnosis}" if end.diagnosis else "")
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run is looked at for
         last = f"{BROKEN}{type(error).__name__}: {error}"
-    yield from (f"{at - begin:10.3f} {_words(item)}" for at, item in world.log)
+    yield from (f"{at - begin:10.3f} {_line(item)}" for at, item in world.log)
     yield last
 
 
-def _words(item: msgspec.Struct) -> str:
+def _line(item: msgspec.Struct) -> str:
     return msgspec.json.encode(item).decode()
 
 

@@ -7,7 +7,7 @@ from regrow.core.ids import Seconds, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.vocabulary import Role
 from regrow_lab.sim.coordinator import SimCoordinator
-from regrow_lab.sim.faults import Wish
+from regrow_lab.sim.faults import SimRequest
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.workers import SimWorker
 
@@ -29,16 +29,16 @@ class StoppedWorld(Protocol):
         ...
 
 
-def stop_job(world: StoppedWorld, coordinator: SimCoordinator, wish: Wish) -> None:
+def stop_job(world: StoppedWorld, coordinator: SimCoordinator, request: SimRequest) -> None:
     """Launchers tell it, to the next coordinator where there is none; with a signal who is not in its loop ends."""
     if not coordinator.there:
-        world.after(_AGAIN_S, lambda: stop_job(world, coordinator, wish))
+        world.after(_AGAIN_S, lambda: stop_job(world, coordinator, request))
         return
     world.bad_moments.add("stop")
-    for worker in world.workers.values() if wish.what == "signals" else ():
+    for worker in world.workers.values() if request.what == "signals" else ():
         if worker.doing in (Doing.BUILDING, Doing.IDLE):
             world.after(world.jitter(0.02), lambda worker=worker: worker.end(-15))  # type: ignore[misc]
-    coordinator.tell(facts.StopRequested("it is asked to", wish.grace))
+    coordinator.report(facts.StopRequested("it is asked to", request.grace))
 
 
 class FailingNewcomers:

@@ -89,7 +89,7 @@ class TimeLimits:
     def stuck(self, worker: SimWorker, now: Instant) -> None:
         """A worker goes on no more, and does not end."""
         self.disturbed(now)
-        if worker.seated and worker.doing in _PARALYSED:
+        if worker.placed and worker.doing in _PARALYSED:
             # Who stood still before is waited for anew: whom the others wait for has changed, or they wait no more.
             self._stuck = dict.fromkeys([*self._stuck, worker.worker], now)
 
@@ -147,11 +147,11 @@ class TimeLimits:
         """In bounds, how long somebody may stand still now, by what it does."""
         if self._lossy:
             return hangs.BETWEEN
-        seated = [worker for worker in self._workers.values() if worker.alive and worker.seated]
-        healthy = any(w.state >= 0 and w.generation > 0 and not w.hung and not w.stalled for w in seated)
-        if not healthy or any(worker.doing is Doing.AFTER or worker.holding for worker in seated):
+        placed = [worker for worker in self._workers.values() if worker.alive and worker.placed]
+        healthy = any(w.state >= 0 and w.generation > 0 and not w.hung and not w.stalled for w in placed)
+        if not healthy or any(worker.doing is Doing.AFTER or worker.holding for worker in placed):
             return hangs.BETWEEN
-        return hangs.COMPUTING if any(worker.slow_until > since for worker in seated) else 1.0
+        return hangs.COMPUTING if any(worker.slow_until > since for worker in placed) else 1.0
 
 
 def _taken(machine: Membership) -> Iterable[str]:

@@ -21,11 +21,11 @@ class Uplinks:
 
     Args:
         network: in between.
-        tell: hands a fact to the coordinator.
+        report: hands a fact to the coordinator.
     """
 
-    def __init__(self, network: Network, tell: Callable[[Fact], None]) -> None:
-        self._network, self._tell = network, tell
+    def __init__(self, network: Network, report: Callable[[Fact], None]) -> None:
+        self._network, self._report = network, report
         self.term = 1
         """Of the coordinator that there is, or that comes."""
         self._terms: dict[NodeId, int] = {}
@@ -59,12 +59,12 @@ class Uplinks:
 
         def deliver() -> None:
             if term is None or term == self.term:
-                self._tell(fact)
+                self._report(fact)
 
         self._network.send(channel, deliver, sure=sure, extra=extra)
 
 
-class Offices:
+class SimLeaders:
     """Agents registered with the coordinator; when it is lost with its node, another is elected.
 
     Args:
@@ -92,15 +92,15 @@ class Offices:
         self._joined[joined.node] = joined
         self._coordinator.laws.joined(joined)
         self._uplinks.connect(joined.node)
-        self._coordinator.tell(joined)
+        self._coordinator.report(joined)
 
-    def tell_lost(self, fact: facts.NodeLost | facts.NodeStopped) -> None:
+    def report_lost(self, fact: facts.NodeLost | facts.NodeStopped) -> None:
         """An agent is gone, as only a coordinator learns with which it had registered."""
         known = self._uplinks.term_of(fact.node) is not None
         self._uplinks.forget(fact.node)
         self._coordinator.laws.lost(fact.node)
         if known:
-            self._coordinator.tell(fact)
+            self._coordinator.report(fact)
 
     def lose(self, node: NodeId) -> None:
         """The coordinator is lost, and a node with it."""

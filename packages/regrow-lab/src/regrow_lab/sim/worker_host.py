@@ -8,7 +8,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import CopySource, SnapshotTaken
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
-from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.observations import StacksTaken
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import Member
 from regrow_lab.sim.collectives import Group

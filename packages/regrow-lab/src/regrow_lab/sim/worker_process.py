@@ -23,7 +23,7 @@ class SimProcess:
         self.worker: WorkerId = spawn.worker
         self.spawn = spawn
         self.rank = spawn.rank
-        self.seated = spawn.role.placed
+        self.placed = spawn.role.placed
         self.state = NO_STATE
         self.generation = Generation(0)
         self.doing = Doing.BUILDING

@@ -4,8 +4,8 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, Seconds, StepNo
 from regrow.core.messages import facts, orders
+from regrow.core.messages.observations import ProveAlive, WorkerAlive
 from regrow.core.messages.replacements import ProveReplacement, ReplacementProven, ReplacementRefuted
-from regrow.core.messages.sights import ProveAlive, WorkerAlive
 from regrow.core.messages.unions import WorkerOrder
 from regrow.core.messages.vocabulary import ErrorReport, FaultHow, FaultKind, FaultSpec, Role, Warmth
 from regrow_lab.sim.script import IN_STEP, Doing
@@ -40,7 +40,7 @@ class SimWorker(SimProcess):
             case _ if self.stalled:
                 pass
             case orders.StartScript() if self.doing is Doing.IDLE:
-                self.rank, self.seated = order.rank, True
+                self.rank, self.placed = order.rank, True
                 self._build()
             case orders.FormGeneration() if order.generation > max(self.generation, self._halted_in):
                 self._take_place(order)
@@ -88,8 +88,8 @@ class SimWorker(SimProcess):
             self.later(self._around.jitter(script.compute * script.until), "end", 0)
             return
         if self._around.fails(self):
-            told = ErrorReport("OSError", "the data set cannot be read", "OSError: the data set cannot be read")
-            self._around.say(self, facts.WorkerFailed(self.worker, told, StepNo(-1)))
+            reported = ErrorReport("OSError", "the data set cannot be read", "OSError: the data set cannot be read")
+            self._around.say(self, facts.WorkerFailed(self.worker, reported, StepNo(-1)))
             self.end(1)
             return
         if self.spawn.role is Role.RANK and not self.spawn.restored:
@@ -111,7 +111,7 @@ class SimWorker(SimProcess):
         self._leave_group(reset=False)
         self._form, self._halt, self._halt_at = form, None, None
         self._over = self._over or form.over
-        self.generation, self.rank, self.seated = form.generation, form.rank, True
+        self.generation, self.rank, self.placed = form.generation, form.rank, True
         self.ready = self.ready and form.step > self.state
         self._armed.update({spec.fault: spec for spec in form.faults})
         self.group = self._around.group(form.generation, form.members)
@@ -220,7 +220,7 @@ class SimWorker(SimProcess):
         self.later(self._around.jitter(script.compute), "computed")
         due = [spec for spec in self._armed.values() if spec.step is None or spec.step == self.state]
         if due:
-            self._strike(due[0])
+            self._inject(due[0])
 
     def _go_on(self) -> None:
         self._over = True
@@ -231,7 +231,7 @@ class SimWorker(SimProcess):
         self._wait(Doing.FINISHED)
         self._around.say(self, facts.WorkerFinished(self.worker, self.generation, self.state, goes_on))
 
-    def _strike(self, spec: FaultSpec) -> None:
+    def _inject(self, spec: FaultSpec) -> None:
         del self._armed[spec.fault]
         self._around.say(self, facts.FaultFired(self.worker, spec.fault, self.state, self._around.now()))
         if spec.how is FaultHow.EXCEPTION:

@@ -21,17 +21,17 @@ from regrow.membership.states import Gathering
 from regrow_lab.sim.agents import AgentHost, SimAgents
 from regrow_lab.sim.collectives import Group, newest_size
 from regrow_lab.sim.coordinator import SimCoordinator
+from regrow_lab.sim.copies import CopyHost, SimCopies
 from regrow_lab.sim.disk import DiskHost, SimDisk
-from regrow_lab.sim.faults import SimFault, Wish, striking
+from regrow_lab.sim.faults import SimFault, SimRequest, fault_action
 from regrow_lab.sim.invariants import InvariantBroken, Invariants, require
 from regrow_lab.sim.moves import asked
 from regrow_lab.sim.network import Downlink, Network, NetworkConditions, Timeline
+from regrow_lab.sim.observations import Lookout, watched
 from regrow_lab.sim.script import Doing, SimScript
-from regrow_lab.sim.sights import Lookout, watched
 from regrow_lab.sim.stops import FailingNewcomers, stop_job
 from regrow_lab.sim.time_limits import TimeLimits
-from regrow_lab.sim.uplinks import Offices, Uplinks
-from regrow_lab.sim.vaults import SimVaults, VaultHost
+from regrow_lab.sim.uplinks import SimLeaders, Uplinks
 from regrow_lab.sim.worker_host import FOR_THE_AGENT
 from regrow_lab.sim.workers import SimWorker
 
@@ -43,9 +43,9 @@ class World:
         spec: what the job is started with.
         script: what its workers run.
         weather: how messages travel.
-        strikes: what goes wrong.
+        injected: what goes wrong.
         faults: faults on demand, by the machine's own plan.
-        wishes: what is asked for.
+        requests: what is asked for.
         slots: of each of the first nodes, if that is more than the ranks it begins with.
         seed: of everything drawn.
         promised: the settings by which the time is judged that mending takes; None: those of the job.
@@ -57,9 +57,9 @@ class World:
         *,
         script: SimScript | None = None,
         weather: NetworkConditions | None = None,
-        strikes: Sequence[SimFault] = (),
+        injected: Sequence[SimFault] = (),
         faults: Sequence[FaultSpec] = (),
-        wishes: Sequence[Wish] = (),
+        requests: Sequence[SimRequest] = (),
         slots: int | None = None,
         seed: int = 0,
         promised: JobSpec | None = None,
@@ -75,23 +75,23 @@ class World:
         self._rng = random.Random(seed)
         self._timeline = Timeline()
         self._coordinator = SimCoordinator(spec, faults, laws=self.laws, timeline=self._timeline, send=self._to_agent)
-        self.log, self.defects, self.tell = self._coordinator.log, self._coordinator.defects, self._coordinator.tell
+        self.log, self.defects, self.report = self._coordinator.log, self._coordinator.defects, self._coordinator.report
         self._network = Network(self._timeline, self._rng, self._weather)
-        self._uplinks = Uplinks(self._network, self.tell)
-        self._offices = Offices(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
+        self._uplinks = Uplinks(self._network, self.report)
+        self._leaders = SimLeaders(self._coordinator, self._uplinks, self._timeline, self.jitter, self._there)
         self._agents = SimAgents(AgentHost(self._network, self.after, self.say_of_agent, self._obey))
         self._groups: dict[Generation, Group] = {}
         ranks = partial(newest_size, self._groups)
-        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.heard, ranks, require)
+        host = DiskHost(self.now, self._after_on, self.jitter, self.say_of_agent, self.reachable, ranks, require)
         self.disk = SimDisk(spec, max(1, self.script.parts), host)
-        self.vaults = SimVaults(VaultHost(self._after_on, self.jitter, self.say_of_agent, self.heard))
-        self.readable, self.fails = self.vaults.read, FailingNewcomers(self.script).fails
+        self.copies = SimCopies(CopyHost(self._after_on, self.jitter, self.say_of_agent, self.reachable))
+        self.readable, self.fails = self.copies.read, FailingNewcomers(self.script).fails
         self._counts: dict[tuple[Rank | None, Doing], int] = {}
-        self._strikes = list(strikes)
+        self._injected = list(injected)
         self._unsent: dict[NodeId, dict[WorkerId, facts.WorkerCommitted]] = {}
         self._lookout = Lookout(
             self.workers,
-            heard=lambda worker: worker.spawn.node in self._connected and self.heard(worker),
+            reachable=lambda worker: worker.spawn.node in self._connected and self.reachable(worker),
             now=self.now,
             at=self._timeline.at,
             say=self.say_of_agent,
@@ -109,11 +109,11 @@ class World:
         """Times when drained nodes come again."""
         for _ in range(spec.nodes):
             self._new_node(max(slots or 0, spec.nproc), None)
-        for wish in wishes:
-            self.after(wish.after, lambda wish=wish: self._fulfil(wish))  # type: ignore[misc]
-        for number, strike in enumerate(self._strikes):
-            if strike.doing is None:
-                self.after(strike.after, striking(self, strike, number))
+        for request in requests:
+            self.after(request.after, lambda request=request: self._fulfil(request))  # type: ignore[misc]
+        for number, fault in enumerate(self._injected):
+            if fault.doing is None:
+                self.after(fault.after, fault_action(self, fault, number))
 
     @property
     def machine(self) -> Membership:
@@ -170,9 +170,9 @@ class World:
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
                 self.disk.obey(order)
             case ReportCopies() | ForgetCopies():
-                self.vaults.obey(order)
+                self.copies.obey(order)
             case KeepState() if order.worker in self.workers:
-                self.vaults.keep(self.workers[order.worker], order)
+                self.copies.keep(self.workers[order.worker], order)
             case TakeSnapshot() if order.worker in self.workers:
                 self.disk.want(self.workers[order.worker], order.step)
             case _ if isinstance(order, WorkerOrder) and order.worker in self.workers:
@@ -186,24 +186,24 @@ class World:
         self._slots[node], self._stays[node], self._lives[node] = slots, stay, 0
         self._network.send(node, lambda: self._join(node), sure=True)
 
-    def _fulfil(self, wish: Wish) -> None:
-        node = NodeId(f"n{wish.node}")
-        match wish.what:
+    def _fulfil(self, request: SimRequest) -> None:
+        node = NodeId(f"n{request.node}")
+        match request.what:
             case "scale" | "move":
-                self.tell(asked(wish))
+                self.report(asked(request))
             case "node":
-                self._new_node(wish.slots, wish.stay)
+                self._new_node(request.slots, request.stay)
             case "stop" | "signals":
-                stop_job(self, self._coordinator, wish)
+                stop_job(self, self._coordinator, request)
             case _ if (
                 self._uplinks.term_of(node) is not None
                 and node in self._there()
                 and not isinstance(self.machine.state, Gathering)
             ):
-                self._backs[node], life = wish.back, self._lives[node]
+                self._backs[node], life = request.back, self._lives[node]
                 self.laws.draining(node, self.machine)
-                self.tell(facts.NodeDraining(node, wish.grace, "it is preempted"))
-                self.after(wish.grace, lambda: self._reclaim(node, life))
+                self.report(facts.NodeDraining(node, request.grace, "it is preempted"))
+                self.after(request.grace, lambda: self._reclaim(node, life))
 
     def _reclaim(self, node: NodeId, life: int) -> None:
         """A node is taken away, whoever is still on it."""
@@ -226,7 +226,7 @@ class World:
         if node not in self._losing or self._lives[node] != life:
             return
         self._connected, self._losing = self._connected - {node}, self._losing - {node}
-        self._offices.tell_lost(facts.NodeStopped(node))
+        self._leaders.report_lost(facts.NodeStopped(node))
         if (back := self._backs.get(node)) is not None:
             self.after(back, lambda: self._join(node))
 
@@ -240,23 +240,23 @@ class World:
             self.after(0.5, lambda: self._join(node))
             return
         self._connected.add(node)
-        joined = msgspec.structs.replace(joined, vault=self.vaults.open(node, life))
+        joined = msgspec.structs.replace(joined, copy_endpoint=self.copies.open(node, life))
         self._agents.begin(joined)
-        self._offices.register(joined)
+        self._leaders.register(joined)
 
     def _there(self) -> set[NodeId]:
         """Nodes whose agents act."""
         return self._connected - self._losing
 
-    def lose_coordinator(self, node: NodeId, strike: SimFault) -> None:
+    def lose_coordinator(self, node: NodeId, fault: SimFault) -> None:
         """It is lost with a node that hosts it; another is elected where there are others."""
         known = node in self._there() and self._uplinks.term_of(node) is not None
         if known and self._there() != {node} and not isinstance(self.machine.state, Gathering):
-            self._offices.lose(node)
+            self._leaders.lose(node)
             self.laws.limits.coordinator_lost(self.now())
-            self.lose(node, SimFault("node", back=strike.back))
+            self.lose(node, SimFault("node", back=fault.back))
 
-    def lose(self, node: NodeId, strike: SimFault) -> None:
+    def lose(self, node: NodeId, fault: SimFault) -> None:
         """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
         if node not in self._connected or node in self._losing:
             return
@@ -264,27 +264,27 @@ class World:
         self._losing.add(node)
         self._end_agent(node)
         lost = [worker for worker in self.workers.values() if worker.spawn.node == node and worker.alive]
-        known = self.jitter(0.01) if strike.how == "node" else self._spec.node_lease
-        ends = 0.0 if strike.how == "node" else self._spec.node_lease + self._rng.uniform(0.0, 20.0)
+        known = self.jitter(0.01) if fault.how == "node" else self._spec.node_lease
+        ends = 0.0 if fault.how == "node" else self._spec.node_lease + self._rng.uniform(0.0, 20.0)
         for worker in lost:
             self.after(ends, lambda worker=worker: worker.end(-9))  # type: ignore[misc]
-        self.after(known, lambda: self._lost(node, strike, lost))
+        self.after(known, lambda: self._lost(node, fault, lost))
 
     def _end_agent(self, node: NodeId) -> None:
         self._lives[node] += 1
         self._agents.end(node)
         self.disk.forget(node)
-        self.vaults.forget(node)
+        self.copies.forget(node)
 
-    def _lost(self, node: NodeId, strike: SimFault, lost: Sequence[SimWorker]) -> None:
+    def _lost(self, node: NodeId, fault: SimFault, lost: Sequence[SimWorker]) -> None:
         self.bad_moments.add(f"lost {type(self.machine.state).__name__.lower()}")
         self._connected.discard(node)
         self._losing.discard(node)
-        self._offices.tell_lost(facts.NodeLost(node, strike.how))
-        if strike.back is not None:
-            self.after(strike.back, lambda: self._join(node))
+        self._leaders.report_lost(facts.NodeLost(node, fault.how))
+        if fault.back is not None:
+            self.after(fault.back, lambda: self._join(node))
 
-    def heard(self, worker: SimWorker) -> bool:
+    def reachable(self, worker: SimWorker) -> bool:
         """True if a worker's messages reach the coordinator: not if its agent is gone."""
         return self._born[worker.worker] == self._lives[worker.spawn.node]
 
@@ -307,7 +307,7 @@ class World:
 
     def say_of_agent(self, node: NodeId, fact: AgentFact) -> None:
         """The agent of a node reports."""
-        self._agents.told(node, fact)
+        self._agents.reported(node, fact)
         self._uplinks.send(node, ("from", node), fact, sure=isinstance(fact, NodeReport))
 
     def hung(self, worker: SimWorker) -> None:
@@ -327,7 +327,7 @@ class World:
 
     def _report_progress(self, node: NodeId) -> None:
         unsent, self._unsent[node] = self._unsent[node], {}
-        commits = {worker: commit for worker, commit in unsent.items() if self.heard(self.workers[worker])}
+        commits = {worker: commit for worker, commit in unsent.items() if self.reachable(self.workers[worker])}
         self.say_of_agent(node, facts.NodeProgress(node, list(commits.values())))
 
     # --- what workers ask of the world -------------------------------------------------------------------------
@@ -352,9 +352,9 @@ class World:
         """Carry a fact to the coordinator."""
         if isinstance(fact, facts.WorkerResumed):
             self.laws.acted(worker)
-        if isinstance(fact, FOR_THE_AGENT) or not self.heard(worker):
+        if isinstance(fact, FOR_THE_AGENT) or not self.reachable(worker):
             return
-        self._agents.told(worker.spawn.node, fact)
+        self._agents.reported(worker.spawn.node, fact)
         self._uplinks.send(worker.spawn.node, worker.worker, fact)
 
     def exited(self, worker: SimWorker, code: int) -> None:
@@ -363,9 +363,9 @@ class World:
         overtakes = self._rng.random() < self._weather.overtaking_exit
         channel = ("exit", worker.worker) if overtakes else worker.worker
         late = self._rng.uniform(0.0, self._weather.late_exit) if self._weather.late_exit else 0.0
-        if self.heard(worker):
+        if self.reachable(worker):
             fact = facts.WorkerExited(worker.worker, code, self._timeline.now)
-            self._agents.told(worker.spawn.node, fact)
+            self._agents.reported(worker.spawn.node, fact)
             self._uplinks.send(worker.spawn.node, channel, fact, sure=True, extra=late)
         if not self.script.with_session and code != 0:
             _trouble_peers(self.workers.values(), self._rng, self.after)
@@ -381,11 +381,11 @@ class World:
         self.disk.entered(worker, doing)
         if watched(worker):
             self._lookout.watch()
-        place = worker.rank if worker.seated else None
+        place = worker.rank if worker.placed else None
         nth = self._counts[place, doing] = self._counts.get((place, doing), 0) + 1
-        for number, strike in enumerate(self._strikes):
-            if (strike.rank, strike.doing, strike.nth) == (place, doing, nth):
-                self.after(strike.after, striking(self, strike, number, worker))
+        for number, fault in enumerate(self._injected):
+            if (fault.rank, fault.doing, fault.nth) == (place, doing, nth):
+                self.after(fault.after, fault_action(self, fault, number, worker))
 
 
 def _trouble_peers(

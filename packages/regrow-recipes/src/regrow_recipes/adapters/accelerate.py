@@ -143,11 +143,11 @@ class _Recoverable(_Behind):
             until = epochs * self._schedule.per_epoch
         each: dict[str, Any] = {} if self._accumulates == 1 else {"microbatches": microbatches}
         for step in self.session.steps(loader, until=until, **each):
-            self._tell_place()
+            self._set_place()
             self._step = step
             step.gives = _named_as_here if each else self._on_device
             yield step
-        self._tell_place()
+        self._set_place()
 
     def ends_epoch(self, step: "Step") -> bool:
         """True if a step is committed, and its update is the last one of a pass over the data."""
@@ -210,9 +210,9 @@ class _Recoverable(_Behind):
             torch.distributed.all_reduce(total)
         return weight * self.session.world_size / float(total)
 
-    def _tell_place(self) -> None:
+    def _set_place(self) -> None:
         session = self.session
-        private_names.tell_place(rank=session.rank, local_rank=session.local_rank, world=session.world_size)
+        private_names.set_place(rank=session.rank, local_rank=session.local_rank, world=session.world_size)
 
     @property
     def process_index(self) -> int:

@@ -12,7 +12,7 @@ class OnceAStep(Generic[Effect]):
     """Base of what stands before callbacks; a subclass remembers the effect of each event under its `_key`."""
 
     def __init__(self) -> None:
-        self._heard: dict[tuple[int, str, Hashable], Effect] = {}
+        self._delivered: dict[tuple[int, str, Hashable], Effect] = {}
         """By step, part of it, and event in that."""
         self._counts = Counter[Hashable]()
         self._scope, self._step, self._silent = "", -1, False
@@ -30,7 +30,7 @@ class OnceAStep(Generic[Effect]):
     def once(self, scope: str, step: int) -> Iterator[None]:
         """Within this each event of this part of this step is heard once only, however often the part is entered."""
         # A step may have begun here when what follows the one before it is run once more, for a newcomer.
-        self._heard = {key: effect for key, effect in self._heard.items() if key[0] >= step - 1}
+        self._delivered = {key: effect for key, effect in self._delivered.items() if key[0] >= step - 1}
         self._step, self._scope = step, scope
         self._counts.clear()
         try:

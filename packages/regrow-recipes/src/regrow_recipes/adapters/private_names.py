@@ -53,12 +53,12 @@ def framework(name: str, *, extra: str) -> Any:
             f"regrow_recipes.adapters.{name} needs {error.name}, which is not installed",
             hint=install_line(extra, package="regrow-recipes"),
         ) from error
-    _tell_version(name)
+    _note_version(name)
     return module
 
 
 @functools.cache
-def _tell_version(name: str) -> None:
+def _note_version(name: str) -> None:
     version = importlib.metadata.version(name)
     if version not in SEEN[name]:
         _log.warning(
@@ -72,7 +72,7 @@ def _tell_version(name: str) -> None:
 # --- accelerate ---------------------------------------------------------------------------------------------------
 
 
-def tell_place(*, rank: int, local_rank: int, world: int) -> bool:
+def set_place(*, rank: int, local_rank: int, world: int) -> bool:
     """Tell accelerate where this process stands now; whether that is news to it.
 
     It remembers what it was told first, and keeps a copy of that.
@@ -164,7 +164,7 @@ def lightning() -> Any:
             "regrow_recipes.adapters.lightning needs Lightning",
             hint=install_line("lightning", package="regrow-recipes"),
         )
-    _tell_version(there[0].replace("_", "-"))
+    _note_version(there[0].replace("_", "-"))
     return importlib.import_module("lightning.pytorch" if there[0] == "lightning" else there[0])
 
 
@@ -267,7 +267,7 @@ def follow_batch(trainer: Any) -> None:
     trainer._logger_connector._first_loop_iter = False
 
 
-def tell_step_metrics(trainer: Any) -> None:
+def report_step_metrics(trainer: Any) -> None:
     """The step's metrics go where callbacks and loggers find them."""
     trainer._logger_connector.on_batch_end()
     trainer.fit_loop.epoch_loop.batch_progress.increment_completed()

@@ -58,7 +58,7 @@ _INSTEAD = {
 
 
 @functools.cache
-def _tell(name: str) -> None:
+def _note(name: str) -> None:
     _log.warning("HyperPod's %s %s", name, _INSTEAD[name])
 
 
@@ -77,7 +77,7 @@ class _Inert:
     """
 
     def __init__(self, **fields: object) -> None:
-        _tell(type(self).__name__)
+        _note(type(self).__name__)
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("_"):
@@ -162,7 +162,7 @@ class HPWrapper:
                     "what must be right again after a fault is given to session.protect; "
                     "examinations to regrow run --health-check",
                 )
-        _tell("HPWrapper")
+        _note("HPWrapper")
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         """The function, which is given a `caller` where it has such a parameter."""
@@ -179,7 +179,7 @@ class HPWrapper:
 
 def wait_rank() -> None:
     """Return at once."""
-    _tell("wait_rank")
+    _note("wait_rank")
 
 
 # --- data -----------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class CacheResumeMMAPConfig:
                 "CacheResumeMMAPConfig(enable_batch_encryption=True)",
                 "batches are in files that only this user may read: encrypt the file system, or give --data-cache off",
             )
-        _tell("CacheResumeMMAPConfig")
+        _note("CacheResumeMMAPConfig")
 
 
 def MMAPDataModule(
@@ -236,7 +236,7 @@ def MMAPDataModule(
         _refuse(f"MMAPDataModule({', '.join(sorted(others))}=...)", "leave it out")
     from regrow.data.lightning import CachedDataModule
 
-    _tell("MMAPDataModule")
+    _note("MMAPDataModule")
     return CachedDataModule(data_module)
 
 
@@ -249,7 +249,7 @@ def elastic_event_detected(sig: object = None) -> bool:
     Args:
         sig: taken, as theirs is.
     """
-    _tell("elastic_event_detected")
+    _note("elastic_event_detected")
     return False
 
 

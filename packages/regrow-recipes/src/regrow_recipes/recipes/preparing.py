@@ -87,8 +87,8 @@ def prepared(recipe: TrainingRecipe, files: Sequence[str]) -> tuple[Path, AboutR
     )
     folder = cache_home() / "recipes" / _identity(order)
     if not (folder / _DONE).exists():
-        words = [sys.executable, "-m", "regrow_recipes.recipes.preparing", str(folder)]
-        done = subprocess.run(words, input=msgspec.json.encode(order), capture_output=True, check=False)
+        command = [sys.executable, "-m", "regrow_recipes.recipes.preparing", str(folder)]
+        done = subprocess.run(command, input=msgspec.json.encode(order), capture_output=True, check=False)
         if done.returncode:
             said = done.stderr.decode(errors="replace").strip().splitlines() or [f"it ended with {done.returncode}"]
             raise UsageError(f"the data could not be prepared: {said[-1]}")

@@ -63,10 +63,10 @@ def decode(table: Table, *, place: str = "the recipe") -> TrainingRecipe:
     raise UsageError(f"{place} has {len(wrong)} errors:\n" + "\n".join(f"  {sentence}" for sentence in wrong))
 
 
-def override_table(words: Sequence[str]) -> Table:
+def override_table(overrides: Sequence[str]) -> Table:
     """`optim.lr=2e-4` and the like, as tables. Raises `UsageError`."""
     table: Table = {}
-    for word in words:
+    for word in overrides:
         path, equals, text = word.partition("=")
         section, dot, key = path.partition(".")
         if not equals or not dot or not key:

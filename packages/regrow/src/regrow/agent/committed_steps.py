@@ -160,12 +160,12 @@ class LastSeen(NamedTuple):
         newest = max(staged.keys() | read.keys(), default=None)
         untold = {place for place, each in staged.items() if each.untold}
         places = [place for place in sorted(untold | {newest}) if self._is_open(place)] if newest is not None else []
-        return [self._heir(place, staged.get(place), read.get(place)) for place in places]
+        return [self._inherited(place, staged.get(place), read.get(place)) for place in places]
 
     def _is_open(self, place: tuple[Generation, StepNo]) -> bool:
         return self.committed is None or self.committed < place
 
-    def _heir(
+    def _inherited(
         self, place: tuple[Generation, StepNo], staged: facts.WorkerStaged | None, read: BatchRecord | None
     ) -> "_Heritage":
         metrics, parts = ({}, list[BatchRecord]()) if staged is None else (staged.metrics, staged.parts)
@@ -232,9 +232,9 @@ class CommittedSteps:
 
     def died(self, last: LastSeen) -> None:
         """A worker ended."""
-        heirs = [heir for heir in last.heritage() if heir.generation >= self._forgotten]
-        if heirs:
-            self._heritage.extend(heirs)
+        inheritance = [inherited for inherited in last.heritage() if inherited.generation >= self._forgotten]
+        if inheritance:
+            self._heritage.extend(inheritance)
             self._settle()
 
     def formed(self, generation: Generation, step: StepNo) -> None:
@@ -248,31 +248,31 @@ class CommittedSteps:
 
     def end(self) -> None:
         """No membership follows: what is still open is decided by what this node's workers have committed."""
-        for heir in self._heritage:
-            if self._reached.get(heir.generation, -1) >= heir.step:
-                self._adopt(heir)
+        for inherited in self._heritage:
+            if self._reached.get(inherited.generation, -1) >= inherited.step:
+                self._adopt(inherited)
         self._heritage.clear()
 
     def _settle(self) -> None:
-        for heir in list(self._heritage):
-            newer = [generation for generation in self._formed if generation > heir.generation]
+        for inherited in list(self._heritage):
+            newer = [generation for generation in self._formed if generation > inherited.generation]
             if newer:
-                self._heritage.remove(heir)
-                if self._formed[min(newer)] > heir.step:
-                    self._adopt(heir)
+                self._heritage.remove(inherited)
+                if self._formed[min(newer)] > inherited.step:
+                    self._adopt(inherited)
 
-    def _adopt(self, heir: _Heritage) -> None:
+    def _adopt(self, inherited: _Heritage) -> None:
         self._file.add(
             StepCommitted(
-                at=heir.died,
-                step=heir.step,
-                rank=heir.rank,
-                worker=heir.worker,
-                generation=heir.generation,
+                at=inherited.died,
+                step=inherited.step,
+                rank=inherited.rank,
+                worker=inherited.worker,
+                generation=inherited.generation,
                 seconds=Seconds(0.0),
-                metrics=heir.metrics,
+                metrics=inherited.metrics,
                 adopted=True,
-                data=heir.data,
-                parts=heir.parts,
+                data=inherited.data,
+                parts=inherited.parts,
             )
         )

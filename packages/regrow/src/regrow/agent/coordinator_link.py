@@ -12,8 +12,8 @@ import msgspec
 
 from regrow.agent.held_tables import Feasible
 from regrow.agent.history import NodeHistory
-from regrow.agent.node_sight import NodeSight
 from regrow.agent.succession import NextCoordinator
+from regrow.agent.worker_states import WorkerStates
 from regrow.core import http
 from regrow.core.config import AgentConfig
 from regrow.core.errors import ProtocolError, RegrowError
@@ -44,7 +44,7 @@ class CoordinatorLink:
     """
 
     def __init__(self, config: AgentConfig, fails: Fails) -> None:
-        self.sight = NodeSight()
+        self.worker_states = WorkerStates()
         """Of this node's workers, from all that is sent and carried out."""
         self._history = NodeHistory(config.node)
         self._config, self._fails = config, fails
@@ -68,7 +68,7 @@ class CoordinatorLink:
             raise
         self._sender = self._sending(self._socket)
         self._need = supervised(
-            self._next.tell_need(self._session), "telling that a coordinator is needed", self._fails
+            self._next.report_need(self._session), "telling that a coordinator is needed", self._fails
         )
         return self
 
@@ -115,7 +115,7 @@ class CoordinatorLink:
                     ) from error
                 await asyncio.sleep(_RETRY_S)
 
-    def register(self, *, store: str, vault: str) -> None:
+    def register(self, *, store: str, copy_endpoint: str) -> None:
         """Say who this node is, and where its key-value store and its copies of state are found."""
         config = self._config
         self.send(
@@ -125,7 +125,7 @@ class CoordinatorLink:
                 slots=config.slots or config.spec.nproc,
                 store=store,
                 pid=os.getpid(),
-                vault=vault,
+                copy_endpoint=copy_endpoint,
                 domain=config.domain,
                 stay=config.stay,
             )
@@ -135,15 +135,15 @@ class CoordinatorLink:
         """Send a fact, after all earlier ones. Those sent while there is no connection go to the next coordinator."""
         if isinstance(fact, facts.NodeJoined):
             self._joined = fact
-        self._history.told(fact)
-        self.sight.told(fact)
+        self._history.sent(fact)
+        self.worker_states.sent(fact)
         self._next.sent(fact)
         self._outbox.put_nowait(fact)
 
     def carried_out(self, order: Feasible) -> None:
         """An order is being carried out; a coordinator that asks for it is told of all that were."""
         self._history.ordered(order)
-        self.sight.ordered(order)
+        self.worker_states.ordered(order)
         if isinstance(order, ReportNode):
             self.send(self._history.report(order))
 
@@ -182,13 +182,13 @@ class CoordinatorLink:
         """Register with the coordinator that has taken the place of the one that is lost; whether there is one."""
         if self._session is None or self._joined is None:
             return False
-        while (office := await self._next.find(self._session)) is not None:
+        while (leader := await self._next.find(self._session)) is not None:
             if self._sender is not None:
                 self._sender.cancel()
                 await asyncio.wait({self._sender})
-            _log.warning("node %s turns to another coordinator, at %s", self._config.node, office.address)
+            _log.warning("node %s turns to another coordinator, at %s", self._config.node, leader.address)
             try:
-                self._socket = await self._connect(self._session, office.address)
+                self._socket = await self._connect(self._session, leader.address)
                 await self._socket.send_bytes(self._encoder.encode(self._joined))
             except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
                 continue  # it is lost too, and there may be one after it

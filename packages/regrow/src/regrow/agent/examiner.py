@@ -44,11 +44,11 @@ class Examiner:
 
     Args:
         config: whose node it is; `spec.health` switches all of it.
-        tell: takes what was found.
+        report: takes what was found.
     """
 
-    def __init__(self, config: AgentConfig, *, tell: Callable[[NodeExamined], None]) -> None:
-        self._config, self._tell = config, tell
+    def __init__(self, config: AgentConfig, *, report: Callable[[NodeExamined], None]) -> None:
+        self._config, self._report = config, report
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
         self._timer: asyncio.TimerHandle | None = None
@@ -118,8 +118,8 @@ class Examiner:
     def _listen(self, process: subprocess.Popen[bytes], order: bytes) -> None:
         self._said = b""
         if process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), process.stdin as told:
-                told.write(order)
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                pipe.write(order)
         loop = asyncio.get_running_loop()
         if process.stdout is not None:
             os.set_blocking(process.stdout.fileno(), False)
@@ -137,7 +137,7 @@ class Examiner:
         said = self._said
         self._end()
         try:
-            self._tell(msgspec.json.decode(said, type=NodeExamined))
+            self._report(msgspec.json.decode(said, type=NodeExamined))
         except msgspec.MsgspecError:
             _log.warning("the examination of node %s gave no answer", self._config.node)
 

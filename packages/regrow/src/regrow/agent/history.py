@@ -60,7 +60,7 @@ class _Life:
         self.stands = self.halting = self.planned = False
         self.halted = self.finished = self.faulted = None
 
-    def heard(self, fact: _OF_WORKERS) -> None:
+    def received(self, fact: _OF_WORKERS) -> None:
         match fact:
             case facts.WorkerReady():
                 self.ready = fact
@@ -69,9 +69,9 @@ class _Life:
                 self.failed = fact
             case _:
                 if fact.generation == self.generation:
-                    self._heard_in_generation(fact)
+                    self._received_in_generation(fact)
 
-    def _heard_in_generation(self, fact: _IN_GENERATION) -> None:
+    def _received_in_generation(self, fact: _IN_GENERATION) -> None:
         match fact:
             case facts.WorkerResumed():
                 self.stands, self.state_at = True, max(self.begins_at, self.state_at)
@@ -141,12 +141,12 @@ class NodeHistory:
             case orders.FenceWorker():
                 life.fenced = True
 
-    def told(self, fact: AgentFact) -> None:
+    def sent(self, fact: AgentFact) -> None:
         """The coordinator is told something."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
-                    self.told(commit)
+                    self.sent(commit)
             case facts.WorkerStarted() if fact.worker in self._lives:
                 self._lives[fact.worker].pid = fact.pid
             case facts.WorkerExited() if fact.worker in self._lives:
@@ -155,7 +155,7 @@ class NodeHistory:
                 life.code = fact.code if life.code is None else life.code
                 self._forget_ended()
             case _ if isinstance(fact, _OF_WORKERS) and fact.worker in self._lives:
-                self._lives[fact.worker].heard(fact)
+                self._lives[fact.worker].received(fact)
             case _:
                 pass
 

@@ -31,11 +31,11 @@ class LogTap:
 
     Args:
         config: whose node it is, and which rules.
-        tell: takes what they have found, from the event loop.
+        report: takes what they have found, from the event loop.
     """
 
-    def __init__(self, config: AgentConfig, *, tell: Callable[[LogSaid], None]) -> None:
-        self._node, self._rules, self._tell = config.node, config.spec.log_rules, tell
+    def __init__(self, config: AgentConfig, *, report: Callable[[LogSaid], None]) -> None:
+        self._node, self._rules, self._report = config.node, config.spec.log_rules, report
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
         self._waiting = bytearray()
@@ -64,7 +64,7 @@ class LogTap:
                 start_new_session=True,
             )
         except OSError as error:
-            self._tell(LogRulesNoted(self._node, f"{self._node} cannot apply the log rules: {error}"))
+            self._report(LogRulesNoted(self._node, f"{self._node} cannot apply the log rules: {error}"))
             return
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
@@ -165,7 +165,7 @@ class LogTap:
         *lines, self._said = (self._said + block).split(b"\n")
         for line in lines:
             try:
-                self._tell(msgspec.json.decode(line, type=LogSaid))
+                self._report(msgspec.json.decode(line, type=LogSaid))
             except msgspec.MsgspecError:
                 _log.warning("the process that applies the log rules has said what is no answer")
 
@@ -174,4 +174,4 @@ class LogTap:
         if text not in self._noted and self._loop is not None:
             self._noted.add(text)
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
-                self._loop.call_soon_threadsafe(self._tell, LogRulesNoted(self._node, f"{self._node}: {text}"))
+                self._loop.call_soon_threadsafe(self._report, LogRulesNoted(self._node, f"{self._node}: {text}"))

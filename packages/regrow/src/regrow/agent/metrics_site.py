@@ -10,7 +10,7 @@ from typing import Self
 
 from aiohttp import web
 
-from regrow.agent.node_sight import NodeSight, node_series
+from regrow.agent.worker_states import WorkerStates, node_series
 from regrow.core import http, tls
 from regrow.core.config import AgentConfig
 from regrow.core.hosts import address_of, answers_to
@@ -28,15 +28,15 @@ class NodeMetricsSite:
 
     Args:
         config: of the agent.
-        sight: of its workers.
+        worker_states: of its workers.
         copies: says how many bytes of state are kept for ranks.
     """
 
-    def __init__(self, config: AgentConfig, sight: NodeSight, copies: Callable[[], int]) -> None:
+    def __init__(self, config: AgentConfig, worker_states: WorkerStates, copies: Callable[[], int]) -> None:
         self.port = 0
         """Port on which it listens; 0: none."""
         self._config = config
-        self._sight = sight
+        self._worker_states = worker_states
         self._copies = copies
         self._runner: web.AppRunner | None = None
         self._looking = asyncio.Lock()
@@ -50,11 +50,11 @@ class NodeMetricsSite:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         try:
             await runner.setup()
-            self.port = await http.listen(runner, host, port, reuse=True, anybody=True, door="metrics")
+            self.port = await http.listen(runner, host, port, reuse=True, anybody=True, endpoint="metrics")
         except (OSError, OverflowError) as error:  # the latter: a port number that there cannot be
             await runner.cleanup()
             place = address_of(host, port)
-            _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _words(error))
+            _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _text_of(error))
             return self
         self._runner = runner
         _log.warning("%s: metrics %s/metrics", self._config.node, tls.url(address_of(host, self.port)))
@@ -70,12 +70,12 @@ class NodeMetricsSite:
             return web.Response(status=403, text=f"this is not {request.host}\n")
         try:
             async with asyncio.timeout(_PATIENCE), self._looking:
-                memory = await asyncio.to_thread(_memory, self._sight.pids, self._config.data_dir)
+                memory = await asyncio.to_thread(_memory, self._worker_states.pids, self._config.data_dir)
         except TimeoutError:
             return web.Response(status=503, text="the data cache's files do not answer\n")
         memory["copies"] = self._copies()
         found = node_series(
-            self._sight,
+            self._worker_states,
             job=self._config.spec.job,
             node=self._config.node,
             memory=memory,
@@ -86,7 +86,7 @@ class NodeMetricsSite:
         return web.Response(body=text_of(found).encode(), headers=headers)
 
 
-def _words(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 

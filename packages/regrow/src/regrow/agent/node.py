@@ -43,7 +43,7 @@ _FLUSH_S: Seconds = 0.2
 _END_S: Seconds = 5.0
 _NOT_ACCEPTED = "socket.accept() out of system resource"
 """Message of asyncio when no file descriptor is free for a connection; asyncio retries by itself."""
-_STRIKES = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
+_SIGNALS = {FaultHow.SIGKILL: signal.SIGKILL, FaultHow.SIGSTOP: signal.SIGSTOP}
 _log = logging.getLogger("regrow.agent")
 
 
@@ -56,7 +56,7 @@ class Agent:
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._tap = LogTap(config, tell=lambda said: self._uplink.send(said))
+        self._tap = LogTap(config, report=lambda said: self._uplink.send(said))
         self._output = OutputPump(Path(config.log_dir), forward=config.forward_output, tap=self._tap)
         self._steps = StepsFile(Path(config.job_dir) / f"steps.{config.node}.jsonl")
         self._disk = Background("regrow-steps")
@@ -65,32 +65,32 @@ class Agent:
         self._store = StoreServer(config, lambda request: self._tables.answer(request))
         self._uplink = CoordinatorLink(config, self._fail)
         self._tables = TableRelay(
-            config.node, do=self._carry_out, tell=self._uplink.send, ask=self._store.peers.ask, start=self._start_task
+            config.node, do=self._carry_out, report=self._uplink.send, ask=self._store.peers.ask, start=self._start_task
         )
-        self._vault = CopyStore(
+        self._copy_store = CopyStore(
             config,
             stored=lambda answer: self._from_thread(self._snapshot_stored, answer),
             streamed=lambda fact: self._from_thread(self._uplink.send, fact),
         )
-        self._metrics = NodeMetricsSite(config, self._uplink.sight, lambda: self._vault.kept_bytes)
-        self._desk = WriterClient(config.node, place_of(config), tell=self._uplink.send)
-        self._examiner = Examiner(config, tell=self._uplink.send)
+        self._metrics = NodeMetricsSite(config, self._uplink.worker_states, lambda: self._copy_store.kept_bytes)
+        self._writer = WriterClient(config.node, place_of(config), report=self._uplink.send)
+        self._examiner = Examiner(config, report=self._uplink.send)
         self._workers = NodeWorkers(
             config,
             store=lambda: self._store.address,
             output=self._output,
-            tell=self._uplink.send,
-            on_fact=lambda worker, fact: self._hearing.said(worker, fact),
+            report=self._uplink.send,
+            on_fact=lambda worker, fact: self._fact_relay.said(worker, fact),
             ended=self._worker_ended,
-            others=lambda: (self._desk.pid, self._examiner.pid, self._tap.pid),
+            others=lambda: (self._writer.pid, self._examiner.pid, self._tap.pid),
         )
-        self._hearing = WorkerFactRelay(
+        self._fact_relay = WorkerFactRelay(
             self._uplink.send,
             node=config.node,
             ledger=self._ledger,
             data=self._workers.data,
-            vault=self._vault,
-            desk=self._desk,
+            copy_store=self._copy_store,
+            writer=self._writer,
             output=self._output,
             step_took=self._watcher.step_took,
         )
@@ -113,9 +113,9 @@ class Agent:
         try:
             async with self._store, self._uplink, self._metrics:
                 self._workers.data.open()
-                self._uplink.register(store=self._store.address, vault=self._vault.open())
+                self._uplink.register(store=self._store.address, copy_endpoint=self._copy_store.open())
                 self._examiner.joined()
-                self._desk.start()
+                self._writer.start()
                 self._start_task(self._obey_all())
                 self._start_task(self._watch())
                 self._start_task(self._flush())
@@ -148,7 +148,7 @@ class Agent:
                 self._ending.get_loop().call_soon_threadsafe(call, fact)
 
     def _snapshot_stored(self, answer: SnapshotStored) -> None:
-        if (worker := self._workers.get(answer.worker)) is not None and not worker.told:
+        if (worker := self._workers.get(answer.worker)) is not None and not worker.reported_exit:
             worker.order(answer)
 
     def _end(self, ending: Ending) -> None:
@@ -170,7 +170,7 @@ class Agent:
         self._uplink.carried_out(order)
         if isinstance(order, orders.FormGeneration | orders.NoteGeneration):
             self._ledger.formed(order.generation, order.step)
-            self._vault.formed(order.step)
+            self._copy_store.formed(order.step)
             self._examiner.formed(order.generation)
         match order:
             case GenerationTable(head=head):
@@ -190,16 +190,16 @@ class Agent:
             case orders.NoteGeneration() | ReportNode():
                 return
             case WriteCheckpoint() | FinishCheckpoint() | AbandonCheckpoint():
-                self._desk.obey(order)
+                self._writer.obey(order)
                 return
             case PlaceCopies():
-                self._vault.place(order)
+                self._copy_store.place(order)
                 return
             case ForgetCopies():
-                self._vault.forget()
+                self._copy_store.forget()
                 return
             case ReportCopies():
-                self._uplink.send(self._vault.report(order))
+                self._uplink.send(self._copy_store.report(order))
                 return
         if (worker := self._workers.get(order.worker)) is None:
             if isinstance(order, orders.FenceWorker):
@@ -209,9 +209,9 @@ class Agent:
         match order:
             case orders.FenceWorker():
                 self._start_task(self._workers.fence(worker, order))
-            case orders.ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _STRIKES:
+            case orders.ArmFault(fault=fault) if fault.stage is FaultStage.NOW and fault.how in _SIGNALS:
                 self._uplink.send(facts.FaultFired(worker.id, fault.fault, worker.step, time.monotonic()))
-                worker.strike(_STRIKES[fault.how])
+                worker.send_signal(_SIGNALS[fault.how])
             case orders.FormGeneration() | orders.StartScript():
                 self._output.place(worker.id, order.rank)
                 worker.order(order)
@@ -220,7 +220,7 @@ class Agent:
 
     def _worker_ended(self, last: LastSeen) -> None:
         self._ledger.died(last)
-        self._vault.worker_ended(last.worker)
+        self._copy_store.worker_ended(last.worker)
 
     # --- what is done at intervals -------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Agent:
         while True:
             await asyncio.sleep(_FLUSH_S)
             self._disk.do(self._steps.flush)
-            self._hearing.tell_progress()
+            self._fact_relay.report_progress()
             self._tap.flush()
 
     # --- the end -------------------------------------------------------------------------------------------------
@@ -251,13 +251,13 @@ class Agent:
         if not ending.ordered:
             _log.warning("node %s ends: %s", self._config.node, ending.reason)
         await self._workers.end(ending.grace)
-        self._hearing.tell_progress()
+        self._fact_relay.report_progress()
 
     async def _clean_up(self) -> None:
         self._tasks.cancel()
         await self._workers.close()
-        self._vault.close()
-        self._desk.close()
+        self._copy_store.close()
+        self._writer.close()
         self._examiner.close()
         self._tap.close()
         if left := end_children(within=_END_S):

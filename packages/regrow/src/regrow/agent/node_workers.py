@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 
 from regrow.agent.committed_steps import LastSeen
-from regrow.agent.data_desk import DataDesk
 from regrow.agent.memory_kills import MemoryKills
+from regrow.agent.node_data import NodeData
 from regrow.agent.output import OutputPump
 from regrow.agent.workers import room
 from regrow.agent.workers.compile_caches import read_mounts
@@ -38,7 +38,7 @@ class NodeWorkers:
         config: of the agent.
         store: says where this node's keys are served.
         output: takes what they print.
-        tell: tells the coordinator.
+        report: tells the coordinator.
         on_fact: told of everything that a worker says.
         ended: told of each that has ended.
         others: this agent's other children, which somebody else reaps.
@@ -50,15 +50,15 @@ class NodeWorkers:
         *,
         store: Callable[[], str],
         output: OutputPump,
-        tell: Callable[[AgentFact], None],
+        report: Callable[[AgentFact], None],
         on_fact: Callable[[Worker, WorkerFact], None],
         ended: Callable[[LastSeen], None],
         others: Callable[[], Iterable[int | None]],
     ) -> None:
         inherited = inherited_environment()
-        self._seats = SpawnRequests(config, inherited, read_mounts())
-        self._says = self._seats.said
-        self._store, self._output, self._tell = store, output, tell
+        self._spawn_requests = SpawnRequests(config, inherited, read_mounts())
+        self._says = self._spawn_requests.said
+        self._store, self._output, self._report = store, output, report
         self._on_fact, self._ended, self._others = on_fact, ended, others
         self._workers: dict[WorkerId, Worker] = {}
         self._waiting: dict[WorkerId, asyncio.TimerHandle] = {}
@@ -75,12 +75,12 @@ class NodeWorkers:
             one_thread=one_thread_each(config, inherited),
             guarded=self._pids,
         )
-        self.data = DataDesk(
+        self.data = NodeData(
             config,
             output=output,
-            request=lambda order: self._seats.request(order, store=store()),
+            request=lambda order: self._spawn_requests.request(order, store=store()),
             spawn=self._zygote.spawn,
-            tell=tell,
+            report=report,
             bury=self._bury_soon,
         )
         """The node's data cache: its producers are forked as workers are."""
@@ -108,7 +108,7 @@ class NodeWorkers:
         if order.worker in self._workers or order.worker in self._waiting:
             _log.warning("worker %s is not spawned: it exists", order.worker)
         elif order.role is Role.PROVER and (why := room.refusal(self._pids_of_ranks(), order.node)):
-            self._tell(ReplacementUnproven(order.worker, order.generation, order.rank, why))
+            self._report(ReplacementUnproven(order.worker, order.generation, order.rank, why))
             self._never_began(order.worker)
         else:
             self._try(order, 1)
@@ -116,7 +116,7 @@ class NodeWorkers:
     def _try(self, order: orders.SpawnWorker, tries: int) -> None:
         self._waiting.pop(order.worker, None)
         try:
-            request = self._seats.request(order, store=self._store())
+            request = self._spawn_requests.request(order, store=self._store())
             worker = Worker(order, on_fact=self._on_fact)
             theirs, ours = worker.descriptors()
         except OSError as error:  # the node goes on with the workers that it has
@@ -163,9 +163,9 @@ class NodeWorkers:
             return
         found = self._workers[worker]
         self._output.head(worker, f"worker {worker}, rank {found.rank}, generation {found.generation}, pid {pid}")
-        self._tell(facts.WorkerStarted(worker, pid))
+        self._report(facts.WorkerStarted(worker, pid))
         if self._says:
-            self._tell(facts.WorkerNoted(worker, self._says))
+            self._report(facts.WorkerNoted(worker, self._says))
             self._says = ""
         found.started(pid, self._worker_ended)
         self.sweep()
@@ -185,21 +185,21 @@ class NodeWorkers:
 
     def _never_began(self, worker: WorkerId, error: ErrorReport | None = None) -> None:
         if error is not None:
-            self._tell(facts.WorkerFailed(worker, error, NO_STATE))
-        self._tell(facts.WorkerExited(worker, 1, time.monotonic()))
+            self._report(facts.WorkerFailed(worker, error, NO_STATE))
+        self._report(facts.WorkerExited(worker, 1, time.monotonic()))
 
     def dying(self, worker: Worker) -> None:
         """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
         with contextlib.suppress(OSError):  # the kernel cannot be asked now
-            if not worker.told and (end := worker.dying()) is not None:
-                self._tell_exit(worker, *end)
+            if not worker.reported_exit and (end := worker.dying()) is not None:
+                self._report_exit(worker, *end)
 
     def _worker_ended(self, worker: Worker) -> None:
         if worker.id not in self._workers:
             return  # nobody waits for it any more
         code, at = worker.reap()
-        if not worker.told:
-            self._tell_exit(worker, code, at)
+        if not worker.reported_exit:
+            self._report_exit(worker, code, at)
         del self._workers[worker.id]
         self._ended(LastSeen(worker.id, worker.rank_in, at, worker.staged, worker.shown_batch, worker.committed))
         self._output.head(worker.id, f"worker {worker.id} ended with code {code}")
@@ -207,9 +207,9 @@ class NodeWorkers:
         if worker.pid is not None:
             self._bury_soon(worker.pid)
 
-    def _tell_exit(self, worker: Worker, code: int, at: Instant) -> None:
-        worker.told, memory = True, not worker.doomed and self._memory.explains(code)
-        self._tell(facts.WorkerExited(worker.id, code, at, memory))
+    def _report_exit(self, worker: Worker, code: int, at: Instant) -> None:
+        worker.reported_exit, memory = True, not worker.doomed and self._memory.explains(code)
+        self._report(facts.WorkerExited(worker.id, code, at, memory))
 
     def _bury_soon(self, pid: int) -> None:
         self._dead_leaders.add(pid)

@@ -21,7 +21,7 @@ from regrow.core.config import AgentConfig
 from regrow.core.exit_codes import exit_text
 from regrow.core.ids import Generation, Instant, Rank, Seconds, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.data import ProducerSeat, ProducerServed, producer_given_up
+from regrow.core.messages.data import ProducerServed, ProducerSettings, producer_given_up
 from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
@@ -176,7 +176,7 @@ class Producers:
         self._output.add(name, None, ours, unranked=self._log_name(producer.loader), headed=True)
         env = msgspec.structs.replace(
             request.env,
-            producer=ProducerSeat(producer.loader),
+            producer=ProducerSettings(producer.loader),
             warmth=Warmth.BUILT,
             checkpoint_dir=None,
             spec=msgspec.structs.replace(request.env.spec, buddy_every=0, digest_every=0),

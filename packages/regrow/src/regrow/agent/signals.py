@@ -36,7 +36,7 @@ class NoticeSignals:
 
     Args:
         config: of the agent; `drain_grace` is what its ranks get to leave.
-        tell: tells the coordinator.
+        report: tells the coordinator.
         end: ends the agent.
         hold: has the workers stay that were sent the same signal.
     """
@@ -44,12 +44,12 @@ class NoticeSignals:
     def __init__(
         self,
         config: AgentConfig,
-        tell: Callable[[facts.NodeDraining], None],
+        report: Callable[[facts.NodeDraining], None],
         end: Callable[[Ending], None],
         hold: Callable[[], None],
     ) -> None:
         self._config = config
-        self._tell = tell
+        self._report = report
         self._end = end
         self._hold = hold
         self._launcher = os.getppid()
@@ -73,7 +73,7 @@ class NoticeSignals:
             return
         self._given = True
         grace = self._config.drain_grace
-        self._tell(facts.NodeDraining(self._config.node, grace, f"signal {number.name}"))
+        self._report(facts.NodeDraining(self._config.node, grace, f"signal {number.name}"))
         if number == signal.SIGTERM:  # who asks for an end gets one, whatever the job has made of the notice
             asyncio.get_running_loop().call_later(grace, self._end_by, number)
 

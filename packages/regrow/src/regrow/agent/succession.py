@@ -9,7 +9,7 @@ import msgspec
 from regrow.core.config import AgentConfig
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.messages.unions import AgentFact
 from regrow.core.wire import UNREADABLE
 
@@ -29,7 +29,7 @@ class NextCoordinator:
 
     def __init__(self, config: AgentConfig) -> None:
         self._launcher, self._headers = config.launcher, {"Authorization": f"Bearer {config.token}"}
-        self._office = Office(config.term, config.coordinator)
+        self._leader = Leader(config.term, config.coordinator)
         self._unanswered: Instant | None = None
 
     def sent(self, fact: AgentFact) -> None:
@@ -41,33 +41,33 @@ class NextCoordinator:
         """An order has come."""
         self._unanswered = None
 
-    async def find(self, session: aiohttp.ClientSession) -> Office | None:
+    async def find(self, session: aiohttp.ClientSession) -> Leader | None:
         """Find the successor of a lost coordinator; None: there is none, or the old one lives and has given us up."""
         if not self._launcher:
             return None
-        office = await self._ask(session, "lost", _LONGEST_S)
-        self._office = office or self._office
+        leader = await self._ask(session, "lost", _LONGEST_S)
+        self._leader = leader or self._leader
         if self._unanswered is not None:
             self._unanswered = asyncio.get_running_loop().time()  # the next one has not been asked before
-        return office
+        return leader
 
     async def wait(self, session: aiohttp.ClientSession) -> None:
         """Until there is another, which need not have been missed here: a coordinator without power says no goodbye."""
         while self._launcher and await self._ask(session, "later", None) is None:
             await asyncio.sleep(_LOOK_S)
 
-    async def _ask(self, session: aiohttp.ClientSession, when: str, within: Seconds | None) -> Office | None:
+    async def _ask(self, session: aiohttp.ClientSession, when: str, within: Seconds | None) -> Leader | None:
         timeout = aiohttp.ClientTimeout(total=within)
-        url, since = f"{self._launcher}/leader", {"after": str(self._office.term), "when": when}
+        url, since = f"{self._launcher}/leader", {"after": str(self._leader.term), "when": when}
         try:
             async with session.get(url, params=since, headers=self._headers, timeout=timeout) as response:
                 if response.status == 200:
-                    return msgspec.json.decode(await response.read(), type=Office)
+                    return msgspec.json.decode(await response.read(), type=Leader)
         except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
             pass
         return None
 
-    async def tell_need(self, session: aiohttp.ClientSession) -> None:
+    async def report_need(self, session: aiohttp.ClientSession) -> None:
         """Until cancelled: tell the launcher when a coordinator is needed and does not answer."""
         loop = asyncio.get_running_loop()
         while self._launcher:
@@ -75,6 +75,6 @@ class NextCoordinator:
             if self._unanswered is not None and loop.time() - self._unanswered > _NEED_AFTER_S:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
                     timeout = aiohttp.ClientTimeout(total=_NEED_AFTER_S)
-                    url, whom = f"{self._launcher}/needed", {"after": str(self._office.term)}
+                    url, whom = f"{self._launcher}/needed", {"after": str(self._leader.term)}
                     async with session.post(url, params=whom, headers=self._headers, timeout=timeout):
                         pass

@@ -26,7 +26,7 @@ class TableRelay:
     Args:
         node: the agent's.
         do: carries out what can be done now.
-        tell: tells the coordinator.
+        report: tells the coordinator.
         ask: asks another agent's store.
         start: runs a task, whose failure is the agent's.
     """
@@ -36,12 +36,12 @@ class TableRelay:
         node: NodeId,
         *,
         do: Callable[[Feasible], None],
-        tell: Callable[[TableMissed], None],
+        report: Callable[[TableMissed], None],
         ask: Callable[[str, StoreMessage, Seconds], Awaitable[StoreReply]],
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._node = node
-        self._carry_out, self._tell, self._ask, self._start = do, tell, ask, start
+        self._carry_out, self._report, self._ask, self._start = do, report, ask, start
         self._held = HeldTables()
         self._codec: FrameCodec[GenerationTable] = FrameCodec(GenerationTable)
         self._encoder = msgspec.msgpack.Encoder()
@@ -72,7 +72,7 @@ class TableRelay:
         if fetch is not None and (table := await self._fetched(fetch)) is not None:
             self._do(self._held.keep(table))
         while self._held.missing == number:
-            self._tell(TableMissed(self._node, number))
+            self._report(TableMissed(self._node, number))
             await asyncio.sleep(_AGAIN_S)
 
     async def _fetched(self, fetch: FetchTable) -> GenerationTable | None:

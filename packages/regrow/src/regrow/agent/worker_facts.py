@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from regrow.agent.checkpoints.writer_client import WriterClient
 from regrow.agent.committed_steps import CommittedSteps
-from regrow.agent.data_desk import DataDesk
+from regrow.agent.node_data import NodeData
 from regrow.agent.output import OutputPump
 from regrow.agent.state_copies.store import CopyStore
 from regrow.agent.workers.worker import Worker
@@ -14,7 +14,7 @@ from regrow.core.messages import facts
 from regrow.core.messages.checkpoints import SnapshotForDisk
 from regrow.core.messages.copies import SnapshotTaken, StateKept
 from regrow.core.messages.data import OrderDeclared, ProducerServed, ProducerWanted
-from regrow.core.messages.sights import StacksTaken
+from regrow.core.messages.observations import StacksTaken
 from regrow.core.messages.unions import AgentFact, WorkerFact
 
 
@@ -22,30 +22,30 @@ class WorkerFactRelay:
     """Passes on what workers say.
 
     Args:
-        tell: tells the coordinator.
+        report: tells the coordinator.
         node: this one.
-        ledger, data, vault, desk, output: each hears what concerns it.
+        ledger, data, copy_store, writer, output: each hears what concerns it.
         step_took: hears how long each step took.
     """
 
     def __init__(
         self,
-        tell: Callable[[AgentFact], None],
+        report: Callable[[AgentFact], None],
         *,
         node: NodeId,
         ledger: CommittedSteps,
-        data: DataDesk,
-        vault: CopyStore,
-        desk: WriterClient,
+        data: NodeData,
+        copy_store: CopyStore,
+        writer: WriterClient,
         output: OutputPump,
         step_took: Callable[[Seconds], None],
     ) -> None:
-        self._tell = tell
+        self._report = report
         self._node = node
         self._ledger = ledger
         self._data = data
-        self._vault = vault
-        self._desk = desk
+        self._copy_store = copy_store
+        self._writer = writer
         self._output = output
         self._step_took = step_took
         self._commits: dict[WorkerId, facts.WorkerCommitted] = {}
@@ -60,34 +60,34 @@ class WorkerFactRelay:
             case ProducerWanted():
                 self._data.wanted(fact, worker.generation)
             case SnapshotTaken():
-                error = self._vault.snapshot_taken(fact, worker.pid or 0)
+                error = self._copy_store.snapshot_taken(fact, worker.pid or 0)
                 if fact.asked:
-                    self._tell(StateKept(fact.worker, fact.step, error))
+                    self._report(StateKept(fact.worker, fact.step, error))
             case facts.WorkerCommitted():
                 self._committed(worker, fact)
-            case _ if worker.told:
+            case _ if worker.reported_exit:
                 pass  # another thread of it was quicker than its end, and slower than the news
             case StacksTaken():
                 self._output.keep(worker.id, fact.text)
             case SnapshotForDisk():
-                self._desk.hear(fact, worker.pid)
+                self._writer.receive(fact, worker.pid)
             case facts.WorkerFailed(error=error):
                 self._output.keep(worker.id, error.traceback)
-                self._tell(fact)
+                self._report(fact)
             case _:
-                self._tell(fact)
+                self._report(fact)
 
-    def tell_progress(self) -> None:
+    def report_progress(self) -> None:
         """The newest commits since the last call; to be repeated now and then."""
         if self._commits:
-            self._tell(facts.NodeProgress(self._node, list(self._commits.values())))
+            self._report(facts.NodeProgress(self._node, list(self._commits.values())))
             self._commits.clear()
 
     def _committed(self, worker: Worker, fact: facts.WorkerCommitted) -> None:
         self._ledger.committed(fact, worker.rank if fact.rank is None else fact.rank)
         self._step_took(fact.seconds)
-        if worker.announced != fact.generation and not worker.told:
+        if worker.announced != fact.generation and not worker.reported_exit:
             worker.announced = fact.generation
-            self._tell(fact)
+            self._report(fact)
         else:
             self._commits[worker.id] = fact

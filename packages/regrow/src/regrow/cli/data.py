@@ -26,7 +26,7 @@ def data() -> None:
 @click.option(
     "--shard-bytes", type=click.IntRange(min=1), default=1 << 26, metavar="N", help="A shard's size.  [67108864]"
 )
-def pack(inputs: tuple[str, ...], **words: Any) -> None:
+def pack(inputs: tuple[str, ...], **options: Any) -> None:
     """Tokenize INPUTs into a corpus that regrow.data.PackedTokens reads.
 
     INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. Run again after an
@@ -34,11 +34,11 @@ def pack(inputs: tuple[str, ...], **words: Any) -> None:
     """
     from rich.console import Console
 
-    from regrow.data.packing.packer import PackWords
+    from regrow.data.packing.packer import PackOptions
     from regrow.data.packing.packer import pack as run_pack
 
-    words["workers"] = words["workers"] or 0
-    run_pack(PackWords(inputs=inputs, **words), Console())
+    options["workers"] = options["workers"] or 0
+    run_pack(PackOptions(inputs=inputs, **options), Console())
 
 
 @data.command()

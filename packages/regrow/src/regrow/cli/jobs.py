@@ -109,13 +109,13 @@ def list_jobs(tag: str, as_json: bool) -> None:
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
     """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
     from regrow.launch.checks import some_time
-    from regrow.membership.server.wishes import ScaleWish
+    from regrow.membership.server.requests import ScaleRequest
 
     if (replicas is None) == (ranks is None):
         raise UsageError("how large shall the job be?", hint="give either --replicas N or --ranks N")
     entry, client = client_of(job)
     seconds = None if stay is None else some_time("--stay", stay)
-    return answered(entry, client.scale(ScaleWish(replicas, ranks, seconds, reason or "regrow scale")))
+    return answered(entry, client.scale(ScaleRequest(replicas, ranks, seconds, reason or "regrow scale")))
 
 
 @click.command()
@@ -127,13 +127,13 @@ def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
     """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
-    from regrow.membership.server.wishes import DrainWish
+    from regrow.membership.server.requests import DrainRequest
 
     if len(names) > 2:
         raise UsageError(f"drain takes one job and one node, not {' '.join(names)}")
     seconds = some_time("--grace", grace, zero=True)
     entry, client = client_of(names[0] if len(names) == 2 else None)
-    return answered(entry, client.drain(DrainWish(NodeId(names[-1]), seconds, reason or "regrow drain", force)))
+    return answered(entry, client.drain(DrainRequest(NodeId(names[-1]), seconds, reason or "regrow drain", force)))
 
 
 def answered(entry: "JobEntry", answer: "AnswerScale") -> int:

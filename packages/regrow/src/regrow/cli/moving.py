@@ -20,7 +20,7 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     Exit code 1: it is refused, as where no node has room; the job goes on as it is.
     """
     from regrow.core.ids import NodeId, Rank
-    from regrow.membership.server.wishes import MoveWish
+    from regrow.membership.server.requests import MoveRequest
 
     if len(names) > 2:
         raise UsageError(f"move takes one job, and a node or a rank, not {' '.join(names)}")
@@ -28,7 +28,7 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
     entry, client = client_of(names[0] if len(names) == 2 else None)
     rank = Rank(int(which)) if which.isascii() and which.isdigit() else None
     node = NodeId("" if rank is not None else which)
-    return answered(entry, client.move(MoveWish(node, rank, target, reason or "regrow move")))
+    return answered(entry, client.move(MoveRequest(node, rank, target, reason or "regrow move")))
 
 
 @click.command("rolling-restart")

@@ -39,24 +39,24 @@ _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": to
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
-def run(context: click.Context, /, **words: Any) -> int:
+def run(context: click.Context, /, **values: Any) -> int:
     """Train: run SCRIPT in several workers that survive one another.
 
     Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
     """
-    return start(flags_of(context, words), surroundings(words["token_file"]), words["fault_plan"])
+    return start(flags_of(context, values), surroundings(values["token_file"]), values["fault_plan"])
 
 
-def flags_of(context: click.Context, words: Mapping[str, Any]) -> "RunFlags":
+def flags_of(context: click.Context, values: Mapping[str, Any]) -> "RunFlags":
     """The flags of a job, by the words of `regrow run`'s options. Raises `UsageError`."""
     from regrow.health.log_rules import load_rules
     from regrow.launch.job import RunFlags
     from regrow.launch.script import check_names
 
-    check_names([*words.values(), str(Path.cwd())])
-    named = {name: word for name, word in words.items() if name not in ("fault_plan", "token_file")}
+    check_names([*values.values(), str(Path.cwd())])
+    named = {name: word for name, word in values.items() if name not in ("fault_plan", "token_file")}
     named |= {name: list(named[name]) for name in ("args", "preload", "health_check")}
-    named["log_rules"] = load_rules(Path(words["log_rules"])) if words["log_rules"] else []
+    named["log_rules"] = load_rules(Path(values["log_rules"])) if values["log_rules"] else []
     return RunFlags(**named, without_meaning=torchrun.ignored(context, inherited_environment()))
 
 
@@ -79,7 +79,7 @@ def start(flags: "RunFlags", around: "HostEnvironment", fault_plan: str) -> int:
 @click.command()
 @options.of_agent
 @click.argument("job", required=False)
-def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> int:
+def agent(job: str | None, join: str | None, token_file: str, **values: Any) -> int:
     """Bring this machine into JOB, which runs, as one node more: until the job's end, or until the node is given back.
 
     SIGTERM, SIGUSR1 or Ctrl-C gives it back within --grace; a second one ends it at once.
@@ -88,10 +88,10 @@ def agent(job: str | None, join: str | None, token_file: str, **words: Any) -> i
     from regrow.launch.late_node import AgentFlags, make_join_plan
     from regrow.launch.script import check_names
 
-    check_names([job, join, *words.values()])
+    check_names([job, join, *values.values()])
     if join is None or (job and join):
         raise UsageError("regrow agent needs to know which job", hint="give --join HOST:PORT, or --join and a job here")
-    plan = make_join_plan(AgentFlags(join=join or job or "", **words), surroundings(token_file))
+    plan = make_join_plan(AgentFlags(join=join or job or "", **values), surroundings(token_file))
     return run_node(plan, given_back_code=given_back_code())
 
 
@@ -125,14 +125,14 @@ def _count_gpus() -> int:
 @options.of_try
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def try_(script: str, **words: Any) -> int:
+def try_(script: str, **values: Any) -> int:
     """Try SCRIPT out: some steps alone, then each rank killed in each phase, and what differs, bit by bit.
 
     SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table says.
     """
     from regrow.launch.trial import TrialFlags, run_trial
 
-    return run_trial(TrialFlags(script, **words))
+    return run_trial(TrialFlags(script, **values))
 
 
 _WITHOUT_TRAINING: Final = {"check_timeout": "--check-timeout", "peers": "--peer", "node": "--node"}

@@ -18,7 +18,7 @@ from regrow.comm import reductions
 from regrow.comm.algorithms.hypercube import ByPeer, Hypercube
 from regrow.comm.algorithms.pairwise import Pairwise
 from regrow.comm.algorithms.rounds import DIRECT, Rounds
-from regrow.comm.headers import Call, Operation, Told
+from regrow.comm.headers import Call, CallHeader, Operation
 from regrow.comm.links import RECEIVING, SENDING
 from regrow.comm.reductions import Combine
 from regrow.comm.small_messages import SmallMessages, aligned
@@ -300,7 +300,7 @@ class Collectives:
         for tensor in tensors:
             flat = _flat(tensor)
             headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {peer: flat}, {})
-            self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, lane=SENDING, deadline=self.deadline)
+            self._mesh.exchange({peer: _view(flat)}, {}, headers=headers, channel=SENDING, deadline=self.deadline)
 
     def receive(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
         """Receive tensors from one peer. Raises `CollectiveMisuse` when it sends something else first."""
@@ -311,7 +311,7 @@ class Collectives:
     def _receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         flat = _flat(tensor)
         headers = self._headers(Call(Operation.send, 0, flat.dtype, detail=tag), {}, {peer: flat})
-        self._mesh.exchange({}, {peer: _view(flat)}, headers=headers, lane=RECEIVING, deadline=self.deadline)
+        self._mesh.exchange({}, {peer: _view(flat)}, headers=headers, channel=RECEIVING, deadline=self.deadline)
         _put(tensor, flat)
 
     def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
@@ -337,8 +337,8 @@ class Collectives:
         number, self._number = self._number, self._number + 1
         return Call(operation, number, tensor.dtype, 0 if op is None else reductions.number(op), detail, whole)
 
-    def _headers(self, call: Call, out: Tensors, into: Tensors) -> Told:
-        return Told(call, out, into, self._rank, self._mesh.ranks)
+    def _headers(self, call: Call, out: Tensors, into: Tensors) -> CallHeader:
+        return CallHeader(call, out, into, self._rank, self._mesh.ranks)
 
     def _exchange(self, out: Tensors, into: Tensors, call: Call | None = None) -> None:
         """Move bytes; with `call`, both sides say first what it is about."""

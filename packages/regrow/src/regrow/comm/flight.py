@@ -64,7 +64,7 @@ class Flights:
                 if self._idle_since is not None:
                     self._idle += time.monotonic() - self._idle_since
                     self._idle_since = None
-                self._tell()
+                self._notify()
         return number
 
     def end(self, number: int) -> None:
@@ -75,7 +75,7 @@ class Flights:
             if not self._open and self._idle_since is None:
                 self._idle_since = time.monotonic()
             if oldest:
-                self._tell()
+                self._notify()
 
     def lose_sight(self) -> None:
         """A collective is begun where its end is not seen (on a GPU)."""
@@ -84,16 +84,16 @@ class Flights:
             self._unseen += 1
             if not self._lost:
                 self._lost = True
-                self._tell()
+                self._notify()
 
     def regain_sight(self, unseen: int) -> None:
         """The first `unseen` of those whose end is not seen are done; nothing changes if there are more."""
         with self._lock:
             if self._lost and unseen == self._unseen:
                 self._lost = False
-                self._tell()
+                self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self.show is not None:
             count = len(self._open)
             oldest = next(iter(self._open.values()), "")

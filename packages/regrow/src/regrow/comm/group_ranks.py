@@ -17,28 +17,28 @@ class RankInWorld:
     world: int
 
 
-def spans(ranks: Sequence[int], seated: RankInWorld, unit: int) -> bool:
+def spans(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int) -> bool:
     """True if a group clearly has the same places of all replicas, of which there are several."""
-    return seated.world > unit and list(ranks) == _across(ranks, unit, seated.world)
+    return rank_in_world.world > unit and list(ranks) == _across(ranks, unit, rank_in_world.world)
 
 
-def fixed(ranks: Sequence[int], seated: RankInWorld, unit: int, *, follows: bool | None) -> str:
+def fixed(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, follows: bool | None) -> str:
     """Why a group cannot be the same in a world of another size, for people; empty: it can.
 
     Args:
         ranks: of the group, in its order.
-        seated: one of its ranks, and the world it was made in.
+        rank_in_world: one of its ranks, and the world it was made in.
         unit: ranks of one replica.
         follows: whether it is known to have all replicas' ranks, or to be inside one; None: it is not known.
     """
-    if follows or (follows is None and spans(ranks, seated, unit)):
+    if follows or (follows is None and spans(ranks, rank_in_world, unit)):
         return ""
-    if follows is None and seated.world == unit:
+    if follows is None and rank_in_world.world == unit:
         return (
             f"the group of ranks {list(ranks)} could be one of all replicas or one inside a replica, as there was only "
             "one when it was made; start with two, or take it from a device mesh"
         )
-    inside = {rank // unit for rank in ranks} == {seated.rank // unit}
+    inside = {rank // unit for rank in ranks} == {rank_in_world.rank // unit}
     return "" if inside else f"the group of ranks {list(ranks)} has neither all replicas' ranks, nor those of one"
 
 

@@ -80,7 +80,7 @@ class Groups:
         self._groups: list[RegrowGroup] = []
         self._followers: list[object] = []
         self._inside: list[object] = []
-        self._seated = RankInWorld(0, 1)
+        self._rank_in_world = RankInWorld(0, 1)
         self._made: Counter[tuple[int, ...]] = Counter()
         self._count = 0
         self._formation: Formation | None = None
@@ -112,7 +112,7 @@ class Groups:
         """
         expected_names.check()
         self._form_s = form_s
-        self._seated = RankInWorld(rank, world)
+        self._rank_in_world = RankInWorld(rank, world)
         if not hasattr(internals.Backend, BACKEND.upper()):
             internals.Backend.register_backend(BACKEND, _create, extended_api=True, devices=accelerators.kinds())
             group_backends.serve(RegrowGroup)
@@ -223,30 +223,30 @@ class Groups:
                     f"{group.ranks}",
                     hint="a rank whose groups differ from its neighbours' must be filled by a worker built for it",
                 )
-            group.seat(group.ranks.index(formation.rank))
+            group.take_rank(group.ranks.index(formation.rank))
             self._name_in_store(group)
             self._give_transport(group)
         return time.monotonic() - started
 
-    def seat(self, rank: int, world: int) -> None:
+    def take_rank(self, rank: int, world: int) -> None:
         """Be that rank, maybe of a world of another size, in all groups that have it; while they answer locally."""
         self._follow(RankInWorld(rank, world))
         for group in self._groups:
             if rank in group.ranks:
-                group.seat(group.ranks.index(rank))
+                group.take_rank(group.ranks.index(rank))
 
-    def _follow(self, seated: RankInWorld) -> None:
+    def _follow(self, rank_in_world: RankInWorld) -> None:
         """Give all groups the ranks that they have in a world of another size, or around another rank."""
-        before, self._seated = self._seated, seated
+        before, self._rank_in_world = self._rank_in_world, rank_in_world
         for group in self._groups:
             follows = self._follows(group)
-            if before == seated or fixed(group.ranks, before, self.unit, follows=follows):
+            if before == rank_in_world or fixed(group.ranks, before, self.unit, follows=follows):
                 continue
             if follows is None:
                 # In a world of one replica it could not be seen any more.
                 known = self._followers if spans(group.ranks, before, self.unit) else self._inside
                 known.append(group)
-            group.resize(moved(group.ranks, before, seated, self.unit, follows=follows))
+            group.resize(moved(group.ranks, before, rank_in_world, self.unit, follows=follows))
             internals.name_ranks(group, group.ranks)
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
@@ -268,7 +268,9 @@ class Groups:
 
     def fixed(self) -> str:
         """Why the world of these groups can have no other size, for people; empty: it can."""
-        reasons = (fixed(each.ranks, self._seated, self.unit, follows=self._follows(each)) for each in self._groups)
+        reasons = (
+            fixed(each.ranks, self._rank_in_world, self.unit, follows=self._follows(each)) for each in self._groups
+        )
         return next((reason for reason in reasons if reason), "")
 
     @property
@@ -282,17 +284,17 @@ class Groups:
 
     def least(self, mine: torch.Tensor) -> torch.Tensor:
         """The least of all ranks' tensors, of the same size, element by element. Raises what collectives do."""
-        heard, options = mine.clone(), internals.AllreduceOptions()
+        gathered, options = mine.clone(), internals.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
-        self._groups[0].forward("allreduce", ([heard], options), {}).wait()
-        return heard
+        self._groups[0].forward("allreduce", ([gathered], options), {}).wait()
+        return gathered
 
     def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         """Every rank's tensor, of the same size on all, in the order of ranks. Raises what collectives do."""
         world = self._groups[0]
-        heard = [torch.empty_like(mine) for _ in range(world.size())]
-        world.forward("allgather", ([heard], [mine]), {}).wait()
-        return heard
+        gathered = [torch.empty_like(mine) for _ in range(world.size())]
+        world.forward("allgather", ([gathered], [mine]), {}).wait()
+        return gathered
 
     def serves(self, generation: Generation) -> bool:
         """True if the groups already serve this generation: those of the first workers form while they build."""

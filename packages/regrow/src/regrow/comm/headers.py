@@ -123,7 +123,7 @@ class Call(NamedTuple):
         )
 
 
-class Told:
+class CallHeader:
     """The headers of one call: those for each peer, and what those of each peer must be.
 
     Args:

@@ -102,20 +102,20 @@ class Links:
 
     # --- what is needed ----------------------------------------------------------------------------------------
 
-    def need(self, peers: Iterable[int], lane: int, until: float) -> None:
+    def need(self, peers: Iterable[int], channel: int, until: float) -> None:
         """Have a connection to each of these peers.
 
         Raises `PeerLost`, `GenerationHalted`, `DeadlineExceeded`, or what the store raises.
         """
-        missing = [peer for peer in peers if (peer, lane) not in self.made]
+        missing = [peer for peer in peers if (peer, channel) not in self.made]
         if not missing:
             return
         if self.halted:
             raise GenerationHalted(f"{self.name}: this generation is over")
         for peer in missing:
-            if lane == SENDING or (lane == COLLECTIVES and peer < self.rank):
-                self._call(peer, lane, until)
-        while missing := [peer for peer in missing if (peer, lane) not in self.made]:
+            if channel == SENDING or (channel == COLLECTIVES and peer < self.rank):
+                self._call(peer, channel, until)
+        while missing := [peer for peer in missing if (peer, channel) not in self.made]:
             if not self.answer(until):
                 raise DeadlineExceeded(f"{self.name}: rank {missing[0]} did not connect in time", hint="is it hung?")
 
@@ -156,15 +156,15 @@ class Links:
                 if sock not in self.made.values():
                     sock.close()
 
-    def _call(self, peer: int, lane: int, until: float) -> None:
+    def _call(self, peer: int, channel: int, until: float) -> None:
         left = max(0.001, until - time.monotonic())
         self.store.set_timeout(timedelta(seconds=left))
         address = self.store.get(self._published(peer)).decode()
         try:
             sock = connect(address, left)
             with self._passes(sock):
-                sock.sendall(_HELLO.pack(self._secret(), self.rank, lane))
-                self._keep(sock, peer, lane)
+                sock.sendall(_HELLO.pack(self._secret(), self.rank, channel))
+                self._keep(sock, peer, channel)
         except OSError as error:
             raise self.lost(peer) from error
 
@@ -191,16 +191,16 @@ class Links:
         hello = self._hello(sock, until)
         if len(hello) < _HELLO.size:
             return
-        secret, peer, lane = _HELLO.unpack(hello)
+        secret, peer, channel = _HELLO.unpack(hello)
         if not same_secret(secret, self._secret()) or not 0 <= peer < self.size:
             refused.add("mesh", f"{self.name}: a caller does not know this group")
             return
-        if lane == SENDING:
-            lane = RECEIVING
-        elif lane != COLLECTIVES or peer <= self.rank:
+        if channel == SENDING:
+            channel = RECEIVING
+        elif channel != COLLECTIVES or peer <= self.rank:
             return
-        if (peer, lane) not in self.made:
-            self._keep(sock, peer, lane)
+        if (peer, channel) not in self.made:
+            self._keep(sock, peer, channel)
 
     def _hello(self, sock: socket.socket, until: float) -> bytes:
         """First bytes of a caller; too short if it ends the connection, or keeps the others waiting."""
@@ -220,7 +220,7 @@ class Links:
     def _secret(self) -> bytes:
         return hashlib.sha256(f"{self.site.token}|{self.name}|{self.size}".encode()).digest()
 
-    def _keep(self, sock: socket.socket, peer: int, lane: int) -> None:
+    def _keep(self, sock: socket.socket, peer: int, channel: int) -> None:
         sock.setblocking(False)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             sock.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
@@ -229,7 +229,7 @@ class Links:
         with self._changed:
             if self.halted:
                 raise GenerationHalted(f"{self.name}: this generation is over")
-            self.made[peer, lane] = sock
+            self.made[peer, channel] = sock
 
     # --- the end -----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from regrow.comm.transport import RUN_S, MeshTransport, device_of
 from regrow.core.config import keeps_nccl_settings
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, StateError
 from regrow.core.ids import Seconds
-from regrow.core.messages.sights import DEVICE
+from regrow.core.messages.observations import DEVICE
 from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators, nvidia
 
@@ -133,9 +133,9 @@ class DeviceErrors:
 
     def __init__(self, living: Sequence[Asked]) -> None:
         self._living = living
-        self.tell: Callable[[str], None] | None = None
+        self.report: Callable[[str], None] | None = None
         """Told an error that no abort of ours has made; once for each group. From a thread of its own."""
-        self._told: list[Asked] = []
+        self._reported: list[Asked] = []
         self._asking: threading.Thread | None = None
 
     def watch(self) -> None:
@@ -147,12 +147,12 @@ class DeviceErrors:
     def ask(self) -> None:
         """Look at all of them once."""
         living = list(self._living)
-        self._told = [each for each in self._told if each in living]
-        for each in [each for each in living if each not in self._told and not each.aborting]:
+        self._reported = [each for each in self._reported if each in living]
+        for each in [each for each in living if each not in self._reported and not each.aborting]:
             error = each.error()
-            if error and not each.aborting and self.tell is not None:  # an abort of ours meanwhile looks like one
-                self._told.append(each)
-                self.tell(error)
+            if error and not each.aborting and self.report is not None:  # an abort of ours meanwhile looks like one
+                self._reported.append(each)
+                self.report(error)
 
     def _ask_always(self) -> None:
         pause = threading.Event()

@@ -141,16 +141,16 @@ class PastCalls:
 
     # --- telling -----------------------------------------------------------------------------------------------
 
-    def told(self) -> bytes:
+    def encoded(self) -> bytes:
         """Past calls that a newcomer needs; empty: none."""
         with self._lock:
             parts = [self._parts[place] for place in sorted(self._parts)]
         return msgspec.msgpack.encode(parts) if parts else b""
 
-    def hear(self, told: bytes) -> None:
+    def receive(self, encoded: bytes) -> None:
         """Take over what another worker has noted. Raises `ProtocolError` where it is something else."""
         try:
-            parts = _PARTS.decode(told) if told else []
+            parts = _PARTS.decode(encoded) if encoded else []
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"what was told of collectives between steps does not decode: {error}") from error
         with self._lock:

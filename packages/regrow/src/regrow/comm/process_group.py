@@ -114,7 +114,7 @@ class RegrowGroup(ProcessGroup):
         """This worker's rank in the group, for callers other than the script."""
         return self._place
 
-    def seat(self, rank: int) -> None:
+    def take_rank(self, rank: int) -> None:
         """Take another rank of the group."""
         self._place = rank
 
@@ -245,16 +245,16 @@ class RegrowGroup(ProcessGroup):
     def _answer(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if self.echo is not None:
             past = self._groups.past
-            told = past.answer(self, name, args, options) if past is not None else None
-            if told is not None:
-                return self._kept(told)
-            return self._kept(self.echo.call(name, args, options, self._heard(name, args, options)))
+            answered = past.answer(self, name, args, options) if past is not None else None
+            if answered is not None:
+                return self._kept(answered)
+            return self._kept(self.echo.call(name, args, options, self._recorded(name, args, options)))
         set_up = self._groups.set_up
         if set_up is None:
             return self._kept(self._call(name, args, options))
         return self._kept(set_up.answer(self, name, args, options, lambda: self._call(name, args, options)))
 
-    def _heard(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
+    def _recorded(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
         tape, past = self._groups.tape, self._groups.past
         taped = tape.given(self.number, self._place, name, args, options) if tape is not None else None
         noted = past.given(self, name, args, options) if past is not None and self.echo is None else None
@@ -274,9 +274,9 @@ class RegrowGroup(ProcessGroup):
             self.calls += 1
         FLIGHT.name(f"{name} on {self.key}")
         groups.in_flight = groups.in_flight or _enqueued(transport, args)
-        result = transport.call(name, args, options, self._heard(name, args, options))
-        for heard in moments.answered:
-            heard(name)
+        result = transport.call(name, args, options, self._recorded(name, args, options))
+        for received in moments.answered:
+            received(name)
         return result
 
     def _kept(self, work: Work) -> Work:

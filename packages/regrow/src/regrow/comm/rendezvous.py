@@ -44,7 +44,7 @@ class EnvRendezvous:
         if env is None or meeting_place() != self._place:
             yield from self._torchs(url, timeout=timeout, **options)
             return
-        rank, world = _seat(url)
+        rank, world = _rank_and_world(url)
         yield self._store(env, world, timeout), rank, world
 
     def _store(self, env: WorkerEnv, world: int, timeout: timedelta) -> AgentStore:
@@ -76,7 +76,7 @@ def install(worker: Callable[[], WorkerEnv | None]) -> None:
         rendezvous_handlers["env"] = EnvRendezvous(torchs, worker)
 
 
-def _seat(url: str) -> tuple[int, int]:
+def _rank_and_world(url: str) -> tuple[int, int]:
     """Rank and world: what the script gave, else the environment. Raises `ValueError` as torch does."""
     given = parse_qs(urlparse(url).query)
     return _number("rank", given, "RANK"), _number("world_size", given, "WORLD_SIZE")

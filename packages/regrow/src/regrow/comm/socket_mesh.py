@@ -82,7 +82,7 @@ class SocketMesh:
         *,
         headers: Headers | None = None,
         joined: bool = False,
-        lane: int = COLLECTIVES,
+        channel: int = COLLECTIVES,
         deadline: Seconds,
     ) -> None:
         """Send to some peers and receive from some, all at the same time, until every byte has gone.
@@ -106,7 +106,7 @@ class SocketMesh:
         else:
             sending, awaited = _sending(out, headers), _awaited(into, headers)
         until = time.monotonic() + deadline
-        socks = self._socks(sending.keys() | awaited.keys(), lane, until)
+        socks = self._socks(sending.keys() | awaited.keys(), channel, until)
         self._move(sending, awaited, socks)
         if not sending and not awaited:
             return
@@ -192,17 +192,17 @@ class SocketMesh:
         if not left:
             del awaited[peer]
 
-    def _socks(self, peers: AbstractSet[int], lane: int, until: float) -> Socks:
+    def _socks(self, peers: AbstractSet[int], channel: int, until: float) -> Socks:
         """The connections to these peers, which are made where there are none yet."""
         made = self._links.made
         try:
-            return {peer: made[peer, lane] for peer in peers}
+            return {peer: made[peer, channel] for peer in peers}
         except KeyError:
-            self._links.need(peers, lane, until)
-            return {peer: self._socket(peer, lane) for peer in peers}
+            self._links.need(peers, channel, until)
+            return {peer: self._socket(peer, channel) for peer in peers}
 
-    def _socket(self, peer: int, lane: int) -> socket.socket:
-        sock = self._links.made.get((peer, lane))
+    def _socket(self, peer: int, channel: int) -> socket.socket:
+        sock = self._links.made.get((peer, channel))
         if sock is None:
             raise GenerationHalted(f"{self._name}: this generation is over")
         return sock

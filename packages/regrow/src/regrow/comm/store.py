@@ -70,7 +70,7 @@ class _Connection:
         self._received = bytearray()
         self._quiet = 0
 
-    def tell(self, request: StoreSet | AnswersNoted, within: Seconds) -> None:
+    def send(self, request: StoreSet | AnswersNoted, within: Seconds) -> None:
         """Have it done; where it cannot be, the next answer on this stream says so. Raises what `ask` raises."""
         self._quiet += 1
         self._send(msgspec.structs.replace(request, ask=self._quiet, quiet=True), time.monotonic() + within)
@@ -204,9 +204,9 @@ class AgentStore(Store):
             raise DistStoreError(f"{_named(request)}: {reply.error}")
         return reply
 
-    def _tell(self, request: StoreSet) -> None:
+    def _send(self, request: StoreSet) -> None:
         with self._connection() as connection:
-            connection.tell(request, ANSWER_S)
+            connection.send(request, ANSWER_S)
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
@@ -273,7 +273,7 @@ class AgentStore(Store):
         ranks = group_names.ranks_of(address.group)
         if ranks:
             self._ranks[key.rpartition("/")[0]] = ranks
-        self._tell(StoreSet(self._key(key), _bytes(value)))  # who needs it waits for it
+        self._send(StoreSet(self._key(key), _bytes(value)))  # who needs it waits for it
 
     def get(self, key: str) -> bytes:
         """Read a value, waiting for it up to the store's timeout. Raises `DistStoreError`."""

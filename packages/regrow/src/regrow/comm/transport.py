@@ -79,7 +79,7 @@ class MeshTransport:
     def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S, most_direct: int = DIRECT) -> None:
         self._mesh = mesh
         self._collectives = Collectives(mesh, run_s, most_direct)
-        self._lanes: dict[tuple[str, int], CollectiveThread] = {}
+        self._threads: dict[tuple[str, int], CollectiveThread] = {}
         self._lock = threading.Lock()
         self._calling = threading.local()
         self._failed = False
@@ -124,9 +124,9 @@ class MeshTransport:
     def close(self) -> None:
         """End the threads and close the connections."""
         with self._lock:
-            lanes, self._lanes = list(self._lanes.values()), {}
-        for lane in lanes:
-            lane.end()
+            threads, self._threads = list(self._threads.values()), {}
+        for thread in threads:
+            thread.end()
         self._mesh.close()
 
     def call(
@@ -146,12 +146,12 @@ class MeshTransport:
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
 
-    def _lane(self, kind: str, peer: int = -1) -> CollectiveThread:
+    def _thread(self, kind: str, peer: int = -1) -> CollectiveThread:
         with self._lock:
             key = (kind, peer)
-            if key not in self._lanes:
-                self._lanes[key] = CollectiveThread(f"regrow-{kind}", self._note_failure)
-            return self._lanes[key]
+            if key not in self._threads:
+                self._threads[key] = CollectiveThread(f"regrow-{kind}", self._note_failure)
+            return self._threads[key]
 
     def _note_failure(self, error: Exception) -> None:
         if isinstance(error, CollectiveMisuse) and not self._failed:
@@ -159,9 +159,9 @@ class MeshTransport:
         self._failed = True
 
     def _run(self, call: Callable[[Collectives], Any], result: Any) -> Work:
-        return self._submit(self._lane("collectives"), lambda: call(self._collectives), result)
+        return self._submit(self._thread("collectives"), lambda: call(self._collectives), result)
 
-    def _submit(self, lane: CollectiveThread, call: Callable[[], Any], result: Any) -> Work:
+    def _submit(self, thread: CollectiveThread, call: Callable[[], Any], result: Any) -> Work:
         done: Callable[[], None] | None = self._calling.done
 
         def run() -> Any:
@@ -170,7 +170,7 @@ class MeshTransport:
                 done()
             return source
 
-        return lane.submit(run, result)
+        return thread.submit(run, result)
 
     def _all_reduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         op = opts.reduceOp if opts is not None else torch.distributed.ReduceOp.SUM
@@ -237,14 +237,14 @@ class MeshTransport:
         return self._run(lambda run: run.barrier(), [])
 
     def _send(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
-        return self._submit(self._lane("send", peer), lambda: self._collectives.send(tensors, peer, tag), tensors)
+        return self._submit(self._thread("send", peer), lambda: self._collectives.send(tensors, peer, tag), tensors)
 
     def _recv(self, tensors: list[torch.Tensor], peer: int, tag: int = 0) -> Work:
-        lane = self._lane("receive", peer)
-        return self._submit(lane, lambda: self._collectives.receive(tensors, peer, tag), tensors)
+        thread = self._thread("receive", peer)
+        return self._submit(thread, lambda: self._collectives.receive(tensors, peer, tag), tensors)
 
     def _recv_any(self, tensors: list[torch.Tensor], tag: int = 0) -> Work:
-        return self._submit(self._lane("receive"), lambda: self._collectives.receive_any(tensors, tag), tensors)
+        return self._submit(self._thread("receive"), lambda: self._collectives.receive_any(tensors, tag), tensors)
 
     def _rows(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         size = self._mesh.size

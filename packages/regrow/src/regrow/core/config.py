@@ -12,7 +12,7 @@ from regrow.core.errors import UsageError
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.job import HANG_FLOOR, JobSpec
-from regrow.core.messages.data import CacheSeat, ProducerSeat
+from regrow.core.messages.data import CacheSettings, ProducerSettings
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth
 from regrow.core.rotation import RecordLimits
@@ -260,12 +260,12 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     """True if the state that the script builds is overwritten, although this rank starts together with all others."""
     checkpoint_dir: str | None = None
     faults: list[FaultSpec] = []
-    data: CacheSeat | None = None  # the data cache of this node; None: there is none
+    data: CacheSettings | None = None  # the data cache of this node; None: there is none
     restarts: int = 0
     """Number of starts of all workers of the job before this one."""
     finished: list[FinishedTraining] = []
     """Trainings that the script has before the one that this worker is for."""
-    producer: ProducerSeat | None = None
+    producer: ProducerSettings | None = None
     """Set in the process that makes batches for the node, which is no worker of the training."""
 
     VARIABLE = "REGROW_WORKER_ENV"

@@ -32,7 +32,7 @@ _VARIABLES = {
 }
 VARIABLES = frozenset(_VARIABLES)
 """The environment variables that say them."""
-_DOORS = {
+_ENTRY_POINTS = {
     "_collections_abc": None,
     "collections.abc": None,  # what the former calls itself
     "os": None,
@@ -86,11 +86,11 @@ class EarlyReads:
         """The script has taken a device into use, which it has chosen by its place on the node."""
         self.found.setdefault(PlaceInWorld.LOCAL_RANK, f"{device} is in use")
 
-    def bind_rank(self, told: str) -> None:
+    def bind_rank(self, text: str) -> None:
         """The script was told something that was for its rank alone."""
-        self.found.setdefault(PlaceInWorld.RANK, told)
+        self.found.setdefault(PlaceInWorld.RANK, text)
 
-    def seat(self, rank: int) -> None:
+    def take_rank(self, rank: int) -> None:
         """The worker has another rank than it was built under: torch's samplers that asked for it follow."""
         for reference in self._samplers:
             sampler = reference()
@@ -101,7 +101,7 @@ class EarlyReads:
 def _reader(frame: FrameType | None) -> FrameType | None:
     """Frame that gets the value that is read at `frame`."""
     while frame is not None:
-        names = _DOORS.get(str(frame.f_globals.get("__name__", "")), frozenset[str]())
+        names = _ENTRY_POINTS.get(str(frame.f_globals.get("__name__", "")), frozenset[str]())
         if names is not None and frame.f_code.co_name not in names:
             return frame
         frame = frame.f_back

@@ -71,7 +71,7 @@ async def listen(
     reuse: bool | None = None,
     backlog: int = 128,
     anybody: bool = False,
-    door: str = "http",
+    endpoint: str = "http",
     strict: bool = False,
 ) -> int:
     """Serve there; the port. Raises `OSError` or `UsageError`.
@@ -83,7 +83,7 @@ async def listen(
         reuse: also while connections of a former server are being closed.
         backlog: how many may wait to be let in.
         anybody: whether who has no certificate may call too.
-        door: where those are counted that are hung up on.
+        endpoint: where those are counted that are hung up on.
         strict: whether the application says by `admit` who belongs here; else whoever says a whole request does.
     """
     context = tls.serving(anybody=anybody)
@@ -91,7 +91,7 @@ async def listen(
     if server is None:
         raise RuntimeError("the runner is not set up")
     sockets = await _bound(host, port, reuse)
-    await _Site(runner, HttpListener(server, sockets, context, name=door, strict=strict), backlog).start()
+    await _Site(runner, HttpListener(server, sockets, context, name=endpoint, strict=strict), backlog).start()
     return int(runner.addresses[0][1])
 
 
@@ -99,39 +99,39 @@ class Caller:
     """Somebody at the door.
 
     Args:
-        door: where.
+        listener: where.
     """
 
-    def __init__(self, door: "HttpListener") -> None:
-        self.door = door
+    def __init__(self, listener: "HttpListener") -> None:
+        self.listener = listener
         self.task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport | None = None
         self.timers: list[asyncio.TimerHandle] = []
         self.had_turn = False
-        self._heard = 0
+        self._received = 0
         self._tail = b""
 
-    def hears(self, data: bytes) -> bool:
+    def receives(self, data: bytes) -> bool:
         """A part of what it says. False: its request's head is longer than anybody's."""
-        if self not in self.door.waiting or self._heard < 0:
+        if self not in self.listener.waiting or self._received < 0:
             return True
         if _HEAD_ENDS in self._tail + data:
-            self._heard = -1
-            if not self.door.strict:
+            self._received = -1
+            if not self.listener.strict:
                 self.admit()
             return True
         self._tail = (self._tail + data)[-len(_HEAD_ENDS) + 1 :]
-        self._heard += len(data)
-        return self._heard <= HEAD_BYTES
+        self._received += len(data)
+        return self._received <= HEAD_BYTES
 
     def admit(self) -> None:
         """It may stay as long as it likes."""
-        self.door.forget(self)
+        self.listener.forget(self)
 
     def hang_up(self, why: str) -> None:
         """It is one of those who have no business here."""
-        self.door.forget(self)
-        refused.add(self.door.name, why)
+        self.listener.forget(self)
+        refused.add(self.listener.name, why)
         if self.transport is not None:
             self.transport.abort()
         elif self.task is not None:
@@ -151,7 +151,7 @@ class _Handler(web.RequestHandler):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.caller.hears(data):
+        if self.caller.receives(data):
             super().data_received(data)
         else:
             self.caller.hang_up("a request whose head does not end")
@@ -169,7 +169,7 @@ class _Handler(web.RequestHandler):
     ) -> web.StreamResponse:
         if status != web.HTTPBadRequest.status_code:
             return super().handle_error(request, status, exc, message)
-        refused.add(self.caller.door.name, "what is no request")
+        refused.add(self.caller.listener.name, "what is no request")
         response = web.Response(status=status, text="this is no request\n")
         response.force_close()
         return response
@@ -313,20 +313,20 @@ class HttpListener:
 class _Site(web.BaseSite):
     """A door that is open as long as its runner says."""
 
-    def __init__(self, runner: web.AppRunner, door: HttpListener, backlog: int) -> None:
+    def __init__(self, runner: web.AppRunner, listener: HttpListener, backlog: int) -> None:
         super().__init__(runner, backlog=backlog)
-        self._door = door
+        self._listener = listener
 
     @property
     def name(self) -> str:
         """For aiohttp's own lists."""
-        return self._door.name
+        return self._listener.name
 
     async def start(self) -> None:
         """Listen. Raises `OSError`."""
         await super().start()
-        self._server = cast(asyncio.AbstractServer, self._door)
-        self._door.open(self._backlog)
+        self._server = cast(asyncio.AbstractServer, self._listener)
+        self._listener.open(self._backlog)
 
 
 def admit(request: web.Request) -> None:

@@ -29,7 +29,7 @@ def series_of(name: str, text: str, samples: Iterable[tuple[Mapping[str, str], f
 
 def refusals_of(counts: Mapping[str, int], labels: Mapping[str, str]) -> Series:
     """Connections that were refused, by the door at which they came."""
-    found = [({**labels, "door": door}, count) for door, count in sorted(counts.items())]
+    found = [({**labels, "door": endpoint}, count) for endpoint, count in sorted(counts.items())]
     return series_of("regrow_refused_connections_total", "Connections without the job's token.", found, "counter")
 
 

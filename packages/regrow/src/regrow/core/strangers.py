@@ -24,13 +24,15 @@ class Refusals:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
 
-    def add(self, door: str, why: object) -> None:
+    def add(self, endpoint: str, why: object) -> None:
         """Somebody was refused there."""
         with self._lock:
-            self._counts[door] += 1
-            times = self._counts[door]
+            self._counts[endpoint] += 1
+            times = self._counts[endpoint]
         if times & (times - 1) == 0:  # the first, the second, the fourth: a flood of them is not one in the log
-            _log.warning("%s: %s was refused: %s", door, "a connection" if times == 1 else f"connection {times}", why)
+            _log.warning(
+                "%s: %s was refused: %s", endpoint, "a connection" if times == 1 else f"connection {times}", why
+            )
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -187,13 +187,13 @@ def _meet(pair: _Pair) -> Seconds:
                     waiting.remove(side)
                 except ssl.SSLWantReadError:
                     continue
-        told = client.getpeercert()
+        certificate = client.getpeercert()
     except ssl.SSLError as error:
         raise UsageError(
             f"the certificate {files.cert} is not accepted where {files.ca or files.cert} is trusted: "
             f"{getattr(error, 'verify_message', '') or error.reason}",
             hint="both sides of a connection show it: it has to be good for servers and for clients",
         ) from error
-    if waiting or not told:
+    if waiting or not certificate:
         raise UsageError(f"a TLS connection with {files.cert} does not come about", hint="is it a TLS 1.3 certificate?")
-    return ssl.cert_time_to_seconds(str(told["notAfter"]))
+    return ssl.cert_time_to_seconds(str(certificate["notAfter"]))

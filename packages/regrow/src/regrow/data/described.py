@@ -16,7 +16,7 @@ from regrow.data.inplace import InPlaceSource, is_in_place
 from regrow.data.iteration import dealt_out, torch_iterates
 from regrow.data.mapstyle import MapStyleSource
 from regrow.data.order import OPAQUE
-from regrow.data.sampling import tell_place
+from regrow.data.sampling import set_place
 from regrow.data.streams import CallableSource, IterableSource, SequenceSource
 
 
@@ -120,7 +120,7 @@ def _parts_of(loader: TorchLoader[Any], spec: OrderSpec, map_style: bool) -> tup
             # Its generator is seeded for each epoch, and its data set is the loader's.
             parts += ["random", sampler.replacement, sampler.num_samples]
             continue
-        tell_place(sampler, 0, 1)
+        set_place(sampler, 0, 1)
         if hasattr(sampler, "set_epoch"):
             sampler.set_epoch(0)
         parts.append(sampler)

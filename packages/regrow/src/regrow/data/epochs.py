@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from regrow.data.dataloader import Cached
 from regrow.data.iteration import dealt_out, torch_iterates
 from regrow.data.loader import Share
-from regrow.data.sampling import plan_of, tell_place
+from regrow.data.sampling import plan_of, set_place
 
 
 def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) -> int | None:
@@ -29,7 +29,7 @@ def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) ->
         if torch_iterates(loader):
             return plan_of(loader, seed=seed).epoch_at(*share) or None
         if not micro and (dealt := dealt_out(loader, seed=seed)) is not None:
-            tell_place(dealt[1], *share)
+            set_place(dealt[1], *share)
             return len(dealt[0])
     try:
         return len(loader) // (share[1] if micro else 1) if isinstance(loader, Sized) else None

@@ -142,7 +142,7 @@ def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
     if not _chunks_its_sampler(batch_sampler, seed):
         return _plan_of_batch_sampler(batch_sampler, OrderSpec(OPAQUE, spec_seed(seed)), seed)
     sampler, batch_size, drop_last = batch_sampler.sampler, batch_sampler.batch_size, batch_sampler.drop_last
-    constant, remainder = _wishes_of(loader, drop_last)
+    constant, remainder = _options_of(loader, drop_last)
     spec = OrderSpec(
         OPAQUE,
         spec_seed(seed),
@@ -157,7 +157,7 @@ def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
     return _plan_of_dealt_order(sampler, spec, seed)
 
 
-def _wishes_of(loader: TorchLoader[Any], drop_last: bool) -> tuple[int, str]:
+def _options_of(loader: TorchLoader[Any], drop_last: bool) -> tuple[int, str]:
     """The constant global batch, 0 for none, and what becomes of an epoch's last samples."""
     remainder = DROP if drop_last else KEEP
     if isinstance(loader, DataLoader):
@@ -198,11 +198,11 @@ def _plan_of_own_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
     batch_size, drop_last = spec.batch_size, spec.remainder == DROP
 
     def count(rank: int, world: int) -> int:
-        tell_place(sampler, rank, world)
+        set_place(sampler, rank, world)
         return _batches_in(_length_of(sampler), batch_size, drop_last)
 
     def batches(epoch: int, rank: int, world: int) -> list[list[Any]]:
-        tell_place(sampler, rank, world)
+        set_place(sampler, rank, world)
         sampler.set_epoch(epoch)
         return list(_chunks(_drawn(sampler, seed, epoch), batch_size, drop_last))
 
@@ -215,12 +215,12 @@ def _plan_of_batch_sampler(batch_sampler: Any, spec: OrderSpec, seed: int) -> Pl
 
     def count(rank: int, world: int) -> int:
         for part in parts:
-            tell_place(part, rank, world)
+            set_place(part, rank, world)
         return _length_of(batch_sampler)
 
     def batches(epoch: int, rank: int, world: int) -> list[list[Any]]:
         for part in parts:
-            tell_place(part, rank, world)
+            set_place(part, rank, world)
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
         _seed_drawing(batch_sampler, seed, epoch)
@@ -261,7 +261,7 @@ def _chunks_its_sampler(batch_sampler: Any, seed: int) -> bool:
     return [list(batch) for batch in batch_sampler] == chunks
 
 
-def tell_place(sampler: Any, rank: int, world: int) -> None:
+def set_place(sampler: Any, rank: int, world: int) -> None:
     """Tells a sampler that knows ranks where it stands now."""
     if isinstance(sampler, DistributedSampler):
         if (sampler.rank, sampler.num_replicas) != (rank, world):

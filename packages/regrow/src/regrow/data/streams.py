@@ -12,7 +12,7 @@ from regrow.data.iteration import DealtBatches
 from regrow.data.kept import Giving
 from regrow.data.mapstyle import end_workers, end_workers_of
 from regrow.data.order import OPAQUE, spec_seed
-from regrow.data.sampling import tell_place
+from regrow.data.sampling import set_place
 from regrow.data.seeding import Draw, seed_everything
 
 
@@ -104,7 +104,7 @@ class IterableSource:
         if (rank, world) != self._place and not self._once:
             self._rewind()
             self._place = (rank, world)
-            self._tell_place()
+            self._set_place()
         self._place = (rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
@@ -196,7 +196,7 @@ class IterableSource:
 
     def _open(self) -> None:
         if not self._once:
-            self._tell_place()
+            self._set_place()
             for part in self._parts():
                 if hasattr(part, "set_epoch"):
                     part.set_epoch(self._epoch)
@@ -204,9 +204,9 @@ class IterableSource:
         self._iterator = iter(self._iterable)
         self._in_epoch = 0
 
-    def _tell_place(self) -> None:
+    def _set_place(self) -> None:
         for part in self._parts():
-            tell_place(part, *self._place)
+            set_place(part, *self._place)
 
     def _check_dealt(self) -> None:
         if self._dealt is None or self._dealt.asked or self._place[1] == 1:

@@ -42,8 +42,8 @@ def main(name: str, folder: Path, until: float) -> None:
     ground = Ground(settings, name, first_port=first_port(check), until=until, jobs_home=jobs_home())
     impossible = _impossible(check)
     judged = not_applicable(impossible) if impossible else DOING[name](ground)
-    words = ground.words if judged.status is CheckStatus.FAILED else ""
-    result = CheckResult(name, judged.status, judged.figure, time.monotonic() - began, judged.cause, words)
+    output = ground.output if judged.status is CheckStatus.FAILED else ""
+    result = CheckResult(name, judged.status, judged.figure, time.monotonic() - began, judged.cause, output)
     if name == "facts":
         (folder / "versions.json").write_bytes(msgspec.json.encode(facts.versions()))
     (folder / f"{name}.json").write_bytes(msgspec.json.encode(result))

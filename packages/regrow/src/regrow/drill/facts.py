@@ -60,9 +60,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def driver_version(told: str) -> str:
+def driver_version(reported: str) -> str:
     """Version of NVIDIA's driver by the text of its own file; the whole first line where it has none."""
-    first = told.partition("\n")[0]
+    first = reported.partition("\n")[0]
     found = re.search(r"\b\d+\.\d+(\.\d+)*\b", first)
     return found.group() if found else first
 

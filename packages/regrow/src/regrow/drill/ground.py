@@ -75,7 +75,7 @@ class Ground:
         self._check, self._port, self._jobs_home = check, first_port, jobs_home
         self.folder = Path(settings.folder) / check
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.words = ""
+        self.output = ""
         """Last output of the newest job, or of a training beside it."""
 
     def script(self, name: str) -> str:
@@ -101,11 +101,11 @@ class Ground:
             yield process
         finally:
             end(process)
-            self.keep_words(self._log(name))
+            self.keep_output(self._log(name))
 
-    def keep_words(self, log: Path) -> None:
-        """Keep the end of an output as `words`."""
-        self.words = log.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
+    def keep_output(self, log: Path) -> None:
+        """Keep the end of an output as `output`."""
+        self.output = log.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
 
     def run(
         self,
@@ -136,7 +136,7 @@ class Ground:
                 code: int | None = process.wait(max(0.0, until - time.monotonic()))
             except subprocess.TimeoutExpired:
                 code = None
-        return JobRun(code, self.ledger(name), self.words, time.monotonic() - began)
+        return JobRun(code, self.ledger(name), self.output, time.monotonic() - began)
 
     def ledger(self, name: str) -> Ledger:
         """Records of a job on this node."""
@@ -145,7 +145,7 @@ class Ground:
     def train(
         self,
         name: str,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         steps: int,
         flags: Sequence[str] = (),
@@ -162,7 +162,7 @@ class Ground:
             plan.write_text("\n".join(blow.toml() for blow in blows), encoding="utf-8")
             more.append(f"--fault-plan={plan}")
         more.append(f"--trial-steps={steps + 1}")
-        script = [self.script("training.py"), f"--steps={steps}", *words]
+        script = [self.script("training.py"), f"--steps={steps}", *arguments]
         return self.run(name, more, script, meanwhile=meanwhile)
 
     def alone(self, mode: str, *, steps: int) -> tuple[JobRun, Judgement]:

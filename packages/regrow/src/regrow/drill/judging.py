@@ -78,22 +78,22 @@ def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
     silent = {each.address: each.error for each in rates if each.address not in working}
     four = [each for each in rates if each.flows > 1 and not each.error]
     best = max(each.gbps for each in rates)
-    told = ", ".join(
+    reported = ", ".join(
         f"{each.address} {each.flows} flow{'s' * (each.flows > 1)} {each.gbps:.2f} GB/s"
         for each in rates
         if not each.error
     )
     if best > 0:
-        told += f"; a lost node takes {state_gb / best:.0f} s for {state_gb:g} GB of state (--state-gb)"
+        reported += f"; a lost node takes {state_gb / best:.0f} s for {state_gb:g} GB of state (--state-gb)"
     silence = "; ".join(f"{address} did not answer: {error}" for address, error in silent.items())
     if not working:
         return failed(silence)
-    told += f"; {silence}" * bool(silence)
+    reported += f"; {silence}" * bool(silence)
     if errors := [f"{each.address} broke: {each.error}" for each in rates if each.error and each.address in working]:
-        return failed("; ".join(errors), told)
+        return failed("; ".join(errors), reported)
     if slow := [each for each in four if each.gbps < LEAST_GBPS]:
-        return failed(f"{slow[0].address} is slower than {LEAST_GBPS:g} GB/s", told)
-    return ok(told)
+        return failed(f"{slow[0].address} is slower than {LEAST_GBPS:g} GB/s", reported)
+    return ok(reported)
 
 
 class ProcessCount(NamedTuple):
@@ -122,11 +122,11 @@ def judge_counts(counts: Sequence[ProcessCount], kills: Sequence[StepNo]) -> Jud
 
 
 class JobRun(NamedTuple):
-    """One job. `code`: None, it did not end in time; `words`: its last output."""
+    """One job. `code`: None, it did not end in time; `output`: its last output."""
 
     code: int | None
     ledger: Ledger
-    words: str
+    output: str
     seconds: Seconds
 
 

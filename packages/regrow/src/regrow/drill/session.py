@@ -61,8 +61,8 @@ def interruptible() -> Iterator[None]:
         raise DrillInterrupted(signal.Signals(number).name)
 
     adopt_orphans()
-    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, interrupt) for number in heard}
+    caught = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, interrupt) for number in caught}
     try:
         yield
     finally:
@@ -83,7 +83,7 @@ def hold(
     checks: Sequence[DrillCheck],
     settings: DrillSettings,
     environment: Mapping[str, str],
-    tell: Callable[[str], None],
+    show: Callable[[str], None],
     *,
     budget: Seconds = BUDGET,
 ) -> DrillReport:
@@ -93,7 +93,7 @@ def hold(
         checks: what to do.
         settings: without a folder; it is made, and goes at the end.
         environment: this process's; the checks get what is not meant for another job.
-        tell: takes a line for people.
+        show: takes a line for people.
         budget: time for all.
 
     Returns:
@@ -103,7 +103,7 @@ def hold(
     results: list[CheckResult] = []
     versions: dict[str, str] = {}
     interrupted = False
-    household = Household()
+    children = ChildProcesses()
     # Its name is known before it is there, so that it is removed wherever a signal comes.
     folder = Path(tempfile.gettempdir()) / f"regrow-doctor-{secrets.token_hex(8)}"
     with interruptible():
@@ -122,16 +122,16 @@ def hold(
                 own["OMP_NUM_THREADS"] = "1"
                 given = {**of_checks(environment), **own}
                 for check in checks:
-                    result = _carry_out(check, folder, given, began + budget - time.monotonic(), household)
+                    result = _carry_out(check, folder, given, began + budget - time.monotonic(), children)
                     results.append(result)
-                    tell(result.line)
+                    show(result.line)
                 if (folder / "versions.json").exists():
                     versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
             finally:
                 _ignore_signals()  # one that comes before this is done is still caught below
         except DrillInterrupted:
             interrupted = True
-            household.end(asked=True)
+            children.end(asked=True)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     verdict = conclude(results, begun=len(checks))
@@ -140,7 +140,7 @@ def hold(
     return DrillReport(verdict, code, versions, settings.node_rank, settings.nodes, took, results)
 
 
-class Household:
+class ChildProcesses:
     """Processes that come from this one, now that orphans are adopted. Those that were there before are not touched."""
 
     def __init__(self) -> None:
@@ -169,7 +169,7 @@ class Household:
 
 
 def _carry_out(
-    check: DrillCheck, folder: Path, environment: Mapping[str, str], left: Seconds, household: Household
+    check: DrillCheck, folder: Path, environment: Mapping[str, str], left: Seconds, children: ChildProcesses
 ) -> CheckResult:
     """One check to its end, or to its limit."""
     limit = min(check.limit, left)
@@ -193,15 +193,15 @@ def _carry_out(
         process.wait(limit)
     except subprocess.TimeoutExpired:
         late = True
-    left_behind = household.end(asked=late)
+    left_behind = children.end(asked=late)
     took = time.monotonic() - began
-    words = said.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
+    text = said.read_text(encoding="utf-8", errors="replace")[-_LAST_BYTES:]
     if late:
-        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"it did not end within {limit:.0f} s", words)
+        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"it did not end within {limit:.0f} s", text)
     path = folder / f"{check.name}.json"
     if not path.exists():
-        last = (words.strip().splitlines() or ["it said nothing"])[-1]
-        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"the check itself failed: {last}", words)
+        last = (text.strip().splitlines() or ["it said nothing"])[-1]
+        return CheckResult(check.name, CheckStatus.FAILED, "", took, f"the check itself failed: {last}", text)
     result = msgspec.json.decode(path.read_bytes(), type=CheckResult)
     if left_behind and result.status is CheckStatus.OK:
         cause = f"{left_behind} processes were left behind"

@@ -28,7 +28,7 @@ class SteadySide:
         self._paths = [ground.folder / f"{name}.{end}" for end in ("asks", "answers")]
         for path in self._paths:
             os.mkfifo(path)
-        self.words = [ground.script("steady.py"), name, *map(str, self._paths)]
+        self.command = [ground.script("steady.py"), name, *map(str, self._paths)]
         self._asks, self._answers = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in self._paths)
 
     def block(self, process: "subprocess.Popen[bytes]", until: Seconds) -> float | None:
@@ -57,15 +57,15 @@ def check(ground: Ground) -> Judgement:
             stack.callback(side.close)
         log = stack.enter_context(plain_log.open("wb"))
         plain = subprocess.Popen(
-            [sys.executable, *sides["plain"].words], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, *sides["plain"].command], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
         stack.callback(end, plain)
         flags = ["--nproc-per-node=1", "--hang-timeout=1h"]
-        job = stack.enter_context(ground.job("steady", flags, sides["regrow"].words, here=True))
+        job = stack.enter_context(ground.job("steady", flags, sides["regrow"].command, here=True))
         _go_rounds(sides, {"plain": plain, "regrow": job}, found, ground.until - 10.0)
         codes = plain.poll(), job.poll()
     if codes[0] is not None:
-        ground.keep_words(plain_log)
+        ground.keep_output(plain_log)
         return failed(f"the training with torch alone ended with code {codes[0]}")
     if codes[1] is not None:
         return failed(f"the training under regrow ended with code {codes[1]}")

@@ -138,7 +138,7 @@ def node(ground: Ground) -> Judgement:
 def _struck(
     ground: Ground,
     name: str,
-    words: Sequence[str],
+    arguments: Sequence[str],
     blows: Sequence[Blow] = (),
     *,
     mode: str = "ddp",
@@ -152,7 +152,7 @@ def _struck(
     alone, judged = ground.alone(mode, steps=STEPS)
     if judged.status is not CheckStatus.OK:
         return judged
-    run = ground.train(name, [f"--mode={mode}", *words], steps=STEPS, flags=flags, blows=blows, meanwhile=meanwhile)
+    run = ground.train(name, [f"--mode={mode}", *arguments], steps=STEPS, flags=flags, blows=blows, meanwhile=meanwhile)
     if run.code == 0 and evidence and ground.settings.nodes == 1 and not (ground.folder / evidence).exists():
         return failed("the script of the training did not come to where it is struck")
     return judge_struck(run, alone, blows, records=ground.settings.leads, kind=kind, unsaid=unsaid)

@@ -45,14 +45,14 @@ def not_applicable(cause: str) -> Judgement:
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """One check in the report. `words`: the last output of what it ran, where it has failed."""
+    """One check in the report. `output`: the last output of what it ran, where it has failed."""
 
     check: str
     status: CheckStatus
     figure: str
     seconds: Seconds
     cause: str
-    words: str = ""
+    output: str = msgspec.field(default="", name="words")
 
     @property
     def line(self) -> str:

@@ -94,8 +94,8 @@ def main() -> int:
         within=order.within,
         busy=True,
     )
-    told = [verdict for verdict in found.verdicts if verdict.severity is not Severity.OK]
-    said = NodeExamined(order.node, order.occasion, told, found.seconds)
+    shown = [verdict for verdict in found.verdicts if verdict.severity is not Severity.OK]
+    said = NodeExamined(order.node, order.occasion, shown, found.seconds)
     sys.stdout.buffer.write(msgspec.json.encode(said))
     sys.stdout.buffer.flush()
     return 0

@@ -73,11 +73,11 @@ class LogWatch:
                 continue
             news = self._book.matched(rule, WorkerId(worker), text, now) if found else None
             if news is not None:
-                yield self._told(news)
+                yield self._described(news)
 
     def late(self, now: Instant) -> Iterator[LogSaid]:
         """Time has passed."""
-        yield from map(self._told, self._book.late(now))
+        yield from map(self._described, self._book.late(now))
 
     def _switched_off(self, rule: LogRule) -> LogRulesNoted:
         self._patterns = [each for each in self._patterns if each[0] is not rule]
@@ -88,7 +88,7 @@ class LogWatch:
         )
         return LogRulesNoted(self._node, text)
 
-    def _told(self, news: RuleNews) -> LogRuleNews:
+    def _described(self, news: RuleNews) -> LogRuleNews:
         rule, rank = news.rule, self._ranks.get(news.worker, Rank(-1))
         span = "" if rule.within is None else f" within {rule.within:g} s"
         if news.never:

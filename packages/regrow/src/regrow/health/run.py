@@ -119,8 +119,8 @@ class _Round:
                 start_new_session=True,
             )
             try:
-                self._tell(child)
-                self._hear(child)
+                self._send(child)
+                self._receive(child)
             except _Failure as failure:
                 return _Failure(failure.how, self._with_last_words(failure.detail, errors))
             finally:
@@ -129,12 +129,12 @@ class _Round:
                     child.stdout.close()
         return None
 
-    def _tell(self, child: subprocess.Popen[bytes]) -> None:
+    def _send(self, child: subprocess.Popen[bytes]) -> None:
         if child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), child.stdin as told:  # its end is seen below
-                told.write(msgspec.json.encode(self._order))
+            with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # its end is seen below
+                pipe.write(msgspec.json.encode(self._order))
 
-    def _hear(self, child: subprocess.Popen[bytes]) -> None:
+    def _receive(self, child: subprocess.Popen[bytes]) -> None:
         lines = _lines(child, self)
         for line in lines:
             try:
@@ -172,8 +172,8 @@ class _Round:
     def _with_last_words(self, detail: str, errors: IO[bytes]) -> str:
         errors.seek(0, os.SEEK_END)
         errors.seek(max(0, errors.tell() - _LAST_BYTES))
-        words = errors.read().decode(errors="replace").strip().splitlines()
-        return f"{detail}; its last words: {words[-1].strip()}" if words else detail
+        lines = errors.read().decode(errors="replace").strip().splitlines()
+        return f"{detail}; its last words: {lines[-1].strip()}" if lines else detail
 
 
 def _lines(child: subprocess.Popen[bytes], round_: _Round) -> Iterator[bytes]:

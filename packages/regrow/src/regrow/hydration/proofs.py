@@ -8,7 +8,7 @@ from regrow.hydration.messages import AskState
 PLAIN, CLOSELY = "plain", "closely"
 
 
-class ProofDesk:
+class ProofRequests:
     """Proofs that are made here. Holds no lock of its own: the server's is held at each call."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from regrow.hydration.messages import (
     holder_side,
 )
 from regrow.hydration.plan import chunked
-from regrow.hydration.proofs import ProofDesk
+from regrow.hydration.proofs import ProofRequests
 from regrow.hydration.streams import STRANGERS_BYTES, allow, checksum, has_hung_up, send
 
 _log = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ class HydrationServer:
         self._behind: StreamPoint | None = None
         self._reading: set[socket.socket] = set()
         self._tickets: dict[str, _Reader] = {}
-        self._proofs = ProofDesk()
+        self._proofs = ProofRequests()
         self.endpoint = ""
         self.ways: list[str] = []
         """Endpoints at the further addresses."""

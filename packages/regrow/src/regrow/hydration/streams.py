@@ -49,9 +49,9 @@ def receive(sock: socket.socket, room: memoryview, deadline: Instant) -> None:
 
 def has_hung_up(sock: socket.socket) -> bool:
     """True if the peer, from which nothing is expected now, has closed the connection. Does not wait."""
-    heard = select.poll()
-    heard.register(sock, select.POLLIN)
-    if not heard.poll(0):  # Python would wait for the socket's own timeout before it asks, whatever the flags
+    received = select.poll()
+    received.register(sock, select.POLLIN)
+    if not received.poll(0):  # Python would wait for the socket's own timeout before it asks, whatever the flags
         return False
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

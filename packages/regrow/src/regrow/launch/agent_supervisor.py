@@ -16,7 +16,7 @@ from regrow.agent.workers.processes import own_children
 from regrow.core.config import AgentConfig
 from regrow.core.errors import RegrowError, passes
 from regrow.core.ids import Instant, NodeId, Seconds, StepNo
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.net import sockets_home
 from regrow.core.process.shortage import short_of_processes
 from regrow.launch.cache import CacheHome
@@ -51,7 +51,7 @@ class NodeAgents:
     """The agents that this process has started, so that what one leaves behind is told from the others."""
 
     command: Sequence[str]
-    speaker: Console
+    console: Console
     caches: CacheHome
     _pids: set[int] = field(default_factory=set)
     _starting: int = 0
@@ -83,20 +83,22 @@ class NodeAgents:
                 for pid in left:
                     _end(pid)
             await asyncio.sleep(_LOOK_S)
-        self.speaker.say("some processes of a lost agent cannot be ended (they wait inside the kernel)")
+        self.console.say("some processes of a lost agent cannot be ended (they wait inside the kernel)")
 
 
 class AgentSupervisor:
     """The agent of one node, one after the other.
 
     Args:
-        household: who starts it.
+        node_agents: who starts it.
         config: what it is told; each gets socket names and a cache folder of its own.
         ask: asks the coordinator, whenever an agent has ended.
     """
 
-    def __init__(self, household: NodeAgents, config: AgentConfig, ask: Callable[[NodeId], Awaitable[Outlook]]) -> None:
-        self._household = household
+    def __init__(
+        self, node_agents: NodeAgents, config: AgentConfig, ask: Callable[[NodeId], Awaitable[Outlook]]
+    ) -> None:
+        self._node_agents = node_agents
         self._config = config
         self._ask = ask
         self._agent: AgentProcess | None = None
@@ -108,9 +110,9 @@ class AgentSupervisor:
         """The node that it keeps."""
         return self._config.node
 
-    def follow(self, office: Office) -> None:
+    def follow(self, leader: Leader) -> None:
         """Agents that are started from now on register there."""
-        self._config = msgspec.structs.replace(self._config, coordinator=office.address, term=office.term)
+        self._config = msgspec.structs.replace(self._config, coordinator=leader.address, term=leader.term)
 
     async def keep(self) -> Departure:
         """Until the job is over, the node was given back, or too many agents have ended."""
@@ -132,20 +134,20 @@ class AgentSupervisor:
             deaths, known = (deaths + 1 if step == known else 1), step
             if deaths >= DEATHS:
                 return Departure(f"{how}, {deaths} times with no step committed in between", given_back=False)
-            self._household.speaker.note(f"the agent of {self.node} {how}; starting another")
+            self._node_agents.console.note(f"the agent of {self.node} {how}; starting another")
 
     async def _live(self) -> tuple[str, bool]:
         """One agent from its start to its end, and the end of all that it had started; whether it was ordered to."""
-        caches = self._household.caches
+        caches = self._node_agents.caches
         furnished, cache = caches.assemble(self._config)
         try:
             config = msgspec.structs.replace(furnished, socket_dir=sockets_home())
-            self._agent = agent = await self._household.start(config)
+            self._agent = agent = await self._node_agents.start(config)
             if self._over:
                 agent.kill()
             how = await agent.wait()
             if not self._over:
-                await self._household.bury(agent)
+                await self._node_agents.bury(agent)
             return how, agent.obeyed
         finally:
             caches.clear(cache)
@@ -155,7 +157,7 @@ class AgentSupervisor:
         now = time.monotonic()
         if self._short_since is None:
             self._short_since = now
-            self._household.speaker.say(f"the agent of {self.node} cannot be started now: {error}")
+            self._node_agents.console.say(f"the agent of {self.node} cannot be started now: {error}")
         if self._over or not passes(error) or now - self._short_since > _PASSES_S:
             return False
         await asyncio.sleep(_AGAIN_S)

@@ -55,13 +55,13 @@ class CacheHome:
     Args:
         plan: what the flags say.
         agents: how many of them share the place.
-        speaker: says it.
+        console: says it.
     """
 
-    def __init__(self, plan: CachePlan, agents: int, speaker: Console) -> None:
+    def __init__(self, plan: CachePlan, agents: int, console: Console) -> None:
         self._plan = plan
         self._agents = agents
-        self._speaker = speaker
+        self._console = console
         self._root: Path | None = None
         self._budget = 0
 
@@ -72,7 +72,7 @@ class CacheHome:
             return
         swept = sweep(plan.root)
         if swept:
-            self._speaker.note(f"removed {len(swept)} data cache folder(s) of killed jobs from {plan.root}")
+            self._console.note(f"removed {len(swept)} data cache folder(s) of killed jobs from {plan.root}")
         try:
             about = os.statvfs(plan.root)
         except OSError as error:
@@ -103,8 +103,8 @@ class CacheHome:
         try:
             folder.remove()
         except OSError as error:
-            self._speaker.say(f"the data cache {folder.path} cannot be removed: {error.strerror or error}")
+            self._console.say(f"the data cache {folder.path} cannot be removed: {error.strerror or error}")
 
     def _without(self, why: str) -> None:
         self._root = None
-        self._speaker.say(f"the job runs without a data cache: {why} (--data-cache DIR chooses another place)")
+        self._console.say(f"the job runs without a data cache: {why} (--data-cache DIR chooses another place)")

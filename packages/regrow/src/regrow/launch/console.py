@@ -24,7 +24,7 @@ from regrow.core.records import (
 )
 from regrow.core.shown import Shown
 from regrow.core.verdicts import Severity
-from regrow.observe.story import mended, tell
+from regrow.observe.story import describe, mended
 
 _LAST_WORDS_S: Seconds = 2.0
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -95,17 +95,17 @@ class Console:
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")
             case ScaleRefused():
                 self.note(f"{item.reason}; the job goes on as it is")
-            case NodeJudged(severity=Severity.LEAVE | Severity.FATAL) if (text := tell(item)) is not None:
+            case NodeJudged(severity=Severity.LEAVE | Severity.FATAL) if (text := describe(item)) is not None:
                 self.say(text)
-            case NodeJudged(occasion=records.IN_TRAINING) if (text := tell(item)) is not None:
+            case NodeJudged(occasion=records.IN_TRAINING) if (text := describe(item)) is not None:
                 self.note(text)
             case ReplacementJudged(reason="") if self._proven:
                 pass  # it is proven again and again, which `regrow status` says
-            case ReplacementJudged(reason="") if (text := tell(item)) is not None:
+            case ReplacementJudged(reason="") if (text := describe(item)) is not None:
                 self._proven = True
                 self.note(text)
             case ReplacementJudged() | ReplicaCorrupted() | ReplicasDiverged() | NodeQuarantined() if (
-                text := tell(item)
+                text := describe(item)
             ) is not None:
                 self.say(text)
             case Noted():

@@ -19,7 +19,7 @@ from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.hosts import address_of, route_to
 from regrow.core.ids import NO_STATE, NodeId, Seconds
 from regrow.core.job import JobSpec
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.wire import UNREADABLE
 from regrow.launch import folder
@@ -30,10 +30,10 @@ from regrow.launch.console import Console, Interruptions
 from regrow.launch.job import JobPlan
 from regrow.launch.local import GATHER_DEADLINE, VERDICT_DEADLINE, report_left
 from regrow.launch.remote import refusal_of
-from regrow.launch.succession.deputy import Deputy
+from regrow.launch.succession.following import FollowingLauncher
 from regrow.launch.succession.hosting import NextHost
 from regrow.membership.orders import AnswerScale, EndJob
-from regrow.membership.server.wishes import DrainWish
+from regrow.membership.server.requests import DrainRequest
 from regrow.membership.view import JobView
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
@@ -50,7 +50,7 @@ _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
 
 def join(
     plan: JobPlan,
-    office: Office | None = None,
+    leader: Leader | None = None,
     *,
     agent_command: Sequence[str] = AGENT_COMMAND,
     given_back_code: int = OK,
@@ -59,7 +59,7 @@ def join(
 
     Args:
         plan: this node's part of the job.
-        office: where the coordinator is; None: at the endpoint of the plan.
+        leader: where the coordinator is; None: at the endpoint of the plan.
         agent_command: what starts an agent.
         given_back_code: the exit code where the node was given back while the job goes on.
 
@@ -72,17 +72,17 @@ def join(
     """
     check_calls()
     check_temporary_folder()
-    speaker = Console(quiet=plan.quiet)
+    console = Console(quiet=plan.quiet)
     for note in plan.notes:
-        speaker.note(note)
+        console.note(note)
     adopt_orphans()
     try:
-        office = office or Office(plan.term, tls.url(address_of(*plan.endpoint)))
-        end = asyncio.run(_Joining(plan, office, agent_command, speaker, given_back_code).run())
+        leader = leader or Leader(plan.term, tls.url(address_of(*plan.endpoint)))
+        end = asyncio.run(_Joining(plan, leader, agent_command, console, given_back_code).run())
     finally:
-        report_left(speaker)
+        report_left(console)
     if end.code != OK:
-        speaker.say(f"{plan.node}: {end.diagnosis}")
+        console.say(f"{plan.node}: {end.diagnosis}")
     return end.code
 
 
@@ -90,17 +90,17 @@ class _Joining:
     """One node's part of a job."""
 
     def __init__(
-        self, plan: JobPlan, office: Office, agent_command: Sequence[str], speaker: Console, given_back_code: int
+        self, plan: JobPlan, leader: Leader, agent_command: Sequence[str], console: Console, given_back_code: int
     ) -> None:
-        self._plan, self._office = plan, office
+        self._plan, self._leader = plan, leader
         self._given_back_code = given_back_code
         self._agent_command = agent_command
-        self._speaker = speaker
-        self._base = office.address
+        self._console = console
+        self._base = leader.address
         self._force = asyncio.Event()
         self._forced_by = "interrupted twice"
-        self._telling = Tasks(lambda doing, error: self._give_up(f"{doing} failed: {error!r}"))
-        self._deputy: Deputy | None = None
+        self._messages = Tasks(lambda doing, error: self._give_up(f"{doing} failed: {error!r}"))
+        self._follower: FollowingLauncher | None = None
 
     async def run(self) -> EndJob:
         """Take part in the job; returns its end."""
@@ -112,27 +112,27 @@ class _Joining:
             job_dir = self._plan.jobs_home / spec.job
             folder.make_log_dir(Path(self._plan.log_dir) if self._plan.log_dir else job_dir / "logs")
             advertise = self._plan.advertise or route_to(*self._plan.endpoint, flag="--rdzv-endpoint")
-            host = NextHost(self._plan, spec, job_dir, advertise, self._speaker)
+            host = NextHost(self._plan, spec, job_dir, advertise, self._console)
             if spec.can_elect:
-                self._deputy = await stack.enter_async_context(
-                    Deputy(
+                self._follower = await stack.enter_async_context(
+                    FollowingLauncher(
                         self._plan.node,
                         token=self._plan.token,
                         bind=self._plan.bind,
                         advertise=advertise,
-                        say=self._speaker.say,
-                        take_office=host.open,
+                        say=self._console.say,
+                        become_leader=host.open,
                     )
                 )
-                self._deputy.follow(self._office)
-            keeper = self._make_keeper(session, spec, job_dir, advertise)
+                self._follower.follow(self._leader)
+            supervisor = self._make_supervisor(session, spec, job_dir, advertise)
             with self._interruptions(session, spec):
-                self._speaker.note(f"{self._plan.node} joins job {spec.job} at {self._base}; logs in {job_dir}")
-                end = await self._accompany(session, keeper, host)
+                self._console.note(f"{self._plan.node} joins job {spec.job} at {self._base}; logs in {job_dir}")
+                end = await self._accompany(session, supervisor, host)
             await host.close(end)
             return end
 
-    def _make_keeper(
+    def _make_supervisor(
         self, session: aiohttp.ClientSession, spec: JobSpec, job_dir: Path, advertise: str
     ) -> AgentSupervisor:
         async def ask(node: NodeId) -> Outlook:
@@ -150,16 +150,16 @@ class _Joining:
             job_dir=job_dir,
             advertise=advertise,
         )
-        if self._deputy is not None:
-            config = msgspec.structs.replace(config, launcher=self._deputy.url, term=self._office.term)
-        caches = CacheHome(self._plan.cache, 1, self._speaker)
+        if self._follower is not None:
+            config = msgspec.structs.replace(config, launcher=self._follower.url, term=self._leader.term)
+        caches = CacheHome(self._plan.cache, 1, self._console)
         caches.open()
-        household = NodeAgents(self._agent_command, self._speaker, caches)
-        return AgentSupervisor(household, config, ask)
+        node_agents = NodeAgents(self._agent_command, self._console, caches)
+        return AgentSupervisor(node_agents, config, ask)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
         """Node 0 may start later than this one."""
-        within = GATHER_DEADLINE if self._office.term == 1 else _ELECTED_S
+        within = GATHER_DEADLINE if self._leader.term == 1 else _ELECTED_S
         deadline = time.monotonic() + within
         waiting, silent = False, 0
         while True:
@@ -175,14 +175,14 @@ class _Joining:
                     cause = f"who listens at {self._base} hangs up without an answer: perhaps a job with TLS"
                     if isinstance(error, aiohttp.ClientSSLError):
                         cause = f"there is no TLS connection to {self._base}: {error}"
-                    self._speaker.say(f"{cause} ({tls.ALIKE}); waiting on")
+                    self._console.say(f"{cause} ({tls.ALIKE}); waiting on")
                 if time.monotonic() > deadline:
                     raise DeadlineExceeded(
                         f"no coordinator answered at {self._base} within {within:g} s: {error}",
                         hint="is node 0 up, and does its --bind let this node reach it?",
                     ) from error
             if not waiting:
-                self._speaker.note(f"waiting for node 0 at {self._base}")
+                self._console.note(f"waiting for node 0 at {self._base}")
                 waiting = True
             await asyncio.sleep(_RETRY_EVERY)
 
@@ -214,14 +214,14 @@ class _Joining:
             if here != there:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
 
-    async def _accompany(self, session: aiohttp.ClientSession, keeper: AgentSupervisor, host: NextHost) -> EndJob:
+    async def _accompany(self, session: aiohttp.ClientSession, supervisor: AgentSupervisor, host: NextHost) -> EndJob:
         """Until the job ends, its coordinator is lost for good, the node was given back, or its agents do not stay."""
         async with TaskScope() as scope:
-            ending = scope.start(self._wait_end(session, keeper))
-            leaving, forced = scope.start(keeper.keep()), scope.start(self._force.wait())
+            ending = scope.start(self._wait_end(session, supervisor))
+            leaving, forced = scope.start(supervisor.keep()), scope.start(self._force.wait())
             try:
                 await asyncio.wait({ending, leaving, forced}, return_when=asyncio.FIRST_COMPLETED)
-                keeper.retire()
+                supervisor.retire()
                 if forced.done():
                     return EndJob(RUN_AGAIN, self._forced_by)
                 if not ending.done():
@@ -233,18 +233,18 @@ class _Joining:
                 await asyncio.wait({stopping, forced}, return_when=asyncio.FIRST_COMPLETED)
                 return ending.result()
             finally:
-                await keeper.end(within=0.0)
+                await supervisor.end(within=0.0)
                 await asyncio.wait({leaving}, timeout=VERDICT_DEADLINE)
-                self._telling.cancel()
+                self._messages.cancel()
 
-    async def _wait_end(self, session: aiohttp.ClientSession, keeper: AgentSupervisor) -> EndJob:
+    async def _wait_end(self, session: aiohttp.ClientSession, supervisor: AgentSupervisor) -> EndJob:
         """The job's end, whoever is its coordinator by then."""
-        term = self._office.term
-        if self._deputy is None:
+        term = self._leader.term
+        if self._follower is None:
             return await _end_of(session, self._base) or _LOST
         while True:
             async with TaskScope() as scope:
-                ending, following = scope.start(_end_of(session, self._base)), scope.start(self._deputy.next(term))
+                ending, following = scope.start(_end_of(session, self._base)), scope.start(self._follower.next(term))
                 # A coordinator without power ends no connection.
                 await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
                 if ending.done() and (end := ending.result()) is not None:
@@ -252,15 +252,15 @@ class _Joining:
                 await asyncio.wait({following}, timeout=_RETRY_EVERY)
                 if not following.done():
                     continue  # the coordinator may be there, and only this connection is lost
-                office = following.result()
-                if office is None and self._deputy.ended:
+                leader = following.result()
+                if leader is None and self._follower.ended:
                     await asyncio.wait({ending}, timeout=VERDICT_DEADLINE)
                     return (ending.result() if ending.done() else None) or _LOST
-            if office is None:
+            if leader is None:
                 return _LOST
-            term, self._base = office.term, office.address
-            keeper.follow(office)
-            self._speaker.note(f"{self._plan.node} follows the job's coordinator to {self._base}")
+            term, self._base = leader.term, leader.address
+            supervisor.follow(leader)
+            self._console.note(f"{self._plan.node} follows the job's coordinator to {self._base}")
 
     async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
         """The agent has ended before the job was known to have."""
@@ -269,7 +269,7 @@ class _Joining:
         if ending.done():
             return ending.result()
         if left.given_back:
-            self._speaker.note(f"{self._plan.node} has left the job, which goes on without it")
+            self._console.note(f"{self._plan.node} has left the job, which goes on without it")
             return EndJob(self._given_back_code, "it was given back")
         return EndJob(RUN_AGAIN, f"the agent of this node {left.how}; what it said is above")
 
@@ -283,8 +283,8 @@ class _Joining:
         )
 
     def _ask_stop(self, session: aiohttp.ClientSession, why: str) -> None:
-        self._speaker.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")
-        self._telling.start(self._post_stop(session, why), "asking the job to stop")
+        self._console.note(f"{why}; asking the job to stop (Ctrl-C again: at once)")
+        self._messages.start(self._post_stop(session, why), "asking the job to stop")
 
     async def _post_stop(self, session: aiohttp.ClientSession, why: str) -> None:
         timeout = aiohttp.ClientTimeout(total=VERDICT_DEADLINE)
@@ -301,16 +301,16 @@ class _Joining:
 
     def _ask_drain(self, session: aiohttp.ClientSession, why: str, number: signal.Signals) -> None:
         grace = self._plan.drain_grace
-        self._speaker.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
-        self._telling.start(self._drain(session, why), "giving this node back")
+        self._console.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
+        self._messages.start(self._drain(session, why), "giving this node back")
         if number != signal.SIGUSR1:  # who asks for an end gets one, whatever the job makes of the notice
             late = f"its ranks had not left it after {grace:g} s"
             asyncio.get_running_loop().call_later(grace, self._give_up, late)
 
     async def _drain(self, session: aiohttp.ClientSession, why: str) -> None:
-        wish = DrainWish(self._plan.node, self._plan.drain_grace, why, certain=True)
+        request = DrainRequest(self._plan.node, self._plan.drain_grace, why, certain=True)
         try:
-            answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(wish))
+            answer = await self._ask(session, "POST", "/drain", AnswerScale, msgspec.json.encode(request))
         except (aiohttp.ClientError, TimeoutError, UsageError) as error:
             self._give_up(f"node 0 cannot be told ({error})")
         else:
@@ -319,7 +319,7 @@ class _Joining:
 
     def _give_up(self, why: str) -> None:
         if not self._force.is_set():
-            self._speaker.say(f"{why}; ending this node")
+            self._console.say(f"{why}; ending this node")
             self._forced_by = why
             self._force.set()
 

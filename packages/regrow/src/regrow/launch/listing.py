@@ -85,8 +85,8 @@ def tagged_lines(rows: Sequence[JobRow]) -> list[str]:
     table: list[tuple[str, ...]] = [("JOB", "TAG", "STATE", "STEP", "INCIDENTS", "GOODPUT")]
     for row in rows:
         state = row.state if row.code is None else f"{row.state} ({row.code})"
-        told = (row.step, row.incidents, None if row.goodput is None else f"{row.goodput:.0%}")
-        table.append((row.job, row.tag, state, *("-" if each is None else str(each) for each in told)))
+        reported = (row.step, row.incidents, None if row.goodput is None else f"{row.goodput:.0%}")
+        table.append((row.job, row.tag, state, *("-" if each is None else str(each) for each in reported)))
     return _table(table)
 
 

@@ -27,7 +27,7 @@ from regrow.core.hosts import LOOPBACK, address_of, check_loopback
 from regrow.core.ids import JobId, NodeId, Seconds, StepNo
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
-from regrow.core.messages.elections import Office, Voter
+from regrow.core.messages.elections import Leader, Voter
 from regrow.core.messages.lineage import Lineage
 from regrow.core.process.tasks import Tasks, TaskScope
 from regrow.core.records import JobStarted
@@ -46,7 +46,7 @@ from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
-from regrow.observe.watch.figures import FiguresDesk
+from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.progress_lines import ProgressLines
 
 VERDICT_DEADLINE: Seconds = 5.0
@@ -57,7 +57,7 @@ _GIVE_WAY_S: Seconds = 2.0
 GATHER_DEADLINE: Seconds = 600.0
 """Time for the nodes of a job to register; torchrun's `join_timeout`."""
 
-Rejoin: TypeAlias = Callable[[JobPlan, Office], int]
+Rejoin: TypeAlias = Callable[[JobPlan, Leader], int]
 
 
 def run(
@@ -84,37 +84,37 @@ def run(
     """
     check_calls()
     check_temporary_folder()
-    speaker = Console(quiet=plan.quiet)
+    console = Console(quiet=plan.quiet)
     adopt_orphans()
     try:
-        launch = _Launch(plan, watchers, agent_command, speaker)
+        launch = _Launch(plan, watchers, agent_command, console)
         end = asyncio.run(launch.run())
         if rejoin is None or not isinstance(end, Deposed) or end.by is None:
             return end.code
-        report_left(speaker)
+        report_left(console)
         code = rejoin(msgspec.structs.replace(plan, notes=[]), end.by)
         launch.close_entry(EndJob(code, ""))
         return code
     finally:
-        report_left(speaker)
-        speaker.close()
+        report_left(console)
+        console.close()
 
 
-def report_left(speaker: Console) -> None:
+def report_left(console: Console) -> None:
     """End whatever this process has below it, and say what could not be ended."""
     if left := end_children(within=_KILL_DEADLINE):
-        speaker.say(f"processes {', '.join(map(str, left))} cannot be ended (they wait inside the kernel)")
+        console.say(f"processes {', '.join(map(str, left))} cannot be ended (they wait inside the kernel)")
 
 
 class _Launch:
     """One run of a job, from making its folder to its exit code."""
 
     def __init__(
-        self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], speaker: Console
+        self, plan: JobPlan, watchers: Sequence[Watcher], agent_command: Sequence[str], console: Console
     ) -> None:
         self._plan, self._watchers = plan, watchers
         self._agent_command = agent_command
-        self._speaker = speaker
+        self._console = console
         self._force = asyncio.Event()
         self._entry: tuple[Path, folder.JobEntry] | None = None
         self._refused: Callable[[], Collection[StepNo]] = tuple
@@ -124,7 +124,7 @@ class _Launch:
     async def run(self) -> EndJob:
         """Run the job; returns its end, or that another launcher hosts its coordinator."""
         for note in self._plan.notes:
-            self._speaker.note(note)
+            self._console.note(note)
         check_loopback(_listen_host(self._plan))
         _check_port(self._plan.bind, self._plan.master_port)
         job, job_dir = folder.make_job_dir(self._plan.jobs_home, self._plan.spec.job)
@@ -146,7 +146,7 @@ class _Launch:
         if self._plan.checkpoint_dir is None:
             return spec
         new = ownership.new_lineage(job, time.time())
-        lineage = ownership.settle(self._plan.checkpoint_dir, self._plan.resume, new, note=self._speaker.say)
+        lineage = ownership.settle(self._plan.checkpoint_dir, self._plan.resume, new, note=self._console.say)
         self._lineage = lineage
         return msgspec.structs.replace(spec, lineage=lineage)
 
@@ -158,8 +158,8 @@ class _Launch:
         self._refused = lambda: machine.machine.refused
         voter = Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint))
         voters = Voters(voter, 1, VOTE_LEASE)
-        host = CoordinatorHost(plan, machine, voters, token, self._speaker, _witness_of(plan, spec))
-        figures = FiguresDesk()
+        host = CoordinatorHost(plan, machine, voters, token, self._console, _witness_of(plan, spec))
+        figures = FiguresApi()
         async with AsyncExitStack() as stack:
             coordinator = Coordinator(
                 host.leased if spec.can_elect else machine,
@@ -170,14 +170,14 @@ class _Launch:
                 port=plan.port,
                 near=[node_name(rank) for rank in plan.node_ranks],
                 lease=spec.node_lease,
-                routes=[*host.desk.routes(), *figures.routes()],
+                routes=[*host.api.routes(), *figures.routes()],
             )
             coordinator.offer = plan.offer(spec)
-            lines = ProgressLines(self._speaker.note, repeats=self._speaker.to_terminal)
+            lines = ProgressLines(self._console.note, repeats=self._console.to_terminal)
             lines.replaceable = (lambda: machine.snapshot().replaceable) if spec.proof else str
-            coordinator.watchers.extend([self._speaker.record, figures.feed, lines.feed, *self._watchers])
+            coordinator.watchers.extend([self._console.record, figures.feed, lines.feed, *self._watchers])
             if page := await host.listen(stack, coordinator):
-                self._speaker.say(f"live view {page}, metrics {page}metrics")
+                self._console.say(f"live view {page}, metrics {page}metrics")
             address = f"{_near_host(plan)}:{coordinator.port}"
             configs = [
                 msgspec.structs.replace(
@@ -208,48 +208,48 @@ class _Launch:
 
     async def _host(self, host: CoordinatorHost, configs: Sequence[AgentConfig]) -> EndJob:
         """Wait for the job's end, then for the end of its processes."""
-        coordinator, machine, desk = host.coordinator, host.machine, host.desk
+        coordinator, machine, api = host.coordinator, host.machine, host.api
 
         async def ask(node: NodeId) -> Outlook:
             known = machine.machine.roster.nodes.get(node)
             return Outlook(machine.machine.step, known is not None and known.leave_by is not None)
 
-        caches = CacheHome(self._plan.cache, len(configs), self._speaker)
+        caches = CacheHome(self._plan.cache, len(configs), self._console)
         caches.open()
-        household = NodeAgents(self._agent_command, self._speaker, caches)
-        keepers = {config.node: AgentSupervisor(household, config, ask) for config in configs}
-        coordinator.on_node_lost.append(lambda node: keepers[node].kill() if node in keepers else None)
+        node_agents = NodeAgents(self._agent_command, self._console, caches)
+        agents = {config.node: AgentSupervisor(node_agents, config, ask) for config in configs}
+        coordinator.on_node_lost.append(lambda node: agents[node].kill() if node in agents else None)
         loop = asyncio.get_running_loop()
         gathering = loop.call_later(GATHER_DEADLINE, self._check_gathered, coordinator, machine)
         watches = Tasks(partial(self._watch_failed, coordinator))
-        for keeper in keepers.values():
-            watches.start(self._watch_agent(coordinator, keeper), f"keeping the agent of {keeper.node}")
+        for agent in agents.values():
+            watches.start(self._watch_agent(coordinator, agent), f"keeping the agent of {agent.node}")
         try:
             end = await coordinator.wait_ended()
             if isinstance(end, Deposed):
-                desk.give_way()
+                api.give_way()
                 # Nobody but this node's own agents is told to end: the others are the other coordinator's.
-                await asyncio.gather(*(keeper.end(within=_GIVE_WAY_S) for keeper in keepers.values()))
+                await asyncio.gather(*(agent.end(within=_GIVE_WAY_S) for agent in agents.values()))
                 return end
-            desk.end()
-            for keeper in keepers.values():
-                keeper.retire()
+            api.end()
+            for agent in agents.values():
+                agent.retire()
             async with TaskScope() as scope:
-                stop = scope.start(self._wind_down(host, list(keepers.values()), end))
+                stop = scope.start(self._wind_down(host, list(agents.values()), end))
                 await asyncio.wait({stop, scope.start(self._force.wait())}, return_when=asyncio.FIRST_COMPLETED)
             return end
         finally:
             gathering.cancel()
-            await asyncio.gather(*(keeper.end(within=0.0) for keeper in keepers.values()))
+            await asyncio.gather(*(agent.end(within=0.0) for agent in agents.values()))
             await watches.ended(VERDICT_DEADLINE)
 
     @staticmethod
-    async def _wind_down(host: CoordinatorHost, keepers: Sequence[AgentSupervisor], end: EndJob) -> None:
+    async def _wind_down(host: CoordinatorHost, agents: Sequence[AgentSupervisor], end: EndJob) -> None:
         late = await host.stop_nodes(end)
-        await asyncio.gather(*(keeper.end(within=0.0 if keeper.node in late else 2.0) for keeper in keepers))
+        await asyncio.gather(*(agent.end(within=0.0 if agent.node in late else 2.0) for agent in agents))
 
     def _stop(self, coordinator: Coordinator, why: str) -> None:
-        self._speaker.note(f"{why}; stopping (Ctrl-C again: at once)")
+        self._console.note(f"{why}; stopping (Ctrl-C again: at once)")
         patience = self._plan.drain_grace
         coordinator.submit(facts.StopRequested(why, patience))
         asyncio.get_running_loop().call_later(patience + VERDICT_DEADLINE, coordinator.end, EndJob(RUN_AGAIN, why))
@@ -260,13 +260,13 @@ class _Launch:
             text = f"{', '.join(missing)} did not register within {GATHER_DEADLINE:g} s"
             coordinator.end(EndJob(RUN_AGAIN, text))
 
-    async def _watch_agent(self, coordinator: Coordinator, keeper: AgentSupervisor) -> None:
+    async def _watch_agent(self, coordinator: Coordinator, agent: AgentSupervisor) -> None:
         """A node whose agents end before their job does, having registered or not, ends the job."""
-        left = await keeper.keep()
+        left = await agent.keep()
         if left.given_back:
-            self._speaker.note(f"{keeper.node} has left the job, which goes on without it")
+            self._console.note(f"{agent.node} has left the job, which goes on without it")
         else:
-            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {keeper.node} {left.how}; what it said is above"))
+            coordinator.end(EndJob(RUN_AGAIN, f"the agent of {agent.node} {left.how}; what it said is above"))
 
     @staticmethod
     def _watch_failed(coordinator: Coordinator, doing: str, error: BaseException) -> None:
@@ -288,30 +288,30 @@ class _Launch:
                 folder.write_entry(job_dir, now)
                 self._entry = job_dir, now
         except OSError as error:
-            self._speaker.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
+            self._console.say(f"{job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
 
     def _say_start(self, spec: JobSpec, job_dir: Path) -> None:
         ranks = f"{spec.world} ranks" if spec.world > 1 else "1 rank"
         nodes = f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
         each = " a node" if spec.nodes > 1 else ""
         standbys = f", {spec.standbys} standby{each}" if spec.standbys else ""
-        self._speaker.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
+        self._console.note(f"job {spec.job}: {ranks}{nodes}{standbys}; records and logs in {job_dir}")
 
     def _say_end(self, job: JobId, job_dir: Path, end: EndJob, crash: str) -> None:
         if self._lineage is not None and self._plan.checkpoint_dir and not isinstance(end, Deposed):
-            say = self._speaker.note if end.code == OK else self._speaker.say
+            say = self._console.note if end.code == OK else self._console.say
             say(ownership.newest(self._plan.checkpoint_dir, self._lineage, self._refused()))
         if end.code != OK:
             over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
             again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""
-            self._speaker.say(f"job {job}: {end.diagnosis}{again}")
+            self._console.say(f"job {job}: {end.diagnosis}{again}")
         if crash:
             path = job_dir / folder.CRASH_FILE
             try:
                 path.write_text(crash, encoding="utf-8")
-                self._speaker.say(f"please report this, with {path}")
+                self._console.say(f"please report this, with {path}")
             except OSError:
-                self._speaker.say(f"please report this:\n{crash}")
+                self._console.say(f"please report this:\n{crash}")
 
 
 def _started(spec: JobSpec, command: list[str]) -> JobStarted:

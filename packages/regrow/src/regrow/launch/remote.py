@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import FaultSpec
 from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import DrainWish, MoveWish, ScaleWish
+from regrow.membership.server.requests import DrainRequest, MoveRequest, ScaleRequest
 from regrow.membership.view import JobView
 from regrow.observe.watch.present import JobFigures
 
@@ -52,17 +52,17 @@ class CoordinatorClient:
         """Let one worker fail."""
         self._ask("POST", "/kill", msgspec.json.encode(fault))
 
-    def scale(self, wish: ScaleWish) -> AnswerScale:
+    def scale(self, request: ScaleRequest) -> AnswerScale:
         """Ask for another number of replicas; what becomes of it."""
-        return self._post("/scale", wish, AnswerScale)
+        return self._post("/scale", request, AnswerScale)
 
-    def drain(self, wish: DrainWish) -> AnswerScale:
+    def drain(self, request: DrainRequest) -> AnswerScale:
         """Give a node back; what becomes of it."""
-        return self._post("/drain", wish, AnswerScale)
+        return self._post("/drain", request, AnswerScale)
 
-    def move(self, wish: MoveWish) -> AnswerScale:
+    def move(self, request: MoveRequest) -> AnswerScale:
         """Let ranks go on elsewhere; what becomes of it."""
-        return self._post("/move", wish, AnswerScale)
+        return self._post("/move", request, AnswerScale)
 
     def join(self, request: JoinRequest) -> JoinOffer:
         """Be one more node of the job; what it needs to know. Raises `UsageError` where it may not be."""
@@ -113,8 +113,8 @@ class CoordinatorClient:
 def refusal_of(address: str, status: int, answer: bytes) -> UsageError:
     """Error for a coordinator's refusal of a request."""
     try:
-        told = json.loads(answer)
+        parsed = json.loads(answer)
         kind = NoPlaceYet if status == LOCKED else UsageError
-        return kind(str(told["error"]), hint=str(told.get("hint", "")))
+        return kind(str(parsed["error"]), hint=str(parsed.get("hint", "")))
     except (ValueError, KeyError, TypeError):
         return UsageError(f"{address} refused with HTTP status {status}", hint="is that a regrow coordinator?")

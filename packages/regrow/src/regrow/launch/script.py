@@ -29,13 +29,13 @@ def check_script(script: Script, preload: Sequence[str] = ()) -> None:
         _check_module("--preload", name, runs=False)
 
 
-def check_names(words: Iterable[object]) -> None:
+def check_names(arguments: Iterable[object]) -> None:
     """Check that all words of a command line, and names of folders, can be sent to other processes.
 
     Raises:
         UsageError: one of them is no text in UTF-8, such as a file name in an older encoding.
     """
-    for word in words:
+    for word in arguments:
         if isinstance(word, list | tuple):
             check_names(word)
         elif isinstance(word, str):

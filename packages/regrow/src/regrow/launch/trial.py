@@ -49,7 +49,7 @@ class TrialRun:
 
     code: int
     ledger: Ledger
-    words: str
+    output: str
     seconds: Seconds
 
 
@@ -111,7 +111,7 @@ class _Trial:
         pilot = self._start("undisturbed, a few steps", few)
         alone = self._start("undisturbed", self._steps) if pilot.code == 0 else pilot
         if alone.code != 0:
-            self._say(f"the script fails without any kill (exit code {alone.code}):\n{alone.words}")
+            self._say(f"the script fails without any kill (exit code {alone.code}):\n{alone.output}")
             return 1
         reached = alone.ledger.last_step
         if reached is None:
@@ -128,13 +128,13 @@ class _Trial:
             absent = [each for each in next(iter(results.values()), []) if each.outcome is Outcome.ABSENT]
             places = {(each.kill.rank, each.kill.phase) for each in absent}
             left = [kill for kill in fitting if (kill.rank, kill.phase) not in places]
-            struck = list(self._strike(way, left, alone.ledger))
+            struck = list(self._inject(way, left, alone.ledger))
             if nowhere := sum(each.outcome is Outcome.ABSENT for each in struck):
                 self._say(f"   {nowhere} of them found no such place in this script, and are not tried again")
             results[way] = [*struck, *absent]
         return self._report(results, kills=len(kills))
 
-    def _strike(self, way: str, kills: list[Kill], alone: Ledger) -> Iterator[Result]:
+    def _inject(self, way: str, kills: list[Kill], alone: Ledger) -> Iterator[Result]:
         """Runs until every kill was tried; each ends with the first that fails."""
         for _ in range(MOST_RUNS):
             if not kills:
@@ -142,7 +142,7 @@ class _Trial:
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
             run = self._start(f"{_count(kills)}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
-            results = judge(kills, run.ledger, alone, code=run.code, words=run.words)
+            results = judge(kills, run.ledger, alone, code=run.code, output=run.output)
             yield from (result for result in results if result.outcome is not Outcome.UNTRIED)
             kills = again([result.kill for result in results if result.outcome is Outcome.UNTRIED])
         yield from (Result(kill, Outcome.UNTRIED) for kill in kills)

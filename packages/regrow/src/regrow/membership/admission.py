@@ -113,13 +113,13 @@ class Admission:
         if self._first is None or node in self._introduced:
             self._introduced.add(node)
             return [node]
-        told = []
+        reported = []
         while self._next < len(self._first) and self._first[self._next] in arrived:
-            told.append(self._first[self._next])
+            reported.append(self._first[self._next])
             self._next += 1
-        self._introduced.update(told)
+        self._introduced.update(reported)
         if self._next == len(self._first):
             # Others have waited for the last of these; later each is told of as it comes.
-            told += [each for each in (arrived if told else [node]) if each not in self._introduced]
-            self._introduced.update(told)
-        return told
+            reported += [each for each in (arrived if reported else [node]) if each not in self._introduced]
+            self._introduced.update(reported)
+        return reported

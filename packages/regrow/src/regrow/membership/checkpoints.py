@@ -167,7 +167,7 @@ class Checkpoints:
         """The newest step at which halted workers have the whole state; None: there is none, or nowhere to save it."""
         if not self._spec.checkpoint_every:
             return None
-        workers = list(self._roster.seated())
+        workers = list(self._roster.placed())
         holdings = {worker.holding for worker in workers if worker.holding}
         for step in sorted({w.state_at for w in workers if w.stage is Stage.HALTED and w.state_at > 0}, reverse=True):
             if {w.holding for w in workers if w.stage is Stage.HALTED and w.state_at == step} >= holdings:
@@ -243,7 +243,7 @@ class Checkpoints:
             case _:
                 pass
 
-    def tell(self, fact: CheckpointFact, now: Instant) -> None:
+    def apply(self, fact: CheckpointFact, now: Instant) -> None:
         """An agent reports; what is said of another attempt is too late."""
         if isinstance(fact, SnapshotHeld):
             if isinstance(self._state, Snapshotting) and fact.asked == self._state.step:

@@ -46,11 +46,11 @@ def late(state: State, roster: Roster, spec: JobSpec, now: Instant) -> list[Work
         case Building():
             ready = roster.oldest(Stage.READY)
             if ready and now >= ready.since + spec.build_deadline:
-                return list(roster.seated(*BUILDING))
-            ordered = [w for w in roster.seated(Stage.ORDERED) if now >= w.since + spec.build_deadline]
-            return ordered or [w for w in roster.seated(*_again(roster)) if now >= w.since + _again_by(roster, spec)]
+                return list(roster.placed(*BUILDING))
+            ordered = [w for w in roster.placed(Stage.ORDERED) if now >= w.since + spec.build_deadline]
+            return ordered or [w for w in roster.placed(*_again(roster)) if now >= w.since + _again_by(roster, spec)]
         case Forming(deadline=at):
-            return list(roster.seated(Stage.JOINING)) if now >= at else []
+            return list(roster.placed(Stage.JOINING)) if now >= at else []
         case Training():
             return [
                 standby
@@ -59,9 +59,9 @@ def late(state: State, roster: Roster, spec: JobSpec, now: Instant) -> list[Work
             ]
         case Releasing():
             gone = roster.newest(Stage.GONE)
-            return list(roster.seated(Stage.RELEASED)) if gone is not None and now >= gone.since + LAST_ACTS_S else []
+            return list(roster.placed(Stage.RELEASED)) if gone is not None and now >= gone.since + LAST_ACTS_S else []
         case Mending():
-            return [w for w in roster.seated(*BUILDING) if now >= w.since + spec.build_deadline]
+            return [w for w in roster.placed(*BUILDING) if now >= w.since + spec.build_deadline]
         case _:
             return []
 
@@ -87,7 +87,7 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
         case Training(deadline=at):
             if at is not None:
                 yield at
-            yield from _built_by(roster, spec, Stage.ORDERED, Stage.STARTING, seated=False)
+            yield from _built_by(roster, spec, Stage.ORDERED, Stage.STARTING, placed=False)
         case Mending(halt_deadline=at):
             if roster.count(Stage.HALTING) or roster.away:
                 yield at
@@ -107,12 +107,12 @@ def _again_by(roster: Roster, spec: JobSpec) -> Seconds:
     return AGAIN * max(spec.build_deadline, roster.first_build or 0.0)
 
 
-def _oldest(roster: Roster, stages: Sequence[Stage], *, seated: bool = True) -> Iterator[WorkerRecord]:
+def _oldest(roster: Roster, stages: Sequence[Stage], *, placed: bool = True) -> Iterator[WorkerRecord]:
     for stage in stages:
-        oldest = roster.oldest(stage, seated=seated)
+        oldest = roster.oldest(stage, placed=placed)
         if oldest is not None:
             yield oldest
 
 
-def _built_by(roster: Roster, spec: JobSpec, *stages: Stage, seated: bool = True) -> Iterator[Instant]:
-    return (each.since + spec.build_deadline for each in _oldest(roster, stages, seated=seated))
+def _built_by(roster: Roster, spec: JobSpec, *stages: Stage, placed: bool = True) -> Iterator[Instant]:
+    return (each.since + spec.build_deadline for each in _oldest(roster, stages, placed=placed))

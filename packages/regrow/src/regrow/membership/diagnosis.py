@@ -125,14 +125,14 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
 
 
 def uncovered(
-    start: Uncovered, buddy_every: int, told: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
+    start: Uncovered, buddy_every: int, reported: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
 ) -> str:
-    """Some part of the state is in nobody's memory. `told`: what the workers that had it said last.
+    """Some part of the state is in nobody's memory. `reported`: what the workers that had it said last.
 
     `broken`: who was in the middle of an update, and of which step.
     """
     cut = torn(broken)
-    last = "".join(f" ({text})" for text in (told, cut) if text)
+    last = "".join(f" ({text})" for text in (reported, cut) if text)
     if not start.ranks:
         return f"no step has a whole copy of the state in the memory of the living{last}"
     ranks = ", ".join(str(rank) for rank in start.ranks)

@@ -51,7 +51,7 @@ class FaultPlan:
         """A step was committed: what people should know of faults that wait for something between two, once each."""
         if not self._asked:
             return []
-        told = []
+        reported = []
         for fault, since in list(self._asked.items()):
             spec = self._pending.get(fault)
             if spec is not None and (now - since < STRIKES_WITHIN if spec.step is None else step <= spec.step):
@@ -59,11 +59,11 @@ class FaultPlan:
             del self._asked[fault]
             if spec is not None:
                 where = f"within {STRIKES_WITHIN:g} s" if spec.step is None else f"before step {spec.step}"
-                told.append(
+                reported.append(
                     f"the {spec.how} of rank {spec.rank} that was asked for between two steps has not struck {where}: "
                     "no function marked @regrow.restartable, and no collective, has run there"
                 )
-        return told
+        return reported
 
     def of(self, rank: Rank) -> list[FaultSpec]:
         """Faults that have still to strike the rank."""
@@ -120,23 +120,23 @@ class ScriptErrors:
     """Errors that the script raised: by worker until its exit follows, and by place, to recognize a second one."""
 
     def __init__(self) -> None:
-        self._told: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
+        self._reported: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
         self._exits: deque[tuple[StepNo, str]] = deque(maxlen=64)
         self._bodies: deque[_Seen] = deque(maxlen=64)
         self._symptoms: set[tuple[StepNo, Generation, str]] = set()
         self._devices: deque[DeviceFailure] = deque(maxlen=64)
 
-    def tell(self, worker: WorkerId, error: ErrorReport, step: StepNo) -> None:
+    def apply(self, worker: WorkerId, error: ErrorReport, step: StepNo) -> None:
         """A worker's script has ended with an error; its exit follows."""
-        self._told[worker] = (error, step)
+        self._reported[worker] = (error, step)
 
     def of(self, worker: WorkerId) -> tuple[ErrorReport, StepNo] | None:
         """The error that ended the worker's script, if any."""
-        return self._told.get(worker)
+        return self._reported.get(worker)
 
     def forget(self, worker: WorkerId) -> None:
         """The worker is of no interest any more."""
-        self._told.pop(worker, None)
+        self._reported.pop(worker, None)
 
     def ended_again(self, step: StepNo, error: ErrorReport) -> bool:
         """True if this error has already ended a worker at this step or the one before; remembers it."""

@@ -215,27 +215,27 @@ class Incidents:
             self.open.waiting_for = ranks
             self.open.unexplained = False
 
-    def built(self, told: facts.WorkerReady) -> None:
+    def built(self, fact: facts.WorkerReady) -> None:
         """A worker with a rank stands before its first step."""
         if self.open is not None:
-            self.open.replacements[told.worker] = dict(told.stages)
+            self.open.replacements[fact.worker] = dict(fact.stages)
 
-    def resumed(self, told: facts.WorkerResumed, *, fresh: bool) -> None:
+    def resumed(self, fact: facts.WorkerResumed, *, fresh: bool) -> None:
         """A worker stands in the new membership; `fresh`: it was in none before."""
         if self.open is not None:
-            self.open.form_s = max(self.open.form_s, told.form_s)
-            self.open.hydrated_bytes += told.hydrated_bytes
-            self.open.ways = merged([*self.open.ways, *told.ways])
-            if fresh or told.worker in self.open.replacements:
-                took = {CONNECT: told.form_s, HYDRATE: told.hydrate_s}
-                stages = self.open.replacements.setdefault(told.worker, {})
+            self.open.form_s = max(self.open.form_s, fact.form_s)
+            self.open.hydrated_bytes += fact.hydrated_bytes
+            self.open.ways = merged([*self.open.ways, *fact.ways])
+            if fresh or fact.worker in self.open.replacements:
+                took = {CONNECT: fact.form_s, HYDRATE: fact.hydrate_s}
+                stages = self.open.replacements.setdefault(fact.worker, {})
                 stages.update({stage: seconds for stage, seconds in took.items() if seconds})
-                self.open.stood[told.worker] = told.at
+                self.open.stood[fact.worker] = fact.at
 
-    def committed(self, told: facts.WorkerCommitted) -> None:
+    def committed(self, fact: facts.WorkerCommitted) -> None:
         """A worker has committed a step."""
-        if self.open is not None and (since := self.open.stood.pop(told.worker, 0.0)):
-            self.open.replacements[told.worker][FIRST_STEP] = max(0.0, told.at - since)
+        if self.open is not None and (since := self.open.stood.pop(fact.worker, 0.0)):
+            self.open.replacements[fact.worker][FIRST_STEP] = max(0.0, fact.at - since)
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
         """Every worker stands in the new membership."""

@@ -14,7 +14,7 @@ from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.job_state import JobState
 from regrow.membership.orders import AnswerScale, Orders
-from regrow.membership.roster import Roster, Seat
+from regrow.membership.roster import RankSlot, Roster
 from regrow.membership.scaling import Change
 from regrow.membership.states import Ended, Forming, Mending, Retaining, Saving, Switching, Training, Waiting
 from regrow.membership.trainings import FinishedTrainings
@@ -86,11 +86,11 @@ class Job(JobState):
         return self.roster.world // self.spec.unit
 
     @property
-    def told_of_proofs(self) -> str:
+    def proofs_text(self) -> str:
         """Describe for people the evidence about newcomers and about the result."""
         doubt = self.belief.doubt
         then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
-        return self.replacements.told + (then if doubt else "")
+        return self.replacements.text + (then if doubt else "")
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
         """Nothing more is decided."""
@@ -124,13 +124,13 @@ class Job(JobState):
         elif self.plan.add(fault, now):
             self.orders.arm(worker, fault)
 
-    def spawn(self, seat: Seat, role: Role, now: Instant, *, grown: int | None = None) -> WorkerId:
+    def spawn(self, slot: RankSlot, role: Role, now: Instant, *, grown: int | None = None) -> WorkerId:
         """Start a worker; returns its name. `grown`: the number of ranks of the world to come that it is for."""
         restored = self.kept is not None and role is Role.RANK
         resume = self.resumes and role is Role.RANK and not restored
         generation, restarts = self.generation, self.restarts
         return self.orders.spawn(
-            seat,
+            slot,
             role,
             generation=generation,
             restarts=restarts,
@@ -162,10 +162,10 @@ class WantedSize:
 
 @dataclass(frozen=True)
 class KeptState:
-    """`state@step` is in the memory of agents. `inside`: as it was committed, before what follows in the script."""
+    """`state@step` is in the memory of agents. `as_committed`: before what follows in the script."""
 
     step: StepNo
-    inside: bool = False
+    as_committed: bool = False
 
 
 class Belief:
@@ -241,7 +241,7 @@ class Replacements:
         return news
 
     @property
-    def told(self) -> str:
+    def text(self) -> str:
         """Describe the evidence about newcomers."""
         return replaceability(self.refuted, self.proven.values(), self.unproven)
 

@@ -18,7 +18,7 @@ from regrow.core.messages.copies import CopiesHeld, CopyStreamEnded, StateKept
 from regrow.core.messages.data import DataNoted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRulesNoted
-from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.succession import NodeReport
 from regrow.core.messages.tables import TableMissed
 from regrow.core.messages.unions import Fact
@@ -102,17 +102,17 @@ class Membership:
         pace = Pace()
         self._checkpoints = Checkpoints(spec, self.roster, self._orders, pace, refused=job.refused)
         self._resuming = Resuming(job, ladder)
-        self._mender = Regroup(job, self._size, ladder, self._generations, self._checkpoints)
-        self._switch = ResizeBoundary(job, ladder, self._mender, pace)
-        self._resizing = Resizing(job, self._size, self._standbys, self._mender, self._switch)
+        self._regroup = Regroup(job, self._size, ladder, self._generations, self._checkpoints)
+        self._resize_boundary = ResizeBoundary(job, ladder, self._regroup, pace)
+        self._resizing = Resizing(job, self._size, self._standbys, self._regroup, self._resize_boundary)
         self._nodes = Nodes(job, ladder, self._generations, self._copies, self._resizing)
         self._auditor, self._quarantine = Auditor(job, ladder), Quarantine(job)
         corruption = Corruption(job, ladder, self._generations.doubts, self._quarantine)
         self._workers = Workers(
-            job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._switch, pace
+            job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._resize_boundary, pace
         )
-        self._standstills = Standstills(job, ladder, self._mender)
-        self._stopping = Stopping(job, self._checkpoints, self._mender)
+        self._standstills = Standstills(job, ladder, self._regroup)
+        self._stopping = Stopping(job, self._checkpoints, self._regroup)
         self._stragglers = Stragglers(job, self._quarantine, self._resizing.drain_requested)
         self._succession = Succession(
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
@@ -135,7 +135,7 @@ class Membership:
         match event:
             case facts.NodeProgress():  # First, as nearly every fact is one.
                 for commit in event.commits:
-                    self._workers.tell(commit, now)
+                    self._workers.apply(commit, now)
                     self._stragglers.committed(commit, now)
             case facts.NodeJoined():
                 self._nodes.joined(event, now)
@@ -155,9 +155,9 @@ class Membership:
                 self._resizing.late(now)
                 self._deadlines(now)
             case CopiesHeld() | StateKept():
-                self._mender.copied(event, now)
+                self._regroup.copied(event, now)
             case SnapshotHeld() | PartsWritten() | CheckpointWritten() | CheckpointFailed():
-                self._checkpoints.tell(event, now)
+                self._checkpoints.apply(event, now)
             case CopyStreamEnded():
                 self._orders.copied(event, self.spec.buddy_every, now)
             case NodeSeen():
@@ -175,7 +175,7 @@ class Membership:
             case NodeReport():
                 pass  # of use to who has asked for it
             case _:
-                self._workers.tell(event, now)
+                self._workers.apply(event, now)
         self._settle(now)
 
     def take_over(
@@ -237,7 +237,7 @@ class Membership:
             step=self.step,
             restarts=self._job.restarts,
             incidents=self._job.incidents.count,
-            ranks=[WorkerView.of(worker) for worker in self.roster.seated()],
+            ranks=[WorkerView.of(worker) for worker in self.roster.placed()],
             standbys=[WorkerView.of(worker) for worker in self.roster.standbys()],
             candidates=[WorkerView.of(worker) for _, worker in sorted(self.roster.candidates.items())],
             nodes=[NodeView.of(node) for node in self.roster.nodes.values()],
@@ -246,7 +246,7 @@ class Membership:
             min_replicas=self._size.limits.least,
             max_replicas=self._size.limits.most,
             unit=self.spec.unit,
-            replaceable=self._job.told_of_proofs,
+            replaceable=self._job.proofs_text,
         )
 
     @property
@@ -313,17 +313,17 @@ class Membership:
                 if at is not None and now >= at:
                     self._ladder.mend("hang", [], "some ranks have finished and others have not", now, now)
             case Switching():
-                self._switch.late(now, self._standstills.overdue)
+                self._resize_boundary.late(now, self._standstills.overdue)
             case Mending(halt_deadline=at):
                 for standby in proof_of_life.give_up(self.roster, self._orders, now):
                     self._ladder.newcomer_failed(standby, now)
                 self._late_in_mending(late, now, halt_over=now >= at)
             case Waiting(deadline=at) as waiting if now >= at:
-                self._mender.overdue(waiting, now)
+                self._regroup.overdue(waiting, now)
             case Restarting(deadline=at) as state if now >= at and self.roster.present():
                 self._ladder.not_ended(state, now)
             case Restarting() if short is not None and now >= short + self.spec.node_deadline:
-                self._mender.give_up(now)
+                self._regroup.give_up(now)
             case Closing(again_at=at) if now >= at:
                 self._generations.let_on(now)
             case Releasing() if late:
@@ -358,11 +358,11 @@ class Membership:
             case Building(verdict_at=None) if roster.count(Stage.GONE) and roster.count(Stage.READY):
                 self._ladder.await_verdict(now)
             case Mending() | Retaining() | Waiting(saving=False):
-                self._mender.advance(now)
+                self._regroup.advance(now)
             case Waiting(saving=True):
-                self._mender.saved(now)
+                self._regroup.saved(now)
             case Switching():
-                self._switch.advance(now)
+                self._resize_boundary.advance(now)
             case Forming() if roster.all_at(Stage.MEMBER, Stage.FINISHED):
                 self._generations.formed(now)
                 standbys.renew(roster, self._orders, now)

@@ -60,7 +60,7 @@ class Nodes:
             self._place_copies(self._roster.living_nodes())
             self._generations.build(Generation(1), now)
         elif not gathering:
-            if not any(each.away and each.seats for each in self._roster.nodes.values()):
+            if not any(each.away and each.placed for each in self._roster.nodes.values()):
                 self._place_copies(self._roster.member_nodes())
             self._resizing.node_came(node, event, now, new=not known)
 
@@ -69,17 +69,17 @@ class Nodes:
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
             return
-        seated = self._away(node, now)
+        placed = self._away(node, now)
         if not isinstance(self._job.state, Gathering):
-            self._give_up(seated, say.node_lost(node.node, event.reason), now, now - event.silent)
+            self._give_up(placed, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
         """An agent has ended, as it was told to when nobody was left on its node, or as it had announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
             node.stopped = True
-            seated = self._away(node, now)
-            self._give_up(seated, say.node_lost(node.node, "its agent has ended"), now, now)
+            placed = self._away(node, now)
+            self._give_up(placed, say.node_lost(node.node, "its agent has ended"), now, now)
 
     def formed(self) -> None:
         """A generation stands: copies are exchanged between the nodes that have ranks in it."""
@@ -91,15 +91,15 @@ class Nodes:
         self._resizing.changed()
         return self._bury(node, now)
 
-    def _give_up(self, seated: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
+    def _give_up(self, placed: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         match self._job.state:
-            case Building() if seated:
+            case Building() if placed:
                 self._ladder.restart(cause, now)
-            case state if isinstance(state, RUNNING) and seated:
-                self._ladder.mend("node", seated, cause, now, fault_at)
+            case state if isinstance(state, RUNNING) and placed:
+                self._ladder.mend("node", placed, cause, now, fault_at)
                 if not self._roster.living_nodes() and not isinstance(self._job.state, Ended):
                     self._ladder.restart(cause, now)
-            case Releasing() if seated:
+            case Releasing() if placed:
                 self._job.end(RUN_AGAIN, say_end.lost_after_loop(cause, self._job.step), now)
             case _:
                 pass
@@ -116,20 +116,25 @@ class Nodes:
             )
         for forgotten in self._roster.forget_dead():
             self._job.errors.forget(forgotten)
-        return [worker for worker in workers if worker.seated]
+        return [worker for worker in workers if worker.placed]
 
     def _back(self, node: NodeRecord, event: facts.NodeJoined, now: Instant) -> None:
-        node.host, node.store, node.vault, node.domain = event.host, event.store, event.vault, event.domain
+        node.host, node.store, node.copy_endpoint, node.domain = (
+            event.host,
+            event.store,
+            event.copy_endpoint,
+            event.domain,
+        )
         node.slots, node.away_since, node.failed_standbys, node.failed_candidates = event.slots, None, 0, 0
         node.leave_by, node.stopped, node.unpaid, node.table = None, False, False, 0
         self._roster.short[node.node] = None
-        self._copies.tell(CopiesHeld(node.node, self._job.generation, []))
-        if node.seats:
+        self._copies.apply(CopiesHeld(node.node, self._job.generation, []))
+        if node.placed:
             self._job.incidents.climb("node")
         self._orders.note(f"{node.node} is back, on {event.host}", now)
 
     def _place_copies(self, nodes: Sequence[NodeRecord]) -> None:
-        places = [(node.node, node.vault) for node in nodes]
+        places = [(node.node, node.copy_endpoint) for node in nodes]
         if self._spec.buddy_every == 0 or places == self._placed:
             return
         self._placed = places

@@ -10,14 +10,14 @@ from regrow.core.ids import Generation, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import orders
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.messages.tables import JoinGeneration, TableHead, TableMissed, runs_of
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.unions import AgentOrder
 from regrow.core.messages.vocabulary import FaultSpec, Role, Warmth, WorldChange
 from regrow.membership.fault_plan import FaultPlan
 from regrow.membership.recovery_point import CopyHolder, Start
-from regrow.membership.roster import IN_GENERATION, NodeRecord, Roster, Seat, Stage, WorkerRecord
+from regrow.membership.roster import IN_GENERATION, NodeRecord, RankSlot, Roster, Stage, WorkerRecord
 from regrow.membership.tables import Tables
 
 
@@ -34,7 +34,7 @@ class Deposed(EndJob, frozen=True, tag=True):
     None: nobody has been, but voters answer this one no more; they elect another when this one is gone.
     """
 
-    by: Office | None
+    by: Leader | None
 
 
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):
@@ -75,7 +75,7 @@ class Orders:
 
     def spawn(
         self,
-        seat: Seat,
+        slot: RankSlot,
         role: Role,
         *,
         generation: Generation,
@@ -91,30 +91,30 @@ class Orders:
 
         `avoid`: durable checkpoints that it does not read. `finished`: trainings of the script before its own.
         """
-        worker = self._roster.add_worker(seat, role, now, candidate=grown is not None)
+        worker = self._roster.add_worker(slot, role, now, candidate=grown is not None)
         worker.built_world = self._roster.world if grown is None else grown
         self._out.append(
             orders.SpawnWorker(
-                node=seat.node,
+                node=slot.node,
                 worker=worker.worker,
                 role=role,
-                rank=seat.rank,
-                local_rank=seat.local_rank,
+                rank=slot.rank,
+                local_rank=slot.local_rank,
                 world=self._roster.world if grown is None else grown,
                 generation=generation,
                 restarts=restarts,
                 resume=resume,
                 restored=restored,
-                faults=self._plan.of(seat.rank) if role is Role.RANK else [],
-                warmth=_warmth(role, early=self._roster.nodes[seat.node].early),
+                faults=self._plan.of(slot.rank) if role is Role.RANK else [],
+                warmth=_warmth(role, early=self._roster.nodes[slot.node].early),
                 avoid=sorted(avoid) if resume else [],
-                stores=[] if role is Role.RANK else self._stores_for(seat.node),
+                stores=[] if role is Role.RANK else self._stores_for(slot.node),
                 finished=list(finished),
             )
         )
         self.write(
             record.WorkerSpawned(
-                at=now, worker=worker.worker, node=seat.node, role=role, rank=seat.rank, generation=generation
+                at=now, worker=worker.worker, node=slot.node, role=role, rank=slot.rank, generation=generation
             )
         )
         return worker.worker
@@ -124,7 +124,7 @@ class Orders:
         table, own = self.tables.newest, self._roster.nodes[node].store
         return [] if table is None or own in table.stores else table.stores
 
-    def standby_seat(self, node: NodeRecord) -> Seat:
+    def standby_slot(self, node: NodeRecord) -> RankSlot:
         """The rank that a standby builds under.
 
         Where every rank has the same state and groups that is the last one, so that what a script does on rank 0 alone
@@ -133,15 +133,15 @@ class Orders:
         built for the ranks of the last node: those of others have the same places.
         """
         last = Rank(self._roster.world - 1)
-        own = sorted(worker.rank for worker in node.seats.values() if worker.rank is not None)
+        own = sorted(worker.rank for worker in node.placed.values() if worker.rank is not None)
         alike = not (self._roster.sharded or self._roster.grouped)
         if alike and (len(own) != 1 or own[0] == 0 or node.slots > 1):
-            return Seat(node.node, last, last % self._spec.nproc)
+            return RankSlot(node.node, last, last % self._spec.nproc)
         if not own:
             own = [Rank(rank) for rank in range(max(0, last + 1 - self._spec.nproc), last + 1)]
         taken = [standby.built_for for standby in node.standbys.values()]
         rank = min(reversed(own), key=taken.count)
-        return Seat(node.node, rank, self._roster.home(rank)[1])
+        return RankSlot(node.node, rank, self._roster.home(rank)[1])
 
     def start_script(
         self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant, *, world: int
@@ -154,13 +154,13 @@ class Orders:
 
     def halt(self, generation: Generation, reason: str, now: Instant) -> None:
         """Have every worker of the generation give it up."""
-        for worker in list(self._roster.seated(*IN_GENERATION)):
+        for worker in list(self._roster.placed(*IN_GENERATION)):
             self._roster.move(worker, Stage.HALTING, now)
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason))
 
     def halt_before(self, step: StepNo, generation: Generation, reason: str) -> None:
         """Have every worker of the generation go on until just before a step."""
-        for worker in self._roster.seated(Stage.MEMBER):
+        for worker in self._roster.placed(Stage.MEMBER):
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason, step))
 
     def ask_copies(self, generation: Generation) -> list[NodeId]:
@@ -185,33 +185,33 @@ class Orders:
         *,
         change: WorldChange | None = None,
         over: bool = False,
-        inside: bool = False,
+        as_committed: bool = False,
     ) -> None:
         """Have every worker with a rank enter a generation.
 
         Args:
             change: how its size differs from the last that stood.
             over: every rank has run the last step.
-            inside: what the script does behind the last step is to be done again, though nobody here says so.
+            as_committed: what the script does behind the last step is to be done again, though nobody here says so.
         """
-        seated = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
-        members = [self._roster.member(worker, rank) for rank, worker in seated]
+        placed = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
+        members = [self._roster.member(worker, rank) for rank, worker in placed]
         # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
         # Who is ready speaks of where it will be when it has rolled forward.
-        again = any(w.inside and w.state_at + w.ready == start.step for _, w in seated)
+        again = any(w.restart_index and w.state_at + w.ready == start.step for _, w in placed)
         head = TableHead(
             generation=generation,
             world=len(members),
             step=start.step,
             holders=runs_of(sorted(start.holders)),
-            inside=int(inside or (again and not start.rewind)),
+            restart_index=int(as_committed or (again and not start.rewind)),
             rewind=start.rewind,
             change=change,
-            whole_body=any(worker.whole_body for _, worker in seated),
+            whole_body=any(worker.whole_body for _, worker in placed),
             over=over,
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
-        for rank, worker in seated:
+        for rank, worker in placed:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
             restore = self._restore(start.restored.get(rank))
@@ -219,24 +219,24 @@ class Orders:
                 JoinGeneration(worker.worker, rank, generation, self.tables.number, self._plan.of(rank), restore)
             )
         # Steps of those who were there before are committed by it, or run again.
-        elsewhere = [node.node for node in self._roster.living_nodes() if not node.seats]
+        elsewhere = [node.node for node in self._roster.living_nodes() if not node.placed]
         self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)
 
     def _restore(self, source: CopyHolder | None) -> CopySource | None:
         if source is None:
             return None
-        return CopySource(source.rank, source.step, self._roster.nodes[source.node].vault)
+        return CopySource(source.rank, source.step, self._roster.nodes[source.node].copy_endpoint)
 
     def release(self, stage: Stage, now: Instant) -> None:
         """Release the workers at `stage`, whose state nobody needs any more."""
-        for worker in list(self._roster.seated(stage)):
+        for worker in list(self._roster.placed(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(orders.ReleaseWorker(worker.worker))
 
     def let_on(self) -> None:
         """Let every worker of the generation leave its loop, or go on after it."""
         self._out.extend(
-            orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.seated(*IN_GENERATION)
+            orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.placed(*IN_GENERATION)
         )
 
     def dismiss(self, worker: WorkerRecord, reason: str, change: WorldChange, now: Instant) -> None:
@@ -259,7 +259,7 @@ class Orders:
 
     def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
         """Have a node send its copies to its buddy from now on, or keep them alone."""
-        there = self._roster.nodes[buddy].vault if buddy is not None else ""
+        there = self._roster.nodes[buddy].copy_endpoint if buddy is not None else ""
         self._roster.nodes[node].buddy = buddy
         self._out.append(PlaceCopies(node, buddy or NodeId(""), there))
 

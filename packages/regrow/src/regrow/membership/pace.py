@@ -24,7 +24,7 @@ class Pace:
     def __init__(self) -> None:
         self._generation = Generation(0)
         self._step = StepNo(0)
-        self._heard: Instant = 0.0
+        self._received: Instant = 0.0
         self._last: dict[WorkerId, tuple[StepNo, Instant]] = {}
         """The newest step of each worker of that generation, and when it was committed by its node's clock."""
         self._recent: deque[Seconds] = deque(maxlen=_RECENT)
@@ -48,7 +48,7 @@ class Pace:
             self._last[event.worker] = (event.step, event.at)
         if event.step < self._step:
             return
-        self._step, self._heard = StepNo(event.step + 1), now
+        self._step, self._received = StepNo(event.step + 1), now
         if last is not None and event.step > last[0]:
             self._whole = True
             self._between = max(0.0, (event.at - last[1]) / (event.step - last[0]) - event.seconds)
@@ -56,7 +56,7 @@ class Pace:
 
     def ahead(self, now: Instant) -> int:
         """Number of steps after the newest known one that an order needs to arrive in time, as far as one can know."""
-        since = min(max(0.0, now - self._heard), AHEAD_S * 10)
+        since = min(max(0.0, now - self._received), AHEAD_S * 10)
         ahead = math.floor(since / self.step_s) + max(LEAST_AHEAD, math.ceil(AHEAD_S / self.step_s))
         return ahead if self._whole else min(ahead, MOST_GUESSED)
 

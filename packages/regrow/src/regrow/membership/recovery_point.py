@@ -153,19 +153,19 @@ def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder
     return CopyHolder(node, rank, step)
 
 
-def enter_ready(worker: WorkerRecord, told: facts.WorkerReady) -> None:
+def enter_ready(worker: WorkerRecord, fact: facts.WorkerReady) -> None:
     """A worker stands before its first step."""
     worker.has_session, worker.ready = True, False
-    worker.state_at, worker.endpoint, worker.layout = told.state_at, told.endpoint, told.layout
-    worker.holding, worker.sharded, worker.whole_body = told.holding, told.sharded, told.whole_body
-    worker.microbatches, worker.fixed, worker.between = told.microbatches, told.fixed, told.between
-    worker.early, worker.parts, worker.unprovable = told.early, told.parts, told.unprovable
-    worker.training = told.training
+    worker.state_at, worker.endpoint, worker.layout = fact.state_at, fact.endpoint, fact.layout
+    worker.holding, worker.sharded, worker.whole_body = fact.holding, fact.sharded, fact.whole_body
+    worker.microbatches, worker.fixed, worker.between = fact.microbatches, fact.fixed, fact.between
+    worker.early, worker.parts, worker.unprovable = fact.early, fact.parts, fact.unprovable
+    worker.training = fact.training
 
 
-def enter_halted(worker: WorkerRecord, told: facts.WorkerHalted) -> None:
+def enter_halted(worker: WorkerRecord, fact: facts.WorkerHalted) -> None:
     """A worker has left its groups."""
-    worker.state_at, worker.ready, worker.inside = told.state_at, told.ready, told.inside
-    worker.verified = told.verified
-    worker.whole_body = worker.whole_body or told.whole_body
-    worker.torn_at = told.step if told.state_at == NO_STATE and told.step != NO_STATE else None
+    worker.state_at, worker.ready, worker.restart_index = fact.state_at, fact.ready, fact.restart_index
+    worker.verified = fact.verified
+    worker.whole_body = worker.whole_body or fact.whole_body
+    worker.torn_at = fact.step if fact.state_at == NO_STATE and fact.step != NO_STATE else None

@@ -44,7 +44,7 @@ class Divergence:
 
 def compare(
     step: StepNo,
-    told: Mapping[Rank, Mapping[str, int]],
+    reported: Mapping[Rank, Mapping[str, int]],
     tensors: Set[str] = frozenset(),
     *,
     whole: bool = False,
@@ -57,14 +57,14 @@ def compare(
         whole: nothing was left out.
         made: names of the parts that updates have made.
     """
-    looks = list(told.values())
+    looks = list(reported.values())
     if all(look == looks[0] for look in looks):
         return None
     names = list(dict.fromkeys(name for look in looks for name in look))
     unequal = [name for name in names if len({look.get(name) for look in looks}) > 1]
     groups: defaultdict[tuple[int | None, ...], list[Rank]] = defaultdict(list)
-    for rank in sorted(told):
-        groups[tuple(told[rank].get(name) for name in unequal)].append(rank)
+    for rank in sorted(reported):
+        groups[tuple(reported[rank].get(name) for name in unequal)].append(rank)
     alike = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks[0]))
     return Divergence(
         step,
@@ -81,32 +81,32 @@ class Samples:
 
     def __init__(self) -> None:
         self._generation = Generation(-1)
-        self._told: dict[_Look, dict[Rank, StateSampled]] = {}
+        self._reported: dict[_Look, dict[Rank, StateSampled]] = {}
         self._found: Counter[tuple[tuple[Rank, ...], ...]] = Counter()
         self.own: defaultdict[str, set[str]] = defaultdict(set)
         """By holding: plain variables of the script that its ranks were seen to have with different values."""
 
-    def tell(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
+    def apply(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
         """One rank's sample; what is known when all `replicas` of its holding have told theirs, or never will."""
         if fact.generation != self._generation:
             self._generation = fact.generation
-            self._told.clear()
+            self._reported.clear()
         key = holding, fact.step, fact.made is not None
-        self._told.setdefault(key, {})[rank] = fact
-        if len(self._told[key]) >= replicas:
+        self._reported.setdefault(key, {})[rank] = fact
+        if len(self._reported[key]) >= replicas:
             return self._close(key)
-        mine = sorted((known for known in self._told if known[0] == holding), key=lambda known: known[1])
+        mine = sorted((known for known in self._reported if known[0] == holding), key=lambda known: known[1])
         return self._close(mine[0]) if len(mine) > _KEPT else None
 
     def _close(self, key: _Look) -> Divergence | None:
-        told = self._told.pop(key)
-        looks = [fact.variables for fact in told.values()]
+        reported = self._reported.pop(key)
+        looks = [fact.variables for fact in reported.values()]
         unlike = (name for look in looks for name in look if len({each.get(name) for each in looks}) > 1)
         self.own[key[0]].update(unlike)
-        parts = {rank: fact.python | fact.tensors | (fact.made or {}) for rank, fact in told.items()}
-        made = {name for fact in told.values() for name in fact.made or ()}
-        tensors = made.union(*(fact.tensors for fact in told.values()))
-        return compare(key[1], parts, tensors, whole=all(fact.whole for fact in told.values()), made=made)
+        parts = {rank: fact.python | fact.tensors | (fact.made or {}) for rank, fact in reported.items()}
+        made = {name for fact in reported.values() for name in fact.made or ()}
+        tensors = made.union(*(fact.tensors for fact in reported.values()))
+        return compare(key[1], parts, tensors, whole=all(fact.whole for fact in reported.values()), made=made)
 
     def news(self, found: Divergence) -> bool:
         """True if the difference is to be reported: the first time, and ever less often."""

@@ -7,7 +7,7 @@ from regrow.core import records as record
 from regrow.core.ids import Instant, NodeId, WorkerId
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.core.messages.unions import Fact
 from regrow.membership import diagnosis as say
@@ -114,15 +114,15 @@ class _Takeover:
         Nodes that are given back must be known before anything is begun with them: they are in the memory from now
         on, if their agents are there.
         """
-        told = [aged(fact, now - since) for since, fact in self._news]
+        aged_facts = [aged(fact, now - since) for since, fact in self._news]
         self.memory.given_back += [
             GivenBack(fact.node, now + fact.grace, fact.reason, self.joined[fact.node].store)
-            for fact in told
+            for fact in aged_facts
             if isinstance(fact, facts.NodeDraining | facts.DrainRequested) and fact.node in self.joined
         ]
-        return told
+        return aged_facts
 
-    def hear(self, fact: Fact, now: Instant) -> None:
+    def receive(self, fact: Fact, now: Instant) -> None:
         match fact:
             case NodeReport():
                 if fact.number == self.number and fact.node in self.joined:
@@ -256,7 +256,7 @@ class RestartableMachine:
         if not (answer and not answer[0].accepted) and not isinstance(
             event, facts.NodeJoined | facts.NodeLost | facts.NodeStopped | _REPORTED
         ):
-            self._takeover.hear(event, now)
+            self._takeover.receive(event, now)
         asked = [ReportNode(node, self._takeovers) for node in self._joined]
         # Its orders are not carried out, but what it had to say about the past is so.
         past = [command for command in self.machine.unsaid() if isinstance(command, record.Record)]
@@ -271,11 +271,11 @@ class RestartableMachine:
         if isinstance(event, facts.NodeJoined) and self._succeeds:
             late.append(takeover.joins(event, now))
         else:
-            takeover.hear(event, now)
+            takeover.receive(event, now)
         if isinstance(event, facts.TimeAdvanced):
             reason = say.agent_silent(ARRIVE_S if self._succeeds else self.spec.node_deadline)
             for node in takeover.late(now):
-                takeover.hear(facts.NodeLost(node, reason), now)
+                takeover.receive(facts.NodeLost(node, reason), now)
                 self._joined.pop(node, None)
                 late.append(orders.StopNode(node, reason, 0.0))
         return [*late, *self._finish(takeover, now)]

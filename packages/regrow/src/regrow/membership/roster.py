@@ -29,7 +29,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True)
-class Seat:
+class RankSlot:
     """A place for a worker: its rank, the node, and which of the node's slots."""
 
     node: NodeId
@@ -46,7 +46,7 @@ LIVING = frozenset(Stage) - {Stage.FENCED, Stage.GONE}
 class WorkerRecord:
     """One worker. `rank` is None for a standby; `state_at` is the step of its protected state.
 
-    `stage`, `since` and `seated` are written by the roster alone, which keeps its indexes by them.
+    `stage`, `since` and `placed` are written by the roster alone, which keeps its indexes by them.
     """
 
     worker: WorkerId
@@ -57,7 +57,7 @@ class WorkerRecord:
     stage: Stage = Stage.ORDERED
     since: Instant = 0.0
     """Time when it came to this stage, or to its rank at this stage."""
-    seated: bool = False
+    placed: bool = False
     """True if it holds `rank`; a replaced worker keeps the number for the record."""
     candidate_for: Rank | None = None
     """The rank it will have when the world has grown; it builds meanwhile, and belongs to no generation."""
@@ -80,7 +80,7 @@ class WorkerRecord:
     entered: Generation | None = None  # the first generation in which it had a rank
     ready: bool = False
     """Halted with all that the update of `state_at` needs."""
-    inside: int = 0
+    restart_index: int = 0
     """Halted in, or before, this restartable function after its last step; 0: it is past all of them."""
     whole_body: bool = False
     """Its script's bodies cannot be parted from their updates."""
@@ -115,7 +115,7 @@ class WorkerRecord:
     @property
     def spare(self) -> bool:
         """True if it is a standby: living, and of no other use."""
-        used = self.seated or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
+        used = self.placed or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
         return self.living and not used
 
 
@@ -127,7 +127,7 @@ class NodeRecord:
     index: int
     host: str
     store: str
-    vault: str = ""
+    copy_endpoint: str = ""
     domain: str = ""
     slots: int = 1
     """Number of ranks that it can hold."""
@@ -159,7 +159,7 @@ class NodeRecord:
     """Its living workers without a rank that are no candidates."""
     others: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Its candidates and leavers whose processes may still exist."""
-    seats: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
+    placed: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Its workers that hold a rank, dead ones too."""
 
     @property
@@ -174,9 +174,9 @@ class NodeRecord:
 
     def free(self) -> list[int]:
         """Its slots that nobody has, the lowest first."""
-        if len(self.seats) >= self.slots:
+        if len(self.placed) >= self.slots:
             return []  # When many nodes are lost at once, each of the others is asked for each of their ranks.
-        taken = {worker.local_rank for index in (self.seats, self.others) for worker in index.values()}
+        taken = {worker.local_rank for index in (self.placed, self.others) for worker in index.values()}
         return [slot for slot in range(self.slots) if slot not in taken]
 
 
@@ -219,7 +219,7 @@ class Roster:
         self._order: list[NodeRecord] = []
         self.named: dict[NodeId, int] = {}
         """Number of workers of each node that have had names, which are not given again."""
-        self._seated: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
+        self._placed: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
         self._others: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
 
     # --- changes -----------------------------------------------------------------------------------------------
@@ -227,26 +227,26 @@ class Roster:
     def add_node(self, joined: facts.NodeJoined) -> NodeRecord:
         """A node takes the next index in the order of nodes."""
         node = NodeRecord(
-            joined.node, len(self.nodes), joined.host, joined.store, joined.vault, joined.domain, joined.slots
+            joined.node, len(self.nodes), joined.host, joined.store, joined.copy_endpoint, joined.domain, joined.slots
         )
         self.nodes[joined.node] = node
         self._order.append(node)
         self.short[joined.node] = None
         return node
 
-    def add_worker(self, seat: Seat, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
+    def add_worker(self, slot: RankSlot, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
         """A new worker with an id never used before. A standby holds no rank yet, nor does a candidate."""
         self._opened = now if self._opened is None else self._opened
-        number = self.named.get(seat.node, 0)
-        self.named[seat.node] = number + 1
-        worker = WorkerRecord(WorkerId(f"{seat.node}.w{number}"), seat.node, role, None, seat.local_rank, since=now)
-        worker.built_for, worker.built_slot = seat.rank, seat.local_rank
+        number = self.named.get(slot.node, 0)
+        self.named[slot.node] = number + 1
+        worker = WorkerRecord(WorkerId(f"{slot.node}.w{number}"), slot.node, role, None, slot.local_rank, since=now)
+        worker.built_for, worker.built_slot = slot.rank, slot.local_rank
         self.workers[worker.worker] = worker
         self._enter(worker)
         if candidate:
-            self.nominate(worker, seat.rank, seat.local_rank)
+            self.nominate(worker, slot.rank, slot.local_rank)
         elif role.placed:
-            self.seat(worker, seat.rank, seat.local_rank, now)
+            self.place(worker, slot.rank, slot.local_rank, now)
         return worker
 
     def built(self, now: Instant) -> None:
@@ -267,13 +267,13 @@ class Roster:
         worker.stage, worker.since = stage, now
         self._enter(worker)
 
-    def seat(self, worker: WorkerRecord, rank: Rank, local_rank: int, now: Instant) -> None:
+    def place(self, worker: WorkerRecord, rank: Rank, local_rank: int, now: Instant) -> None:
         """Give a worker a place; who held it holds none any more."""
         former = self.workers.get(self.places[rank]) if rank in self.places else None
         if former is not None:
             self._unseat(former)
         self._leave(worker)
-        worker.rank, worker.local_rank, worker.since, worker.seated = rank, local_rank, now, True
+        worker.rank, worker.local_rank, worker.since, worker.placed = rank, local_rank, now, True
         worker.candidate_for = None
         self._enter(worker)
         self.places[rank] = worker.worker
@@ -292,11 +292,11 @@ class Roster:
 
     def renumber(self, order: Sequence[WorkerRecord], now: Instant) -> None:
         """These hold the ranks from 0 on, and nobody else holds any. Each keeps its slot."""
-        for worker in list(self.seated()):
+        for worker in list(self.placed()):
             self._unseat(worker)
         self.places = {}
         for rank, worker in enumerate(order):
-            self.seat(worker, Rank(rank), worker.local_rank, now)
+            self.place(worker, Rank(rank), worker.local_rank, now)
         self.world = len(order)
 
     def forget_dead(self, keep: int = 256) -> list[WorkerId]:
@@ -311,14 +311,14 @@ class Roster:
 
     def _unseat(self, worker: WorkerRecord) -> None:
         self._leave(worker)
-        worker.seated = False
+        worker.placed = False
         self._enter(worker)
 
     def _leave(self, worker: WorkerRecord) -> None:
-        del (self._seated if worker.seated else self._others)[worker.stage][worker.worker]
+        del (self._placed if worker.placed else self._others)[worker.stage][worker.worker]
         node = self.nodes[worker.node]
-        if worker.seated:
-            del node.seats[worker.worker]
+        if worker.placed:
+            del node.placed[worker.worker]
             return
         node.standbys.pop(worker.worker, None)
         node.others.pop(worker.worker, None)
@@ -327,10 +327,10 @@ class Roster:
         self.short[worker.node] = None
 
     def _enter(self, worker: WorkerRecord) -> None:
-        (self._seated if worker.seated else self._others)[worker.stage][worker.worker] = worker
+        (self._placed if worker.placed else self._others)[worker.stage][worker.worker] = worker
         node = self.nodes[worker.node]
-        if worker.seated:
-            node.seats[worker.worker] = worker
+        if worker.placed:
+            node.placed[worker.worker] = worker
         elif worker.spare:
             node.standbys[worker.worker] = worker
         elif worker.stage is not Stage.GONE and (worker.leaver or worker.candidate_for is not None):
@@ -345,34 +345,34 @@ class Roster:
         holder = self.workers[self.places[rank]]
         return self.nodes[holder.node], holder.local_rank
 
-    def seated(self, *stages: Stage) -> Iterator[WorkerRecord]:
+    def placed(self, *stages: Stage) -> Iterator[WorkerRecord]:
         """The workers that hold a rank, dead ones included until they are replaced: all, by rank, or those at `stages`.
 
         A worker may be moved while one at `stages` is looked at.
         """
         if not stages:
             return (self.workers[worker] for worker in self.places.values())
-        return iter([worker for stage in stages for worker in self._seated[stage].values()])
+        return iter([worker for stage in stages for worker in self._placed[stage].values()])
 
     def count(self, *stages: Stage) -> int:
         """Number of workers with a rank at these stages."""
         total = 0
         for stage in stages:  # a generator takes twice the time, and this is asked for each fact
-            total += len(self._seated[stage])
+            total += len(self._placed[stage])
         return total
 
     def all_at(self, *stages: Stage) -> bool:
         """True if every worker with a rank is at one of these stages."""
         return self.count(*stages) == len(self.places) > 0
 
-    def oldest(self, stage: Stage, *, seated: bool = True) -> WorkerRecord | None:
+    def oldest(self, stage: Stage, *, placed: bool = True) -> WorkerRecord | None:
         """Worker that has been at this stage for longest."""
-        index = (self._seated if seated else self._others)[stage]
+        index = (self._placed if placed else self._others)[stage]
         return next(iter(index.values())) if index else None
 
     def newest(self, stage: Stage) -> WorkerRecord | None:
         """Worker with a rank that came to this stage last."""
-        return next(reversed(self._seated[stage].values()), None)
+        return next(reversed(self._placed[stage].values()), None)
 
     def living_nodes(self) -> list[NodeRecord]:
         """The nodes whose agents are there, in order."""
@@ -380,7 +380,7 @@ class Roster:
 
     def member_nodes(self) -> list[NodeRecord]:
         """The nodes on which there are ranks, in order."""
-        return [node for node in self._order if node.seats and not node.away]
+        return [node for node in self._order if node.placed and not node.away]
 
     def usable_nodes(self) -> list[NodeRecord]:
         """The nodes on which workers may be started, in order."""
@@ -388,7 +388,7 @@ class Roster:
 
     def present(self) -> bool:
         """True if any worker's process may still exist."""
-        return any(self._seated[stage] or self._others[stage] for stage in Stage if stage != Stage.GONE)
+        return any(self._placed[stage] or self._others[stage] for stage in Stage if stage != Stage.GONE)
 
     def standbys(self, node: NodeId | None = None) -> list[WorkerRecord]:
         """Living workers without a rank."""

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages.vocabulary import WorldChange
-from regrow.membership.roster import Roster, Seat
+from regrow.membership.roster import RankSlot, Roster
 
 _MOST_WAYS = 4096
 _ALONE: Mapping[NodeId, str] = MappingProxyType({})
@@ -72,7 +72,7 @@ class Change:
     reason: str
     by: Instant | None = None
 
-    def told(self, generation: Generation, after: int, now: Instant) -> WorldChange:
+    def world_change(self, generation: Generation, after: int, now: Instant) -> WorldChange:
         """The same for workers. `generation`: the first in which it is tried."""
         left = None if self.by is None else max(0.0, self.by - now)
         return WorldChange(self.kind, generation, self.before, after, self.reason, left)
@@ -160,14 +160,14 @@ def _exposed(replicas: Sequence[ReplicaCandidate]) -> int:
     return sum(len({each.homes[place] for each in replicas}) == 1 for place in range(places))
 
 
-def first_seats(
+def first_slots(
     world: int,
     nproc: int,
     slots: Mapping[NodeId, int],
     *,
     unit: int = 1,
     domains: Mapping[NodeId, str] = _ALONE,
-) -> list[Seat] | None:
+) -> list[RankSlot] | None:
     """Seats of the ranks of a world that starts: `nproc` a node in the order of nodes, as far as possible.
 
     If a node is missing, the others take its ranks: whole replicas, as far as they have room. Ranks are spread in the
@@ -180,33 +180,33 @@ def first_seats(
         unit: ranks of a replica.
         domains: failure domain of each node; without one the node is alone.
     """
-    left, plain = world, list[Seat]()
+    left, plain = world, list[RankSlot]()
     for node, most in slots.items():
         here = min(nproc, most, left)
-        plain += [Seat(node, Rank(world - left + local), local) for local in range(here)]
+        plain += [RankSlot(node, Rank(world - left + local), local) for local in range(here)]
         left -= here
-    if not left and not _seats_exposed(plain, unit, domains):
+    if not left and not _slots_exposed(plain, unit, domains):
         return plain
     if unit == 1:
         each = min(nproc, -(-world // max(1, len(slots)))) if not left else nproc
         dealt = _evenly(world, each, slots)
     else:
         free = {node: range(most) for node, most in slots.items()}
-        seats = new_seats([Rank(rank) for rank in range(world)], unit, free, domains=domains)
-        dealt = seats if len(seats) == world else None
-    if not left and (dealt is None or _seats_exposed(dealt, unit, domains) >= _seats_exposed(plain, unit, domains)):
+        rank_slots = new_slots([Rank(rank) for rank in range(world)], unit, free, domains=domains)
+        dealt = rank_slots if len(rank_slots) == world else None
+    if not left and (dealt is None or _slots_exposed(dealt, unit, domains) >= _slots_exposed(plain, unit, domains)):
         return plain
     return dealt
 
 
-def _seats_exposed(seats: Sequence[Seat], unit: int, domains: Mapping[NodeId, str]) -> int:
+def _slots_exposed(rank_slots: Sequence[RankSlot], unit: int, domains: Mapping[NodeId, str]) -> int:
     """Number of places whose ranks all fail together, among several replicas."""
-    homes = [domains.get(seat.node) or seat.node for seat in sorted(seats, key=lambda each: each.rank)]
+    homes = [domains.get(slot.node) or slot.node for slot in sorted(rank_slots, key=lambda each: each.rank)]
     cut = range(0, len(homes), unit)
     return _exposed([ReplicaCandidate(at // unit, homes=tuple(homes[at : at + unit])) for at in cut])
 
 
-def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Seat] | None:
+def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[RankSlot] | None:
     """Every rank has the whole state, so they are dealt out to have as many everywhere."""
     taken: dict[NodeId, int] = {}
     left = world
@@ -220,17 +220,17 @@ def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[Seat] |
         taken[emptiest] += 1
         left -= 1
     places = [(node, local) for node, count in taken.items() for local in range(count)]
-    return [Seat(node, Rank(rank), local) for rank, (node, local) in enumerate(places)]
+    return [RankSlot(node, Rank(rank), local) for rank, (node, local) in enumerate(places)]
 
 
-def new_seats(
+def new_slots(
     ranks: Sequence[Rank],
     unit: int,
     free: Mapping[NodeId, Sequence[int]],
     *,
     domains: Mapping[NodeId, str] = _ALONE,
     held: Mapping[Rank, NodeId] = _NOBODY,
-) -> list[Seat]:
+) -> list[RankSlot]:
     """Seats of newcomers: each replica on one node that has room, the emptiest node first.
 
     Ranks that hold the same part of the state are placed where they do not fail together, as far as there is room.
@@ -262,16 +262,16 @@ def new_seats(
     replicas: dict[int, list[Rank]] = {}
     for rank in sorted(ranks):
         replicas.setdefault(rank // unit, []).append(rank)
-    seats: list[Seat] = []
+    rank_slots: list[RankSlot] = []
     for group in replicas.values():
         together = best(group)
         for rank in group:
             home = together if together is not None else best([rank])
             if home is None:
-                return seats
+                return rank_slots
             homes[rank % unit].add(domains.get(home) or home)
-            seats.append(Seat(home, rank, left[home].pop(0)))
-    return seats
+            rank_slots.append(RankSlot(home, rank, left[home].pop(0)))
+    return rank_slots
 
 
 def exposed_ranks(
@@ -320,7 +320,7 @@ def failing_together(roster: Roster) -> dict[NodeId, str]:
 
 def standing_at(roster: Roster) -> dict[Rank, NodeId]:
     """Nodes of the living ranks."""
-    return {each.rank: each.node for each in roster.seated() if each.rank is not None and each.living}
+    return {each.rank: each.node for each in roster.placed() if each.rank is not None and each.living}
 
 
 def left_behind(roster: Roster, rank: Rank, node: NodeId, unit: int) -> list[Rank]:

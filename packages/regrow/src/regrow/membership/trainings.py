@@ -28,12 +28,12 @@ class FinishedTrainings:
     @property
     def present(self) -> str:
         """Name of the present training; empty: the script has but one."""
-        return next((worker.training for worker in self._roster.seated() if worker.training), "")
+        return next((worker.training for worker in self._roster.placed() if worker.training), "")
 
     def ended(self) -> FinishedTraining | None:
         """The training that the workers say they have finished, if the script has another after it."""
-        told = sorted(self._roster.seated(Stage.FINISHED), key=lambda worker: worker.rank or 0)
-        return next((worker.ended for worker in told if worker.ended is not None), None)
+        reported = sorted(self._roster.placed(Stage.FINISHED), key=lambda worker: worker.rank or 0)
+        return next((worker.ended for worker in reported if worker.ended is not None), None)
 
     def turn(self, ended: FinishedTraining, now: Instant) -> Restarting:
         """All ranks have finished a training: they end, and the next begins when they are gone."""

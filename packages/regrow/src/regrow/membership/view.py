@@ -61,7 +61,7 @@ class NodeView(msgspec.Struct, frozen=True):
             left=node.away and (node.stopped or node.leave_by is not None),
             quarantined=node.quarantined,
             verdicts=node.verdicts,
-            agent=f"{node.store} {node.vault}".strip(),
+            agent=f"{node.store} {node.copy_endpoint}".strip(),
         )
 
 

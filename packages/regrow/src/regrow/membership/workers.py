@@ -6,6 +6,7 @@ from regrow.core.ids import Instant, Rank, StepNo, WorkerId
 from regrow.core.messages import facts
 from regrow.core.messages.data import LoaderShown
 from regrow.core.messages.log_rules import LogRuleNews
+from regrow.core.messages.observations import WorkerAlive
 from regrow.core.messages.replacements import (
     ReplacementFact,
     ReplacementProven,
@@ -14,7 +15,6 @@ from regrow.core.messages.replacements import (
     not_proven,
 )
 from regrow.core.messages.replicas import CorruptionNamed, ReplicaFact, ReplicasDiffer, StateSampled
-from regrow.core.messages.sights import WorkerAlive
 from regrow.core.messages.vocabulary import FaultKind, Role
 from regrow.membership import diagnosis as say
 from regrow.membership.elastic.resize import Resizing
@@ -73,7 +73,7 @@ class Workers:
         corruption: told of replicas that differ.
         auditor: told of samples of their state.
         resizing: told of candidates and leavers.
-        switch: told of those that stop as planned.
+        resize_boundary: told of those that stop as planned.
         pace: told of steps.
     """
 
@@ -85,12 +85,12 @@ class Workers:
         corruption: Corruption,
         auditor: Auditor,
         resizing: Resizing,
-        switch: ResizeBoundary,
+        resize_boundary: ResizeBoundary,
         pace: Pace,
     ) -> None:
         self._job, self._ladder, self._standbys = job, ladder, standbys
         self._corruption, self._auditor = corruption, auditor
-        self._resizing, self._switch, self._pace = resizing, switch, pace
+        self._resizing, self._resize_boundary, self._pace = resizing, resize_boundary, pace
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
@@ -98,7 +98,7 @@ class Workers:
         self._ended: set[WorkerId] = set()  # whose scripts have come to their end
         self._noted: set[str] = set()  # notes that have been made once
 
-    def tell(self, event: WorkerNews, now: Instant) -> None:
+    def apply(self, event: WorkerNews, now: Instant) -> None:
         """Take in one fact about a worker."""
         worker = self._roster.workers.get(event.worker)
         if worker is None:
@@ -134,9 +134,9 @@ class Workers:
             case facts.WorkerExited():
                 self._worker_exited(worker, event, now)
             case facts.WorkerFailed():
-                self._errors.tell(worker.worker, event.error, event.step)
+                self._errors.apply(worker.worker, event.error, event.step)
                 # Who has not been in the world yet is not the job: its error is one failed attempt to fill its rank.
-                member = worker.seated and worker.entered is not None and not worker.leaver
+                member = worker.placed and worker.entered is not None and not worker.leaver
                 if event.own and isinstance(self._job.state, RUNNING) and member:
                     text = say.script_error(worker.rank, event.step, event.error)
                     self._job.end_saved(SCRIPT_ERROR, text, now)
@@ -159,19 +159,19 @@ class Workers:
 
     def _generation_fact(self, worker: WorkerRecord, event: _GenerationFact, now: Instant) -> None:
         match event:
-            case facts.WorkerHalted() if worker.stage is Stage.HALTING or self._switch.expects(worker):
+            case facts.WorkerHalted() if worker.stage is Stage.HALTING or self._resize_boundary.expects(worker):
                 enter_halted(worker, event)
                 planned = worker.stage is not Stage.HALTING
                 self._roster.move(worker, Stage.HALTED, now)
                 if not event.stands:
                     self._roster.away.add(worker.worker)
                 if planned:
-                    self._switch.halted(event, now)
+                    self._resize_boundary.halted(event, now)
             case facts.WorkerHalted() if worker.stage is Stage.HALTED and event.stands:
-                worker.inside, worker.verified = event.inside, event.verified
+                worker.restart_index, worker.verified = event.restart_index, event.verified
                 self._roster.away.discard(worker.worker)
             case facts.HaltMissed():
-                self._switch.missed(event, now)
+                self._resize_boundary.missed(event, now)
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
                 self._job.incidents.resumed(event, fresh=worker.entered == event.generation)
                 self._joined(worker, now)
@@ -187,7 +187,7 @@ class Workers:
             case StateSampled() if isinstance(self._job.state, RUNNING):
                 self._auditor.sampled(worker, event, now)
             case ReplicasDiffer() | CorruptionNamed() if isinstance(self._job.state, RUNNING):
-                self._corruption.tell(event, now)
+                self._corruption.apply(event, now)
             case _:
                 pass
 
@@ -201,7 +201,7 @@ class Workers:
     def _replacement_judged(self, event: ReplacementFact, now: Instant) -> None:
         """Evidence about newcomers, from whichever worker has it."""
         replacements = self._job.replacements
-        self._standbys.proofs.told(event, now)
+        self._standbys.proofs.apply(event, now)
         if isinstance(event, ReplacementProven):
             replacements.proves(event.rank, event.step)
             self._orders.write(record.ReplacementJudged(at=now, rank=event.rank, step=event.step))
@@ -215,16 +215,18 @@ class Workers:
             self._standbys.proofs.pause(now)
             if self._job.belief.newcomers:
                 self._job.doubted(event.reason, now)
-            told = self._roster.workers[event.worker]
-            fresh = told.seated and told.living and told.role is not Role.RANK and told.committed is None
-            if fresh and told.entered is not None and isinstance(self._job.state, RUNNING):
-                self._orders.fence(told, event.reason, now)
-                self._ladder.mend("replacement", [told], event.reason, now, now)
+            reported = self._roster.workers[event.worker]
+            fresh = (
+                reported.placed and reported.living and reported.role is not Role.RANK and reported.committed is None
+            )
+            if fresh and reported.entered is not None and isinstance(self._job.state, RUNNING):
+                self._orders.fence(reported, event.reason, now)
+                self._ladder.mend("replacement", [reported], event.reason, now, now)
 
     def _joined(self, worker: WorkerRecord, now: Instant) -> None:
         if isinstance(self._job.state, Forming):
             worker.state_at = self._job.state.step
-        worker.ready, worker.inside, worker.torn_at = False, 0, None
+        worker.ready, worker.restart_index, worker.torn_at = False, 0, None
         self._roster.move(worker, Stage.MEMBER, now)
 
     def _worker_ready(self, worker: WorkerRecord, event: facts.WorkerReady, now: Instant) -> None:
@@ -234,7 +236,7 @@ class Workers:
             if worker.stage is not Stage.IDLE:
                 self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
             self._roster.move(worker, Stage.IDLE, now)
-            self._standbys.start_if_seated(worker, now)
+            self._standbys.start_if_placed(worker, now)
             standbys.prepare(self._roster, self._orders, worker)
             return
         self._standbys.learn(worker, event, now)
@@ -244,7 +246,7 @@ class Workers:
         self._roster.grouped = self._roster.grouped or event.sharded
         self._roster.move(worker, Stage.READY, now)
         self._orders.write(record.WorkerBuilt(at=now, worker=worker.worker, seconds=event.built_s))
-        if worker.seated:
+        if worker.placed:
             self._job.incidents.built(event)
         if worker.candidate_for is not None:
             self._resizing.candidate_ready(worker, now)
@@ -257,8 +259,8 @@ class Workers:
         if worker.stage not in (Stage.MEMBER, Stage.FINISHED):
             return
         self._pace.committed(event, now)
-        for told in self._plan.unstruck(event.step, now):
-            self._orders.note(told, now)
+        for reported in self._plan.unstruck(event.step, now):
+            self._orders.note(reported, now)
         if worker.role is not Role.RANK:
             self._job.belief.newcomers = True
             if doubt := self._job.belief.copied() or self._job.replacements.refuted:
@@ -274,7 +276,7 @@ class Workers:
         rank, error = _rank(worker), event.error
         if event.kind is FaultKind.BODY:
             worker.faulted_in = event.generation
-            told = self._errors.shared(event.step, event.generation, error)
+            reported = self._errors.shared(event.step, event.generation, error)
             self._ladder.losses.error(rank, event.step, error)
             self._corruption.suspects.not_finite(worker, error)
             if self._errors.again(event.step, event.generation, error):
@@ -282,7 +284,7 @@ class Workers:
                 text = say.script_error(rank, event.step, error, again=True, behind=behind)
                 self._job.end_saved(SCRIPT_ERROR, text, now)
                 return
-            if told:
+            if reported:
                 self._job.incidents.also([rank])
                 return
             struck = self._plan.when(worker.worker, now)
@@ -313,7 +315,7 @@ class Workers:
             self._resizing.candidate_lost(worker, why, now)
         elif worker.role is Role.PROVER:
             self._standbys.proofs.lost(worker, event, now)
-        elif not worker.seated:
+        elif not worker.placed:
             self._standbys.failed(worker, now)
         elif isinstance(self._job.state, Building):
             self._exited_building(worker, event, why, now)
@@ -332,14 +334,14 @@ class Workers:
             self._lost(worker, event, now)
 
     def _died_after_loop(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
-        told = self._ladder.own_error(worker)
-        self._job.end(SCRIPT_ERROR, told or say.died_after_loop(worker.rank, event.code, self._job.step), now)
+        reported = self._ladder.own_error(worker)
+        self._job.end(SCRIPT_ERROR, reported or say.died_after_loop(worker.rank, event.code, self._job.step), now)
 
     def _is_the_end(self, worker: WorkerRecord, event: facts.WorkerExited) -> bool:
         """Behind the last step: whether the script has wanted this end, or nobody is left who could go on."""
         if event.code > 0 and self._errors.of(worker.worker) is None:
             return True
-        return not self._spec.durable and not any(each.living and each.entered for each in self._roster.seated())
+        return not self._spec.durable and not any(each.living and each.entered for each in self._roster.placed())
 
     def _exited_building(self, worker: WorkerRecord, event: facts.WorkerExited, why: str, now: Instant) -> None:
         code, memory = event.code, event.memory
@@ -357,15 +359,15 @@ class Workers:
 
     def _lost(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         rank = _rank(worker)
-        told, member = self._errors.of(worker.worker), worker.entered is not None
+        reported, member = self._errors.of(worker.worker), worker.entered is not None
         who = f"rank {rank}" if member else say_end.newcomer(rank)
-        if told is not None:
-            error, step = told
+        if reported is not None:
+            error, step = reported
             if member and not say.cut_off(error) and self._errors.ended_again(step, error):
                 self._job.end_saved(SCRIPT_ERROR, say.script_error(rank, step, error, again=True), now)
                 return
             cause = say.cut_off(error) or f"{error.type}: {error.message}"
-            self._ladder.losses.told = f"{who} failed by {cause}"
+            self._ladder.losses.text = f"{who} failed by {cause}"
         else:
             cause = exit_text(event.code, memory=event.memory)
         self._ladder.mend("exit", [worker], f"{who} {cause}", now, self._plan.when(worker.worker, event.at))
@@ -378,8 +380,8 @@ class Workers:
             if incidents.open is not None:
                 return
         self._corruption.suspects.gone_on(now)
-        if told := self._ladder.losses.passed():
-            self._orders.note(told, now, worker)
+        if reported := self._ladder.losses.passed():
+            self._orders.note(reported, now, worker)
 
 
 def _rank(worker: WorkerRecord) -> Rank:

@@ -18,7 +18,7 @@ from regrow.core.ids import Instant, Rank, Seconds
 from regrow.core.records import GenerationFormed, IncidentClosed, IncidentOpened, Record, StepCommitted
 from regrow.observe.curve import draw_curve
 from regrow.observe.scene import Scene, WorkerSeen, WorkerState
-from regrow.observe.story import ranks, seconds, tell
+from regrow.observe.story import describe, ranks, seconds
 from regrow.observe.tail import RecordTail
 
 _COLOURS = {
@@ -108,7 +108,7 @@ class PlainView:
         self._per_step = per_step
         self._every = every
         self._clock = clock
-        self._told = float("-inf")
+        self._described = float("-inf")
 
     def __enter__(self) -> Self:
         return self
@@ -122,12 +122,12 @@ class PlainView:
         """Print a line for each record that tells something, and now and then one about progress."""
         for record in records:
             self.scene.add(record)
-            line = None if isinstance(record, GenerationFormed) else tell(record)
+            line = None if isinstance(record, GenerationFormed) else describe(record)
             if line is not None:
                 self._print(line, record.at)
         now = self._clock()
-        if now - self._told >= self._every and self.scene.ledger.commits and self.scene.ledger.ended is None:
-            self._told = now
+        if now - self._described >= self._every and self.scene.ledger.commits and self.scene.ledger.ended is None:
+            self._described = now
             self._print(self._progress(), now)
 
     def _print(self, line: str, at: Instant) -> None:
@@ -188,7 +188,7 @@ class LiveView:
         """Take in new records and draw again."""
         for record in records:
             self.scene.add(record)
-            if not isinstance(record, StepCommitted) and (line := tell(record)) is not None:
+            if not isinstance(record, StepCommitted) and (line := describe(record)) is not None:
                 self._last_line = line
         self._live.refresh()
 

@@ -84,7 +84,7 @@ class _Prover:
             proof.reasons.append("the records tell of no step that all ranks have committed")
         if history.first > 0:
             proof.reasons.append(f"{spans(range(history.first))}: not in these records; name the jobs before them too")
-        if not history.told:
+        if not history.reported:
             proof.reasons.append("there is no events.jsonl, or it does not say who was in the job")
         if any(isinstance(each, GenerationFormed) and each.training for run in self._runs for each in run.records):
             proof.reasons.append("the script has several trainings, each with an order of its own, which is not proven")
@@ -114,7 +114,7 @@ class _Prover:
         """Every rank of the world that decides this step must have a line about it."""
         if not reads.counted:
             excuses = sorted({missing.excuse for missing in reads.missing})
-            if "" in excuses or (not excuses and self._history.told):
+            if "" in excuses or (not excuses and self._history.reported):
                 self.find(reads, "step skipped", "no rank has a record of it, though later steps were committed")
             else:
                 self._doubt(reads, "; ".join(["no rank has a record of it", *excuses]))
@@ -129,10 +129,10 @@ class _Prover:
 
     def _settle(self, reads: StepReads) -> _Step | None:
         """Find the shares that were read; None if that cannot be said."""
-        told = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
-        for rank in sorted(reads.counted.keys() - told.keys()):
+        reported = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
+        for rank in sorted(reads.counted.keys() - reported.keys()):
             self._doubt(reads, f"the record of rank {rank} does not say what was read")
-        worlds = sorted({data.shares for each in told.values() for data in each})
+        worlds = sorted({data.shares for each in reported.values() for data in each})
         if len(worlds) > 1:
             text = f"its batch was cut into {' and into '.join(map(str, worlds))} shares"
             self.find(reads, "two worlds in one step", text)
@@ -144,16 +144,18 @@ class _Prover:
             seen[-1] = WorldSpan(shares, seen[-1].first, reads.step)
         else:
             seen.append(WorldSpan(shares, reads.step, reads.step))
-        step = _Step(reads, shares, self._by_share(reads, told, shares))
-        if not reads.missing and len(told) == len(reads.counted):
+        step = _Step(reads, shares, self._by_share(reads, reported, shares))
+        if not reads.missing and len(reported) == len(reads.counted):
             for share in sorted(set(range(shares)) - step.records.keys()):
                 self.find(reads, "share missing", f"no rank has read share {share} of {shares}", share=share)
         return step
 
-    def _by_share(self, reads: StepReads, told: dict[Rank, list[BatchRecord]], shares: int) -> dict[int, BatchRecord]:
+    def _by_share(
+        self, reads: StepReads, reported: dict[Rank, list[BatchRecord]], shares: int
+    ) -> dict[int, BatchRecord]:
         found: dict[int, BatchRecord] = {}
         readers: dict[int, list[Rank]] = {}
-        for rank, data in ((rank, data) for rank, each in sorted(told.items()) for data in each):
+        for rank, data in ((rank, data) for rank, each in sorted(reported.items()) for data in each):
             if not 0 <= data.share < shares:
                 text = f"there is no share {data.share} of {shares}"
                 self.find(reads, "share out of range", text, share=data.share, rank=rank)

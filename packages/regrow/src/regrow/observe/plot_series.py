@@ -171,8 +171,8 @@ def _end(records: Sequence[Record], steps: Sequence[_Step], axis: Axis, origin: 
     """End of the axis: that of the job's training."""
     if axis is Axis.STEP:
         return float(steps[-1].number + 1) if steps else 0.0
-    told = (IncidentOpened, IncidentClosed, JobEnded, GenerationFormed)
-    last = [each.at - origin for each in records if isinstance(each, told)]
+    shown = (IncidentOpened, IncidentClosed, JobEnded, GenerationFormed)
+    last = [each.at - origin for each in records if isinstance(each, shown)]
     return max([0.0, *last, *(step.end for step in steps[-1:])])
 
 

@@ -108,7 +108,7 @@ class History:
         return self._accounts[place.run].order_of(commit.worker)
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """True if the records of every run name its generations."""
         return all(account.formed for account in self._accounts)
 

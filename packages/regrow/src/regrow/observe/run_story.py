@@ -27,7 +27,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import first_line, longest_stage, ranks, seconds, tell
+from regrow.observe.story import describe, first_line, longest_stage, ranks, seconds
 
 Place = Callable[[StepNo], str]
 _INDENT = " " * 10
@@ -56,7 +56,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
     began = min((record.at for record in records), default=0.0)
     lines = []
     place = places(ledger.generations)
-    for record in sorted(_told(records, ledger), key=lambda record: record.at):
+    for record in sorted(_described(records, ledger), key=lambda record: record.at):
         first, *more = _lines(record, place)
         lines += [f"{_clock(record.at - began)}  {first}", *(f"{_INDENT}{line}" for line in more)]
     if ledger.ended is None:
@@ -64,7 +64,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
     return [*lines, "", *_sums(ledger, records)]
 
 
-def _told(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
+def _described(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
     """Records worth telling; an incident is told once, as it was closed, or as it was opened if it never was."""
     for record in records:
         match record:
@@ -94,7 +94,7 @@ def places(generations: Iterable[GenerationFormed]) -> Place:
 def _lines(record: Record, place: Place) -> list[str]:
     match record:
         case JobStarted():
-            return [tell(record) or "", " ".join(record.command)]
+            return [describe(record) or "", " ".join(record.command)]
         case IncidentClosed() if record.faults:
             return [
                 _fault(record, place),
@@ -118,7 +118,7 @@ def _lines(record: Record, place: Place) -> list[str]:
         case ScaleRefused():
             return [f"{record.replicas} replicas were asked for and refused: {record.reason}"]
         case _:
-            return (tell(record) or type(record).__name__).split("\n")
+            return (describe(record) or type(record).__name__).split("\n")
 
 
 def _fault(record: IncidentOpened | IncidentClosed, place: Place) -> str:

@@ -19,7 +19,7 @@ from regrow.core.records import (
 )
 
 
-def tell(record: Record) -> str | None:
+def describe(record: Record) -> str | None:
     """One line about a record; None for what is only of interest as a number."""
     match record:
         case JobStarted():

@@ -98,8 +98,8 @@ def difference_at(mine: Numbers, theirs: Numbers, at: tuple[StepNo, Rank]) -> st
     a, b = mine[at], theirs[at]
     # Who has taken a step over from its peers did not look at the state before it.
     looked = {STATE_METRIC} if STATE_METRIC in a and STATE_METRIC in b else set()
-    told = ((a.keys() | b.keys()) - {STATE_METRIC}) | looked
-    names = [name for name in sorted(told) if not _same(a.get(name), b.get(name))]
+    reported = ((a.keys() | b.keys()) - {STATE_METRIC}) | looked
+    names = [name for name in sorted(reported) if not _same(a.get(name), b.get(name))]
     if STATE_METRIC in names:
         return f"{place} begins with another protected state"
     return f"{place}: {names[0]} is {a.get(names[0])} and {b.get(names[0])}" if names else ""
@@ -109,7 +109,7 @@ def _same(a: float | None, b: float | None) -> bool:
     return a is b if a is None or b is None else struct.pack("<d", a) == struct.pack("<d", b)
 
 
-def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, words: str = "") -> list[Result]:
+def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, output: str = "") -> list[Result]:
     """Judge each kill of a run, in order of steps.
 
     The last kill before the first difference is to blame for it, and the last one of all for a job that did not end
@@ -121,7 +121,7 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
         struck: the run's account.
         alone: the undisturbed run's.
         code: the struck run's exit code.
-        words: its last words, if it did not end well.
+        output: its last words, if it did not end well.
     """
     fired = {fault.fault: fault.step for fault in struck.injected}
     reached = struck.last_step
@@ -131,11 +131,11 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, wo
     before = [k for k in order if k.fault in fired and (difference is None or fired[k.fault] <= difference[0])]
     blamed = before[-1] if before and (difference is not None or code != 0) else None
     outcome = Outcome.DIFFERS if difference is not None else Outcome.ENDED
-    why = difference[1] if difference is not None else words
+    why = difference[1] if difference is not None else output
     if difference is not None and struck.refuted:
         why += f"; {struck.refuted[0].reason}"
     elif difference is not None and code == UNPROVEN:
-        why += f"; {words}"
+        why += f"; {output}"
     results = []
     for kill in order:
         passed = blamed is None or order.index(kill) < order.index(blamed)

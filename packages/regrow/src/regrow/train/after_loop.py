@@ -30,19 +30,19 @@ class AfterLoop:
 
     def begin(self, *, early: bool = False) -> None:
         """The script has left its loop, as all ranks have, or will. `early`: some time ago, and not at the end."""
-        member, state = self._loop.standing.member, self._loop.standing.protected()
+        worker, state = self._loop.context.worker, self._loop.context.protected()
         if self._begun:
             return
-        if self._loop.standing.batches is not None and not early:  # the script may have seeded generators meanwhile
+        if self._loop.context.batches is not None and not early:  # the script may have seeded generators meanwhile
             # A newcomer has not drawn what the last body drew. Under plain python or torchrun numbers are the same.
-            self._loop.standing.batches.seed_body(member.step)
-        if not member.over:
+            self._loop.context.batches.seed_body(worker.step)
+        if not worker.over:
             return
         self._begun = True
         self._loop.over()
-        state.between.over(member.step)
+        state.between.over(worker.step)
         state.variables.leave(over=True)
-        member.groups.on_leaving = self.end
+        worker.groups.on_leaving = self.end
         at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:
@@ -58,7 +58,7 @@ class AfterLoop:
 
     def meets_others(self) -> None:
         """The script calls what all ranks call. If it has left its loop before its end, they all have by now."""
-        if self._early and not self._loop.standing.member.leaves_others:
+        if self._early and not self._loop.context.worker.leaves_others:
             self._early = False
             not_at_exit(self.finish)
             self.finish(goes_on=True)
@@ -66,12 +66,12 @@ class AfterLoop:
 
     def passes_by(self) -> None:
         """This worker came in when all were behind the loop, and still has the rest of its last turn before it."""
-        if self._loop.standing.member.over:
-            self._loop.standing.protected().between.passes_by(self._loop.standing.member.step)
+        if self._loop.context.worker.over:
+            self._loop.context.protected().between.passes_by(self._loop.context.worker.step)
 
     def recovered(self) -> None:
         """In a new generation. Who has still to leave its loop has nothing to run again there: all are behind it."""
-        if self._loop.standing.member.over and not self._begun:
+        if self._loop.context.worker.over and not self._begun:
             self._loop.over()
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
@@ -83,24 +83,24 @@ class AfterLoop:
 
         Raises `StateError` where a fault has taken the job back to steps before the end.
         """
-        loop, member = self._loop, self._loop.standing.member
+        loop, worker = self._loop, self._loop.context.worker
         loop.stops()
-        at = member.step
+        at = worker.step
         loop.recover_if_halted()
-        while not (goes_on and member.over) and not member.waiting.finish(goes_on=goes_on, training=training):
+        while not (goes_on and worker.over) and not worker.waiting.finish(goes_on=goes_on, training=training):
             loop.recover()
-            if loop.standing.batches is None or member.over:
+            if loop.context.batches is None or worker.over:
                 continue
             loop.agrees()  # newcomers do so before they come here
-            if member.step < at:
+            if worker.step < at:
                 raise StateError(
-                    f"the state went back to step {member.step}, but the script left its loop after {at}",
+                    f"the state went back to step {worker.step}, but the script left its loop after {at}",
                     hint="let `until` end the loop",
                 )
 
     def end(self, training: FinishedTraining | None = None) -> None:
         """The script, or this training of several, is about to end: all others may still need this worker."""
-        if self._ended or self._loop.left or self._loop.standing.member.leaves_others:
+        if self._ended or self._loop.left or self._loop.context.worker.leaves_others:
             return
         self.finish(training=training)
         self._ended = True

@@ -63,11 +63,11 @@ class Announcing:
     next boundary, and no later than before this worker stands in another generation. See decision 0082.
 
     Args:
-        member: whom it is said to.
+        worker: whom it is said to.
     """
 
-    def __init__(self, member: Participation) -> None:
-        self._member = member
+    def __init__(self, worker: Participation) -> None:
+        self._worker = worker
         self.accelerator: Accelerator = Processor()
         """Device that computes the steps."""
         self._unsent: _Unsent | None = None
@@ -79,7 +79,7 @@ class Announcing:
 
     def logged(self, step: Step, batches: Batches | None) -> None:
         """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
-        self._member.body.logged(step.staged)
+        self._worker.body.logged(step.staged)
         for name, value in step.staged.items():
             if _on_device(value) and late(value) and not self._has(name, value):
                 self._late[name] = LateNumber(value)
@@ -93,7 +93,7 @@ class Announcing:
         What the device has shown by now can be told.
         """
         self.settle()
-        if step is None or step.committed or self._member.world == 1:
+        if step is None or step.committed or self._worker.world == 1:
             return
         ours = [value for value in step.staged.values() if _on_device(value)]
         if not ours or not all(map(late, ours)):
@@ -103,9 +103,9 @@ class Announcing:
             self._stage(step, _values(numbers), batches)
 
     def _stage(self, step: Step, numbers: dict[str, float], batches: Batches | None) -> None:
-        member, parts = self._member, batches.parts(step.at) if batches else []
-        generation = Generation(member.generation)
-        member.send(facts.WorkerStaged(member.worker, generation, step.at, numbers, list(parts)))
+        worker, parts = self._worker, batches.parts(step.at) if batches else []
+        generation = Generation(worker.generation)
+        worker.send(facts.WorkerStaged(worker.worker_id, generation, step.at, numbers, list(parts)))
 
     def _has(self, name: str, value: torch.Tensor) -> bool:
         return name in self._late and self._late[name].is_of(value)
@@ -131,10 +131,10 @@ class Announcing:
             batches: know what was read for it.
             adopted: it happened on other ranks, with what this one had computed.
         """
-        now, generation = time.monotonic(), Generation(self._member.generation)
+        now, generation = time.monotonic(), Generation(self._worker.generation)
         read, parts = (batches.record(step.at), batches.parts(step.at)) if batches else (None, [])
         inside = frozenset(step.staged)
-        computed = self._member.body.own_time
+        computed = self._worker.body.own_time
         waits = (prepared.data_wait, prepared.stall, prepared.data_wait + computed if computed else 0.0)
         self._unsent = _Unsent(step, now, now - prepared.begun_at, generation, adopted, read, parts, inside, *waits)
 
@@ -150,12 +150,12 @@ class Announcing:
         self._late.clear()
         if unsent.adopted:
             taken = dict(self._own(unsent, _values(taken)))
-        self.tell(self._fact(unsent), taken)
+        self.announce(self._fact(unsent), taken)
 
-    def tell(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
+    def announce(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
         """Say that a step is committed once the device has done it; `numbers`: its metrics."""
         self._untold.append(_Untold(fact, numbers or {}, self.accelerator.point()))
-        if self._member.body.in_flight:  # an abort would cut off a collective, and look as if it was done
+        if self._worker.body.in_flight:  # an abort would cut off a collective, and look as if it was done
             self.accelerator.wait()
             self.flush()
             return
@@ -164,12 +164,12 @@ class Announcing:
             newest = self._untold[-1]
             known = {n: v for n, v in newest.numbers.items() if not isinstance(v, LateNumber) or v.known()}
             said = (fact.worker, fact.generation, fact.step, _values(known), fact.parts, fact.data)
-            self._member.send(facts.WorkerStaged(*said, untold=True))
+            self._worker.send(facts.WorkerStaged(*said, untold=True))
 
     def settle(self) -> None:
         """Say what the device has shown by now. Raises the device's error where it has failed."""
         while self._untold and (len(self._untold) > _AHEAD or self._untold[0].point.passed()):
-            self._tell_oldest()
+            self._announce_oldest()
 
     def flush(self) -> None:
         """Say all, which is waited for: this worker is about to be told where the others stand, or to end.
@@ -177,7 +177,7 @@ class Announcing:
         Raises the device's error where it has failed.
         """
         while self._untold:
-            self._tell_oldest()
+            self._announce_oldest()
 
     def flushed(self, error: Exception) -> Exception:
         """As `flush`, behind an error; what is to be dealt with, which is the device's own error where it has one."""
@@ -187,17 +187,17 @@ class Announcing:
             return failed
         return error
 
-    def _tell_oldest(self) -> None:
+    def _announce_oldest(self) -> None:
         self._untold[0].point.wait()
         fact, numbers, _ = self._untold[0]
         self._last = _values(numbers)
         self._untold.popleft()
-        self._member.send(msgspec.structs.replace(fact, metrics=self._last))
+        self._worker.send(msgspec.structs.replace(fact, metrics=self._last))
         _log.info("step %d: %s", fact.step, self._last)
 
     def _fact(self, unsent: _Unsent) -> facts.WorkerCommitted:
         return facts.WorkerCommitted(
-            self._member.worker,
+            self._worker.worker_id,
             unsent.generation,
             unsent.step.at,
             unsent.at,

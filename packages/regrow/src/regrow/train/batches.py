@@ -89,7 +89,7 @@ class Batches:
         read = self.record(step)
         return [read] if read is not None else self.parts(step)
 
-    def told(self, step: StepNo) -> str:
+    def describe(self, step: StepNo) -> str:
         """Describe for people what this rank reads at `step`."""
         share, shares = self._place()
         read = f"it read share {share} of {shares} of step {step}"

@@ -89,7 +89,7 @@ class Epochs:
 
     @property
     def _stands(self) -> int:
-        return self._loop.member.step - self._loop.began
+        return self._loop.worker.step - self._loop.began
 
     def run(self) -> Iterator[Epoch]:
         """The epochs: as many as are still to be run, and again those that the training goes back to."""
@@ -102,7 +102,7 @@ class Epochs:
             self._loop.after.begin()
         finally:
             self._alone.close()
-            self._loop.standing.protected().variables.close()
+            self._loop.context.protected().variables.close()
             if isinstance(self._steps, Generator):
                 self._steps.close()
 
@@ -126,8 +126,8 @@ class Epochs:
                 # told what they have heard.
                 self._over = True
                 self._loop.after.passes_by()
-                self._alone.enter_context(self._loop.member.groups.echo())
-                self._alone.enter_context(self._loop.regions.past.again())
+                self._alone.enter_context(self._loop.worker.groups.echo())
+                self._alone.enter_context(self._loop.restartables.past.again())
                 break
             self._step = step
             yield step

@@ -11,29 +11,29 @@ class FirstReads:
     """Tells of the reads of steps 0 and 1.
 
     Args:
-        member: tells it.
+        worker: tells it.
         batches: know what was read.
         loader: its name.
         until: steps of the training.
         length: of an epoch; 0: it has none.
     """
 
-    def __init__(self, member: Participation, batches: Batches, loader: str, *, until: int, length: int) -> None:
-        self._member, self._batches = member, batches
+    def __init__(self, worker: Participation, batches: Batches, loader: str, *, until: int, length: int) -> None:
+        self._worker, self._batches = worker, batches
         self._loader, self._until, self._length = loader, until, length
         self._first: list[BatchRecord] = []
 
     def arrives(self) -> None:
         """The worker stands before its first step, and has rehearsed."""
-        self._first = self._batches.reads(self._member.training.began)
+        self._first = self._batches.reads(self._worker.training.began)
         self._say([self._first] if self._first else [])
 
     def fetched(self, step: StepNo) -> None:
         """The batch of a step is there."""
         if self._batches.order.kind != OPAQUE:
             return  # regrow's own order, which is dealt out to the ranks
-        if step == self._member.training.began + 1 and self._first and (second := self._batches.reads(step)):
+        if step == self._worker.training.began + 1 and self._first and (second := self._batches.reads(step)):
             self._say([self._first, second])
 
     def _say(self, reads: list[list[BatchRecord]]) -> None:
-        self._member.send(LoaderShown(self._member.worker, self._loader, self._until, self._length, reads))
+        self._worker.send(LoaderShown(self._worker.worker_id, self._loader, self._until, self._length, reads))

@@ -48,7 +48,7 @@ def init(*, seed: int = 0, invariant: bool = False) -> Session:
 
         _session = ProducerSession(link.env, seed=seed)
         return _session
-    member = SupervisedWorker.open(link) if link is not None else StandaloneWorker.open()
+    worker = SupervisedWorker.open(link) if link is not None else StandaloneWorker.open()
     seed_everything(seed)
-    _session = Session(member, seed=seed, invariant=invariant)
+    _session = Session(worker, seed=seed, invariant=invariant)
     return _session

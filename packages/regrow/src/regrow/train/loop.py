@@ -38,21 +38,21 @@ class StepLoop(ScriptPlace):
     """The one loop of a worker.
 
     Args:
-        member: how this process takes part in a job.
+        worker: how this process takes part in a job.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
-    def __init__(self, member: Participation, *, seed: int, invariant: bool) -> None:
-        self.member, self.seed, self.invariant = member, seed, invariant
-        self.standing = LoopContext(member)
+    def __init__(self, worker: Participation, *, seed: int, invariant: bool) -> None:
+        self.worker, self.seed, self.invariant = worker, seed, invariant
+        self.context = LoopContext(worker)
         self.modules = Modules()
         self.started = self._looping = self.left = False
         self._attempts: dict[StepNo, int] = {}
-        self._preparation = Preparation(self.standing)
-        self._announcing = Announcing(member)
-        member.body.waits = self._announcing.settle
-        member.body.ready = lambda: self._announcing.ready(self._latest, self.standing.batches)
+        self._preparation = Preparation(self.context)
+        self._announcing = Announcing(worker)
+        worker.body.waits = self._announcing.settle
+        worker.body.ready = lambda: self._announcing.ready(self._latest, self.context.batches)
         self._latest: Step | None = None
         self.turns = Turns(self._stands_for_latest)
         self._echoing = contextlib.ExitStack()
@@ -60,14 +60,14 @@ class StepLoop(ScriptPlace):
         """True if this worker has reported an error after its update, and so waits for the next membership."""
         self._at_boundary = True
         """True once the script has done all its work between two steps."""
-        self.settling = Settling(member.groups.echo)
-        self._rehearsal = Rehearsal(self, self.standing)
-        self.shadow = Shadow(self, self.standing)
-        self.bindings, self.hear, self.draws = BodyBindings(), member.body.logged, self.standing.draws
+        self.settling = Settling(worker.groups.echo)
+        self._rehearsal = Rehearsal(self, self.context)
+        self.shadow = Shadow(self, self.context)
+        self.bindings, self.receive, self.draws = BodyBindings(), worker.body.logged, self.context.draws
         self.has_epochs = False
         """True if code may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.after = AfterLoop(self)
-        self.regions = RestartableCalls(self, self.after)
+        self.restartables = RestartableCalls(self, self.after)
 
     def start(self, what: str) -> None:
         """Begin the one loop of a job. Raises `UsageError` if there was one before, or nothing is protected."""
@@ -75,42 +75,42 @@ class StepLoop(ScriptPlace):
             raise UsageError(
                 f"{what} is a second loop", hint="let `until` cover it all, or go over session.trainings(names)"
             )
-        if self.member.training.name and what != STEPS:
+        if self.worker.training.name and what != STEPS:
             raise UsageError(f"{what} is not one of several", hint="let session.trainings go over session.steps")
         if self.invariant and what != STEPS:
             raise UsageError(f"{what} has no micro-batches to be summed up", hint="leave invariant mode")
-        self.started = self.standing.settled() is not None
+        self.started = self.context.settled() is not None
         self.modules.complete()
 
     def arrive(self) -> None:
         """Report this worker built and warm, then stand before the first step, or where the others are."""
-        modules, dealer = self.modules, self.standing.dealer
+        modules, dealer = self.modules, self.context.dealer
         modules.check_hooks()
-        self.standing.let_follow(modules.spanning)
-        self.standing.begins()
-        self._announcing.accelerator = accelerator_of(self.standing.protected().parameters())
-        self.member.arrive(
-            self.standing.protected(),
+        self.context.let_follow(modules.spanning)
+        self.context.begins()
+        self._announcing.accelerator = accelerator_of(self.context.protected().parameters())
+        self.worker.arrive(
+            self.context.protected(),
             modules.buckets(),
             modules.buffered,
             microbatches=dealer.most if dealer is not None else 0,
-            fixed=self.standing.fixed(),
+            fixed=self.context.fixed(),
             unprovable=self.shadow.cannot(),
         )
 
     def run(self, until: int) -> Iterator[Step]:
         """Yield the steps that are still to be run, up to number `until - 1`."""
-        batches, member = self.standing.data(), self.member
+        batches, worker = self.context.data(), self.worker
         end = self.began + until
-        member.groups.take_over(self.regions)
-        variables = self.standing.settled().variables
-        variables.answers, variables.hear_answers = self.regions.past.told, self.regions.past.hear
-        if member.rehearses and until > 0:
+        worker.groups.take_over(self.restartables)
+        variables = self.context.settled().variables
+        variables.answers, variables.receive_answers = self.restartables.past.encoded, self.restartables.past.receive
+        if worker.rehearses and until > 0:
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())
             self._rehearsal.prove_loader()
-        expected = member.rehearses and (self.has_epochs or may_call_collectives(sys._getframe(1)))
-        self.regions.begin(expected=expected)
+        expected = worker.rehearses and (self.has_epochs or may_call_collectives(sys._getframe(1)))
+        self.restartables.begin(expected=expected)
         self.shadow.can_skip = self.turns.known(sys._getframe(1))
         self.arrive()
         try:
@@ -118,7 +118,7 @@ class StepLoop(ScriptPlace):
             yield from self.shadow.prove()
             if not (yield from self.replay()):
                 self.recover()
-            while (more := member.step < end and not self.standing.others_left) or not self.ends():
+            while (more := worker.step < end and not self.context.others_left) or not self.ends():
                 self.turns.asks(sys._getframe(1))
                 self._latest = self.prepare() if more else None
                 if self._latest is not None:
@@ -133,13 +133,13 @@ class StepLoop(ScriptPlace):
             self._looping = False
             self._end_between()
             over = self._latest is not None and self._latest.committed
-            self.standing.protected().variables.leave(over=over)
+            self.context.protected().variables.leave(over=over)
             if not self.left:
                 self.after.left_early(over=over)
             raise
         finally:
             if not self.has_epochs:
-                self.standing.protected().variables.close()
+                self.context.protected().variables.close()
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
@@ -160,14 +160,14 @@ class StepLoop(ScriptPlace):
 
     def prepare(self) -> Step | None:
         """Check everything that must hold when a body starts; None if the generation is over."""
-        member, state = self.member, self.standing.protected()
+        worker, state = self.worker, self.context.protected()
         if self.recover_if_halted():
             return None
-        self.regions.passed()
-        if not member.pass_boundary():
+        self.restartables.passed()
+        if not worker.pass_boundary():
             self.recover()
             return None
-        number = member.step
+        number = worker.step
         self.settling.settle(self.modules)
         if not self.agrees():
             return None
@@ -181,21 +181,21 @@ class StepLoop(ScriptPlace):
             return None
         self._preparation.fetched(number)
         self._rehearsal.asked()
-        self.standing.remember()
-        if not member.body.begin_step(number, state):
+        self.context.remember()
+        if not worker.body.begin_step(number, state):
             return None
         self.shadow.begins(number, batch)
         attempt = self._attempts.get(number, 0)
         self._attempts = {number: attempt + 1}
         self._preparation.begun_at = time.monotonic()
         step = Step(self, number, batch, attempt=attempt)
-        if member.trial_steps:
+        if worker.trial_steps:
             step.staged[STATE_METRIC] = float(int(state.digest()[:_EXACT], 16))
         return step
 
     def rehearsing(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
-        return echoed(self.member, self.standing.protected(), self.modules)
+        return echoed(self.worker, self.context.protected(), self.modules)
 
     # --- the end of a body -------------------------------------------------------------------------------------
 
@@ -205,28 +205,28 @@ class StepLoop(ScriptPlace):
         Args:
             closure: an optimizer is about to compute gradients itself.
         """
-        if self.standing.dealer is not None:
-            self.standing.dealer.check_complete()
-        self.standing.protected().updates()
+        if self.context.dealer is not None:
+            self.context.dealer.check_complete()
+        self.context.protected().updates()
         with self.shadow.aside():
-            self.member.body.before_update(self.modules.share_buffers, closure=closure)
-        self.regions.before_update(closure=closure)
+            self.worker.body.before_update(self.modules.share_buffers, closure=closure)
+        self.restartables.before_update(closure=closure)
 
     def after_update(self, optimizer: object) -> None:
         """A protected optimizer has stepped."""
-        self.member.body.stepped(optimizer)
-        self.regions.after_update()
+        self.worker.body.stepped(optimizer)
+        self.restartables.after_update()
 
     def enter(self, step: Step) -> None:
         """The script comes into the body of a step."""
-        self.standing.protected().variables.enters()
-        self.standing.data().seed_body(step.at)
-        self.member.body.enter()
+        self.context.protected().variables.enters()
+        self.context.data().seed_body(step.at)
+        self.worker.body.enter()
         self.shadow.enters()
 
     def leave(self, step: Step, error: BaseException | None) -> bool:
         """End the body; True if its exception is absorbed."""
-        self.member.body.left()
+        self.worker.body.left()
         if step.proof:
             return self.shadow.shadowed(step, error, sys._getframe(1))
         self.shadow.left(error)
@@ -235,18 +235,18 @@ class StepLoop(ScriptPlace):
             if error is None:
                 self.recover()
                 # Another fault may have struck meanwhile: the others may stand elsewhere by now.
-                step.rehearsal, step.committed = False, self.member.step == step.at + 1
-                self.regions.expect(self.member.inside if step.committed else 0)
+                step.rehearsal, step.committed = False, self.worker.step == step.at + 1
+                self.restartables.expect(self.worker.restart_index if step.committed else 0)
             return False
         if step.rehearsal:
             if error is None:
                 self._rehearsal.left()
-            self.standing.protected().between.rehearsed()
+            self.context.protected().between.rehearsed()
             return False
         if error is None:
             try:
                 self._rehearsal.ended()
-                if self.member.body.commit(self.modules.share_buffers):
+                if self.worker.body.commit(self.modules.share_buffers):
                     # A generation that is over is left only when all that the script does after the step is done.
                     self._settled(step)
                     return False
@@ -254,13 +254,13 @@ class StepLoop(ScriptPlace):
             except Exception as fault:  # noqa: BLE001  what ends the step is told as an error of its body is
                 error = fault
         if not isinstance(error, Exception):
-            self.member.body.abandon()
+            self.worker.body.abandon()
             return False
-        if self.member.body.complete:
+        if self.worker.body.complete:
             # All that the step changes is changed: the error is one of what comes after it.
-            self.member.body.conclude()
+            self.worker.body.conclude()
             self._settled(step)
-            self._owing = self.member.body.abort(error, self.standing.protected())
+            self._owing = self.worker.body.abort(error, self.context.protected())
             self.settling.cut_off(self.modules, error)
             return self._owing
         return self.failed(error, step)
@@ -268,15 +268,15 @@ class StepLoop(ScriptPlace):
     def _settled(self, step: Step) -> None:
         """Note that this worker committed the step itself: the code that follows belongs to it."""
         self.committed(step)
-        if self.member.rehearses:
-            self.standing.protected().between.committed(self.member.step)
+        if self.worker.rehearses:
+            self.context.protected().between.committed(self.worker.step)
 
     def committed(self, step: Step, *, adopted: bool = False) -> None:
         """The step has happened; `adopted`: on other ranks, with what this one had computed."""
         step.committed = True
         self.shadow.ends(well=not adopted)
-        self.regions.committed()
-        self._announcing.committed(step, self._preparation, self.standing.batches, adopted=adopted)
+        self.restartables.committed()
+        self._announcing.committed(step, self._preparation, self.context.batches, adopted=adopted)
 
     def failed(self, error: Exception, step: Step | None = None) -> bool:
         """Handle the error of an attempt: report it if it is new, undo its changes, and go on when ordered to.
@@ -285,7 +285,7 @@ class StepLoop(ScriptPlace):
         """
         self.shadow.ends(well=False)
         error = self._announcing.flushed(error)
-        if not self.member.body.abort(error, self.standing.protected()):
+        if not self.worker.body.abort(error, self.context.protected()):
             return False
         self.settling.cut_off(self.modules, error)
         self.recover(step)
@@ -294,7 +294,7 @@ class StepLoop(ScriptPlace):
 
     def recover_if_halted(self) -> bool:
         """Join the next generation if the present one is over; True if it was."""
-        if not (self.member.halted or self._owing):
+        if not (self.worker.halted or self._owing):
             return False
         self.recover()
         return True
@@ -306,51 +306,51 @@ class StepLoop(ScriptPlace):
         """
         self._owing = False
         self._announcing.flush()
-        self.standing.tell_apart(closely=self._latest is not None)  # before others decide who gives whom a state
+        self.context.distinguish(closely=self._latest is not None)  # before others decide who gives whom a state
         try:
-            adopted = self.member.waiting.rejoin(self.standing.regroups.give_up)
+            adopted = self.worker.waiting.rejoin(self.context.regroups.give_up)
         except WorkerReleased as leaving:
             # What a loop or a body that it unwinds still does is nothing to the others.
             self.left, self._looping = True, False
             self._announcing.send()
             self._announcing.flush()
-            self.standing.hooks.tell(leaving.change, self.member.step, leaving=True)
+            self.context.hooks.notify(leaving.change, self.worker.step, leaving=True)
             raise
         if step is not None and adopted == step.at:
             # The others had all of this worker's gradients: the step has happened, though not here.
             self.committed(step, adopted=True)
         self.modules.overwritten()
-        if not self.standing.follow_world():
+        if not self.context.follow_world():
             return self.recover(step)
-        self.standing.tell_change()
+        self.context.tell_change()
         self._place_after()
         self.after.recovered()
-        self.regions.recovered(self.member.inside)
+        self.restartables.recovered(self.worker.restart_index)
 
     def _place_after(self) -> None:
         """In a new generation, find out whether the state already includes the code after the step."""
         if self._at_boundary or self._latest is None:
             return
-        member, between = self.member, self.standing.protected().between
-        if member.inside and member.step == self._latest.at + 1:
-            between.resumed(member.step)
+        worker, between = self.worker, self.context.protected().between
+        if worker.restart_index and worker.step == self._latest.at + 1:
+            between.resumed(worker.step)
         else:
             between.stands()
-            self.regions.skip()
+            self.restartables.skip()
 
-    def tell(self, fact: WorkerCommitted) -> None:
+    def announce(self, fact: WorkerCommitted) -> None:
         """A step of a training with a loop of its own has happened."""
-        self._announcing.tell(fact)
+        self._announcing.announce(fact)
 
     def log(self, step: Step) -> None:
         """Numbers were added to those of the step."""
-        self._announcing.logged(step, self.standing.batches)
+        self._announcing.logged(step, self.context.batches)
 
     def agrees(self, *, last: bool = False) -> bool:
         """True if this rank's replicas have the same state, or were not compared; False: there is a new membership."""
-        self.regions.passed()
+        self.restartables.passed()
         try:
-            if self.member.compare(last=last):
+            if self.worker.compare(last=last):
                 return True
         except Exception as error:
             if not self.failed(error):
@@ -362,11 +362,11 @@ class StepLoop(ScriptPlace):
     def ends(self) -> bool:
         """Wait for the others after the last step; False if a new membership stands, perhaps at an earlier step."""
         self.stops()
-        ended = not self.recover_if_halted() and (self.member.over or self.agrees(last=not self.standing.others_left))
-        if ended and not self.member.over and not self.member.waiting.finish(goes_on=True):
+        ended = not self.recover_if_halted() and (self.worker.over or self.agrees(last=not self.context.others_left))
+        if ended and not self.worker.over and not self.worker.waiting.finish(goes_on=True):
             self.recover()
             ended = False
-        ended = ended or self.member.over
+        ended = ended or self.worker.over
         self._looping = not ended
         if ended and not self.has_epochs:
             self.after.begin()
@@ -380,4 +380,4 @@ class StepLoop(ScriptPlace):
 
     def over(self) -> None:
         """All ranks have left their loops: nobody comes back to a step."""
-        self.regions.over()
+        self.restartables.over()

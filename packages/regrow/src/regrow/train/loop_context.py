@@ -30,23 +30,23 @@ class LoopContext:
     """The part of a loop that decides nothing about steps.
 
     Args:
-        member: how this process takes part in a job.
+        worker: how this process takes part in a job.
     """
 
-    def __init__(self, member: Participation) -> None:
-        self.member = member
+    def __init__(self, worker: Participation) -> None:
+        self.worker = worker
         self.state: ProtectedState | None = None
         self.batches: Batches | None = None
         self.first_reads: FirstReads | None = None
         self.objects: list[object] = []
         """Objects that the script protects."""
-        self.hooks, self.regroups = ScaleHooks(), RegroupHooks(member)
-        self.draws = ExternalDraws(member)
+        self.hooks, self.regroups = ScaleHooks(), RegroupHooks(worker)
+        self.draws = ExternalDraws(worker)
         self.kept = ""
         """Why the world keeps its size, where the script says that it does."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
-        self._stood = (member.rank, member.world)
+        self._stood = (worker.rank, worker.world)
         """The rank and the world that device meshes are of."""
         self._said_apart: set[str] = set()
         self._unprotected = ""
@@ -54,8 +54,8 @@ class LoopContext:
     @property
     def replicas(self) -> int:
         """Replicas in the world, as `Session.replicas` says it."""
-        if self.dealer is None and self.member.unit > 1:
-            return self.member.world // self.member.unit
+        if self.dealer is None and self.worker.unit > 1:
+            return self.worker.world // self.worker.unit
         return self.place()[1] // (self.dealer.unit if self.dealer is not None else 1)
 
     @property
@@ -69,11 +69,11 @@ class LoopContext:
 
     def place(self) -> Share:
         """Share of the global batch that this rank reads, and the number of shares."""
-        return self._share or (self.member.rank, self.member.world)
+        return self._share or (self.worker.rank, self.worker.world)
 
     def fixed(self) -> str:
         """Why the world can have no other size, as far as its data goes; empty: it can."""
-        dealer, unit, world = self.dealer, self.member.unit, self.member.world
+        dealer, unit, world = self.dealer, self.worker.unit, self.worker.world
         if self.batches is None:
             return "the script has no session.steps"
         if self.kept:
@@ -94,9 +94,9 @@ class LoopContext:
 
     def let_follow(self, spanning: Iterable[object]) -> None:
         """The groups of wrappers that span all replicas, and of device meshes, are to follow the world."""
-        unit, world = self.member.unit, self.member.world
+        unit, world = self.worker.unit, self.worker.world
         across = [*spanning, *device_mesh.follows(unit=unit, world=world)]
-        self.member.groups.let_follow(across, device_mesh.inside(unit=unit, world=world))
+        self.worker.groups.let_follow(across, device_mesh.inside(unit=unit, world=world))
 
     def follow_world(self) -> bool:
         """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on.
@@ -106,28 +106,28 @@ class LoopContext:
         grad_scalers.begin_anew(self.objects)
         self.follow_place()
         if self.batches is not None:
-            self.batches.seek(self.member.step)
+            self.batches.seek(self.worker.step)
         return self.regroups.stand(self.protected())
 
     def follow_place(self) -> None:
         """This worker may have another rank now, or another world: bring along what knows of them."""
-        before, self._stood = self._stood, (self.member.rank, self.member.world)
+        before, self._stood = self._stood, (self.worker.rank, self.worker.world)
         if before != self._stood:
             device_mesh.resize(
-                self.objects, unit=self.member.unit, before=before[1], world=self.member.world, rank=self.member.rank
+                self.objects, unit=self.worker.unit, before=before[1], world=self.worker.world, rank=self.worker.rank
             )
             self._share = share_of(self._data_of)
 
     def tell_change(self) -> None:
         """A new generation stands: tell of the change of the world's size, if there was one."""
-        change = self.member.waiting.take_change()
+        change = self.worker.waiting.take_change()
         self.draws.stands(change)
-        self.hooks.tell(change, self.member.step)
+        self.hooks.notify(change, self.worker.step)
 
     @property
     def others_left(self) -> bool:
         """True if no step follows: all have left their loop, or those who gave this worker its state had."""
-        return self.member.over or self.protected().variables.over
+        return self.worker.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
         """The protected state. Raises `UsageError` if nothing is protected."""
@@ -152,7 +152,7 @@ class LoopContext:
     def remember(self) -> None:
         """A body is about to start from the state as it is now."""
         self.protected().begin()
-        self.tell_apart()
+        self.distinguish()
 
     def goes_on(self, error: UsageError) -> bool:
         """Something that a fault would lose is seen when steps count: it is said, and ends no training."""
@@ -163,13 +163,13 @@ class LoopContext:
     def _say_apart(self, reason: str) -> None:
         if reason not in self._said_apart:
             self._said_apart.add(reason)
-            place = self.member.worker, Generation(self.member.generation), Rank(self.member.rank), self.member.step
-            self.member.send(ReplacementRefuted(*place, reason, alone=True))
-            self.member.note_of_script(f"{reason}: {_GOES_ON}")
+            place = self.worker.worker_id, Generation(self.worker.generation), Rank(self.worker.rank), self.worker.step
+            self.worker.send(ReplacementRefuted(*place, reason, alone=True))
+            self.worker.note_of_script(f"{reason}: {_GOES_ON}")
 
-    def tell_apart(self, *, closely: bool = False) -> None:
+    def distinguish(self, *, closely: bool = False) -> None:
         """Say once what no newcomer could be given, and what this worker was not. `closely`: try to tell all of it."""
-        member = self.member
+        worker = self.worker
         for graph in self.protected().graphs():
             if closely:
                 with contextlib.suppress(Exception):  # of objects in the middle of a body: a giver meets it again
@@ -178,9 +178,9 @@ class LoopContext:
                 self._say_apart(graph.apart)
             missing, graph.missing = graph.missing, []
             if missing:
-                member.send(WorkerNoted(member.worker, missing[0], doubts=True))
+                worker.send(WorkerNoted(worker.worker_id, missing[0], doubts=True))
         if closely and self._unprotected:
-            member.send(WorkerNoted(member.worker, self._unprotected, doubts=True))
+            worker.send(WorkerNoted(worker.worker_id, self._unprotected, doubts=True))
 
     def held(self) -> list[object]:
         """Objects that the script protects, and the modules in them."""

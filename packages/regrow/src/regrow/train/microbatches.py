@@ -34,7 +34,7 @@ class StepInProgress(Protocol):
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of the whole step."""
 
-    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+    def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """Numbers of a part of this rank's work."""
 
     def read(self, what: str, batch: Any) -> None:
@@ -151,8 +151,8 @@ class MicroBatches:
 
     def _check_done(self, micro: MicroBatch) -> None:
         if not micro.done:
-            told = f"micro-batch {micro.index} of step {self._number} was left without {self.backward}"
-            raise UsageError(told, hint="call it once for each, instead of loss.backward()")
+            reported = f"micro-batch {micro.index} of step {self._number} was left without {self.backward}"
+            raise UsageError(reported, hint="call it once for each, instead of loss.backward()")
 
     def _at(self, index: int) -> int:
         return index * self._dealer.unit + self._place
@@ -171,7 +171,7 @@ class MicroBatches:
             kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
             self._logged.setdefault(micro.index, {})[name] = kept
             if self._step is not None:
-                self._step.hear({f"{name} of micro-batch {micro.index}": kept})
+                self._step.receive({f"{name} of micro-batch {micro.index}": kept})
 
     def _backward(self, micro: MicroBatch, loss: torch.Tensor, weight: int | None) -> None:
         if micro.done or micro is not self._open or self._step is None:

@@ -32,7 +32,7 @@ class Preparation:
         member.fetches(number)
         batch = batches.batch(number)
         self.data_wait = time.monotonic() - since
-        member.body.reads = partial(batches.told, number)
+        member.body.reads = partial(batches.describe, number)
         return batch
 
     def fetched(self, number: StepNo) -> None:

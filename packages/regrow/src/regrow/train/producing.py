@@ -78,16 +78,16 @@ class ProducerSession(Session):
 def await_loader(link: WorkerLink) -> None:
     """Have the process turn into the producer as soon as the script makes the loader that it is for."""
     env = link.env
-    seat, data = env.producer, env.data
-    if seat is None or data is None:
+    producer, data = env.producer, env.data
+    if producer is None or data is None:
         leave("it was not told which loader it is for, and where the cache is")
 
     before = open_descriptors()
 
     def take_over(loader: object, number: int) -> None:
-        if number == seat.loader:
+        if number == producer.loader:
             making = Making(loader, data, alone=shared_positions(before))
-            Producer(making, producer_socket(env.socket_dir, number), served=lambda: _tell_served(link)).run()
+            Producer(making, producer_socket(env.socket_dir, number), served=lambda: _report_served(link)).run()
 
     on_made(take_over)
 
@@ -103,12 +103,12 @@ def leave(happened: str) -> NoReturn:
     _end(SERVED)
 
 
-def _tell_served(link: WorkerLink) -> None:
-    seat = link.env.producer
-    if seat is None:
+def _report_served(link: WorkerLink) -> None:
+    producer = link.env.producer
+    if producer is None:
         return
     try:
-        link.send(ProducerServed(link.env.worker, seat.loader))
+        link.send(ProducerServed(link.env.worker, producer.loader))
     except AgentGone:
         _end(SERVED)
 

@@ -54,7 +54,7 @@ class RestartableCalls:
         global _current
         _current = self
         self._loop, self._after = loop, after
-        self._standing, self._member = loop.standing, loop.standing.member
+        self._context, self._worker = loop.context, loop.context.worker
         self._calls: list[_Called] = []
         self._kept = Kept()
         self._thread = threading.get_ident()
@@ -66,7 +66,7 @@ class RestartableCalls:
         self._training = self._rehearsing = self._rehearsed = False
         self._seed: tuple[int, int, int] | None = None
         self._begun_at = 0.0
-        self.past = PastCalls(self._doubt, lambda: self._member.world)
+        self.past = PastCalls(self._doubt, lambda: self._worker.world)
 
     # --- between steps -----------------------------------------------------------------------------------------
 
@@ -76,9 +76,9 @@ class RestartableCalls:
         None: it is called like any other.
         """
         loop = self._loop
-        if call.size == self._member.world and not call.echoed and threading.get_ident() == self._thread:
+        if call.size == self._worker.world and not call.echoed and threading.get_ident() == self._thread:
             self._after.meets_others()
-        if self._at or not loop.behind_a_body or call.size != self._member.world or call.size == 1:
+        if self._at or not loop.behind_a_body or call.size != self._worker.world or call.size == 1:
             return None
         if any(getattr(given, "asyncOp", False) for given in call.args):
             return None  # the script waits for it later, maybe behind what others do before they come to it
@@ -110,8 +110,8 @@ class RestartableCalls:
 
     def prepare(self) -> None:
         """Make ready for what this script may run between its steps."""
-        self._member.expect_after_steps(self.declared())
-        state = self._standing.protected()
+        self._worker.expect_after_steps(self.declared())
+        state = self._context.protected()
         state.between.serves_commits = state.modes.calls_between = self.declared() > 0
 
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
@@ -121,7 +121,7 @@ class RestartableCalls:
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
-            with self._member.groups.echo():  # the others may not be here; all come here when the step has happened
+            with self._worker.groups.echo():  # the others may not be here; all come here when the step has happened
                 return call()
         self._calls.append(_Called(name, call, lone))
         number = len(self._calls)
@@ -129,7 +129,7 @@ class RestartableCalls:
             return self._run(number)
         # The others are past it, unless all have gone back, and will come here again.
         again = self.past.again(number) if self._due < sys.maxsize else contextlib.nullcontext()
-        with self._member.groups.echo(), again:
+        with self._worker.groups.echo(), again:
             return call()
 
     def _run(self, number: int) -> Any:
@@ -141,17 +141,17 @@ class RestartableCalls:
 
     def _attempt(self, number: int) -> Any:
         loop, (name, call, lone) = self._loop, self._calls[number - 1]
-        stands = self._member.step
+        stands = self._worker.step
         while True:
-            if not self._training and self._member.step != stands:
+            if not self._training and self._worker.step != stands:
                 # All went back to an older state, and will come here again; the others are not here now.
-                with self._member.groups.echo():
+                with self._worker.groups.echo():
                     return call()
             if loop.recover_if_halted():
                 continue
             if self._training:
                 # A newcomer has none, and a call that was given up may have left some.
-                self._standing.protected().drop_gradients()
+                self._context.protected().drop_gradients()
             if not (self._enter_lone(number) if lone else self._enter(number, name)):
                 continue
             try:
@@ -163,41 +163,41 @@ class RestartableCalls:
                     raise
                 continue
             except BaseException:
-                self._member.body.abandon()
+                self._worker.body.abandon()
                 raise
-            self._member.body.leave_region(0 if self._training else number + 1)
-            if self._training and self._member.halted:
+            self._worker.body.leave_restartable(0 if self._training else number + 1)
+            if self._training and self._worker.halted:
                 continue  # others may still need this worker in it
             return result
 
     @property
     def _watched(self) -> RestartableEffects:
         if self._watch is None:
-            self._watch = RestartableEffects(self._standing.protected())
+            self._watch = RestartableEffects(self._context.protected())
         return self._watch
 
     def _enter(self, number: int, name: str) -> bool:
         loop = self._loop
         loop.settling.settle(loop.modules)
         if self._training:
-            self._standing.protected().begin()
+            self._context.protected().begin()
         else:
-            state, scope = self._standing.protected(), self._watched.scope(name)
+            state, scope = self._context.protected(), self._watched.scope(name)
             state.between.extend(scope)
-            state.begin_region(self._watched.entry(number), scope)
-        if not self._member.body.enter_region(number, self._standing.protected() if self._training else None):
+            state.begin_restartable(self._watched.entry(number), scope)
+        if not self._worker.body.enter_restartable(number, self._context.protected() if self._training else None):
             return False
-        step, (share, _) = self._member.step, self._standing.place()
+        step, (share, _) = self._worker.step, self._context.place()
         seed = loop.seed + (0 if self._training else _STREAM * number)
         self._seed = (seed, step, share) if self._training else None
         seed_everything(seed, step, share)
-        self._standing.protected().reseed(seed, step, share)
+        self._context.protected().reseed(seed, step, share)
         self._begun_at = time.monotonic()
         return True
 
     def _enter_lone(self, number: int) -> bool:
-        self._standing.protected().begin_region(self._watched.entry(number), ALWAYS)
-        return self._member.body.enter_region(number, None)
+        self._context.protected().begin_restartable(self._watched.entry(number), ALWAYS)
+        return self._worker.body.enter_restartable(number, None)
 
     def committed(self) -> None:
         """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
@@ -217,7 +217,7 @@ class RestartableCalls:
         self.past.end()
         self._forget()
         self._declare()
-        self._member.place_after_step(1)
+        self._worker.place_after_step(1)
 
     def skip(self) -> None:
         """The state is that of all after these functions: what the script still calls of them, it calls alone."""
@@ -230,16 +230,16 @@ class RestartableCalls:
     def passed(self) -> None:
         """Forget the calls since the last step: the next step begins."""
         self.past.end()
-        self._member.place_after_step(0)
+        self._worker.place_after_step(0)
 
     def recovered(self, first: int) -> None:
         """Others may still run the function numbered `first`: all run again from there that this one has left."""
-        if self._standing.protected().modes.calls_between:
+        if self._context.protected().modes.calls_between:
             self._declare()
         last = self._at or len(self._calls) + 1
         if not first or first >= last:
             return
-        with self._standing.protected().between.leaves_no_trace():
+        with self._context.protected().between.leaves_no_trace():
             for number in range(first, last):
                 if not self._calls[number - 1].lone:
                     self._watched.enter_again(number)
@@ -256,20 +256,20 @@ class RestartableCalls:
         self._calls.clear()
         self._kept.forget()
         self._due = first or sys.maxsize
-        self._member.place_after_step(first)
+        self._worker.place_after_step(first)
 
     def _doubt(self, why: str) -> None:
-        member = self._member
+        worker = self._worker
         text = (
-            f"rank {member.rank} was replaced when the others were behind a step, and did alone what they had been "
+            f"rank {worker.rank} was replaced when the others were behind a step, and did alone what they had been "
             f"through: {why}. What it works out there is its own"
         )
-        member.send(facts.WorkerNoted(member.worker, text, doubts=True))
+        worker.send(facts.WorkerNoted(worker.worker_id, text, doubts=True))
 
     # --- in the place of steps ---------------------------------------------------------------------------------
 
     @property
-    def inside(self) -> bool:
+    def running(self) -> bool:
         """True if the script is in a function that is the whole training, or in its rehearsal."""
         return self._rehearsing or (self._training and self._at > 0)
 
@@ -279,7 +279,7 @@ class RestartableCalls:
         loop.start(f"the training {name}()")
         self._training = True
         register_module_forward_pre_hook(self._seed_at_forward)
-        if not self._member.rehearses:
+        if not self._worker.rehearses:
             self._calls.append(_Called(name, call))
             return self._run(1)
         self._rehearse(name, call)
@@ -306,10 +306,10 @@ class RestartableCalls:
 
     def _seed_at_forward(self, module: nn.Module, _: object) -> None:
         """Seed again at the first forward: a trainer that is called again draws other numbers before it."""
-        if self._seed is not None and module in self._standing.protected().modules:
+        if self._seed is not None and module in self._context.protected().modules:
             parts, self._seed = self._seed, None
             seed_everything(*parts)
-            self._standing.protected().reseed(*parts)
+            self._context.protected().reseed(*parts)
 
     def before_update(self, *, closure: bool = False) -> None:
         """A protected optimizer is about to step; by a closure that computes its gradients, or not."""
@@ -324,14 +324,14 @@ class RestartableCalls:
             raise Rehearsed
         if not self._training or not self._at:
             return
-        member = self._member
-        number, generation = member.step, Generation(member.generation)
-        if not member.body.commit(self._loop.modules.share_buffers):
+        worker = self._worker
+        number, generation = worker.step, Generation(worker.generation)
+        if not worker.body.commit(self._loop.modules.share_buffers):
             raise GenerationHalted(f"step {number} was given up")
         now = time.monotonic()
-        self._loop.tell(facts.WorkerCommitted(member.worker, generation, number, now, now - self._begun_at))
-        if member.halted or not member.pass_boundary() or not self._enter(self._at, ""):
-            raise GenerationHalted(f"the training goes on from step {member.step} in a new generation")
+        self._loop.announce(facts.WorkerCommitted(worker.worker_id, generation, number, now, now - self._begun_at))
+        if worker.halted or not worker.pass_boundary() or not self._enter(self._at, ""):
+            raise GenerationHalted(f"the training goes on from step {worker.step} in a new generation")
 
 
 def declare() -> None:

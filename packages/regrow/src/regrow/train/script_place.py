@@ -16,8 +16,8 @@ from regrow.train.worker.participation import Participation
 class ScriptPlace:
     """The part of a loop that knows where the script is."""
 
-    member: Participation
-    standing: LoopContext
+    worker: Participation
+    context: LoopContext
     left: bool
     """True once this worker has no part in the job any more."""
     turns: Turns[Step]
@@ -33,12 +33,12 @@ class ScriptPlace:
     @property
     def rank(self) -> int:
         """This worker's rank now."""
-        return self.member.rank
+        return self.worker.rank
 
     @property
     def began(self) -> StepNo:
         """The step of the job that is step 0 of this training."""
-        return self.member.training.began
+        return self.worker.training.began
 
     @property
     def runs_again(self) -> bool:
@@ -65,7 +65,7 @@ class ScriptPlace:
         """The script has done all that it does after a step."""
         self._at_boundary = True
         if not self.left:
-            self.standing.protected().between.ends()
+            self.context.protected().between.ends()
 
     def _stands_for_latest(self, step: Step) -> None:
         self._latest = step

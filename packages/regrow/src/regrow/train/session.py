@@ -40,37 +40,37 @@ class Session:
     """One worker's part in the training. Made by `regrow.init()`.
 
     Args:
-        member: how this process takes part in a job.
+        worker: how this process takes part in a job.
         seed: what the order of data and all random numbers of the steps derive from.
         invariant: whether the result must not depend on the number of replicas.
     """
 
     _loop_kind: ClassVar[type[StepLoop]] = StepLoop
 
-    def __init__(self, member: Participation, *, seed: int, invariant: bool = False) -> None:
-        self._member, self.seed, self.invariant = member, seed, invariant
-        self._loop = self._loop_kind(member, seed=seed, invariant=invariant)
-        self._standing = self._loop.standing
+    def __init__(self, worker: Participation, *, seed: int, invariant: bool = False) -> None:
+        self._worker, self.seed, self.invariant = worker, seed, invariant
+        self._loop = self._loop_kind(worker, seed=seed, invariant=invariant)
+        self._context = self._loop.context
         self._scaled: Scaled | None = None
         self._trainings: Trainings | None = None
 
     @property
     def rank(self) -> int:
         """This worker's rank now. A standby takes its final rank only when it is needed: ask, do not remember."""
-        self._member.early.note(PlaceInWorld.RANK, "session.rank")
-        return self._member.rank
+        self._worker.early.note(PlaceInWorld.RANK, "session.rank")
+        return self._worker.rank
 
     @property
     def local_rank(self) -> int:
         """This worker's rank on its node."""
-        self._member.early.note(PlaceInWorld.LOCAL_RANK, "session.local_rank")
-        return self._member.local_rank
+        self._worker.early.note(PlaceInWorld.LOCAL_RANK, "session.local_rank")
+        return self._worker.local_rank
 
     @property
     def world_size(self) -> int:
         """Ranks in the world."""
-        self._member.early.note(PlaceInWorld.WORLD, "session.world_size")
-        return self._member.world
+        self._worker.early.note(PlaceInWorld.WORLD, "session.world_size")
+        return self._worker.world
 
     @property
     def replicas(self) -> int:
@@ -78,13 +78,13 @@ class Session:
 
         Ranks that together make one replica are known from `steps` on; before it, each counts as one.
         """
-        return self._standing.replicas
+        return self._context.replicas
 
     @property
     def is_main(self) -> bool:
         """True on rank 0."""
-        self._member.early.note(PlaceInWorld.RANK, "session.is_main")
-        return self._member.rank == 0
+        self._worker.early.note(PlaceInWorld.RANK, "session.is_main")
+        return self._worker.rank == 0
 
     @property
     def newcomer(self) -> bool:
@@ -93,12 +93,12 @@ class Session:
         Known as soon as there is a session. A newcomer's objects need shapes but no values, so weights need not be
         loaded: everything given to `protect` is overwritten before its first step.
         """
-        return self._member.newcomer
+        return self._worker.newcomer
 
     @property
     def generation(self) -> int:
         """The membership that this worker runs in."""
-        return self._member.generation
+        return self._worker.generation
 
     def policy(self, policy: Policy) -> None:
         """Set what changes with the number of replicas: the learning rate at each update, and the values of `setting`.
@@ -108,7 +108,7 @@ class Session:
         """
         if self._scaled is not None:
             raise UsageError("policy() was called a second time", hint="put everything into one policy")
-        self._scaled = Scaled(policy, self._standing.protected().optimizers(), lambda: self.replicas)
+        self._scaled = Scaled(policy, self._context.protected().optimizers(), lambda: self.replicas)
 
     def on_scale(self, hook: Callable[[ScaleEvent], None]) -> None:
         """Call `hook(event)` whenever the world has changed its size, on every rank, at the same step boundary.
@@ -116,7 +116,7 @@ class Session:
         It runs when the new world stands and newcomers have their state, before the next step. Who leaves hears of it
         too (`event.leaving`). A hook calls no collectives. Ordinary steps cost nothing for it.
         """
-        self._standing.hooks.add(hook)
+        self._context.hooks.add(hook)
 
     def on_regroup(
         self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
@@ -154,11 +154,11 @@ class Session:
             raise UsageError("on_regroup() was given nothing to call", hint="give before=, after= or both")
         if self._loop.started:
             raise UsageError("on_regroup() was called after steps()", hint="call it before: newcomers are told too")
-        self._standing.regroups.add(before, after, within=within)
+        self._context.regroups.add(before, after, within=within)
 
     def keep_world(self, reason: str) -> None:
         """The world keeps its size: who asks for another is refused with `reason`. To be called before `steps`."""
-        self._standing.kept = reason
+        self._context.kept = reason
 
     def setting(self, name: str) -> Any:
         """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
@@ -182,12 +182,12 @@ class Session:
         Raises:
             UsageError: called twice or after `protect`; a name twice; one has no steps; there are durable checkpoints.
         """
-        if self._trainings is not None or self._standing.state is not None:
+        if self._trainings is not None or self._context.state is not None:
             raise UsageError(
                 "session.trainings() was called twice, or after protect()",
                 hint="name all trainings in one call; each protects what it trains, in its body",
             )
-        self._trainings = Trainings(self._member, names, self._next_loop, seed=self.seed)
+        self._trainings = Trainings(self._worker, names, self._next_loop, seed=self.seed)
         return self._trainings.run()
 
     @property
@@ -197,8 +197,8 @@ class Session:
 
     def _next_loop(self) -> StepLoop:
         if self._loop.started:
-            self._loop = self._loop_kind(self._member, seed=self.seed, invariant=self.invariant)
-            self._standing, self._scaled = self._loop.standing, None
+            self._loop = self._loop_kind(self._worker, seed=self.seed, invariant=self.invariant)
+            self._context, self._scaled = self._loop.context, None
         return self._loop
 
     # --- the training ------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Session:
             UsageError: an object holds something whose state cannot be read; or called twice for the same part, after
                 `policy`, or after the first step.
         """
-        standing, loop, former = self._standing, self._loop, self._standing.state
+        context, loop, former = self._context, self._loop, self._context.state
         earlier = former.calls if former is not None else []
         if loop.started or any(call.part == part for call in earlier):
             raise UsageError(
@@ -233,7 +233,7 @@ class Session:
             raise UsageError("protect() was called after policy()", hint="protect everything first")
         every = [*objects, *named.values()]
         if former is None:
-            loop.modules = Modules(every, recovers=self._member.rehearses)
+            loop.modules = Modules(every, recovers=self._worker.rehearses)
         else:
             loop.modules.add(every)
         # After a forward FSDP's root has whole parameters in the places of the shards that are to be protected.
@@ -246,16 +246,16 @@ class Session:
             if id(optimizer) not in known:
                 optimizer.register_step_pre_hook(_announces(loop))
                 optimizer.register_step_post_hook(lambda optimizer, *_: loop.after_update(optimizer))
-        standing.state, standing.objects = state, [*standing.objects, *every]
-        self._member.body.watch(standing.objects)
-        if self._member.rehearses and former is None:
-            body = self._member.body
-            inside, goes_on = lambda: loop.regions.inside, lambda error: loop.counts and standing.goes_on(error)
-            UnprotectedOptimizers(standing.protected, body=lambda: body.entered, training=inside, goes_on=goes_on)
+        context.state, context.objects = state, [*context.objects, *every]
+        self._worker.body.watch(context.objects)
+        if self._worker.rehearses and former is None:
+            body = self._worker.body
+            inside, goes_on = lambda: loop.restartables.running, lambda error: loop.counts and context.goes_on(error)
+            UnprotectedOptimizers(context.protected, body=lambda: body.entered, training=inside, goes_on=goes_on)
 
     def digest(self) -> str:
         """A digest of all protected state, equal on two workers if and only if their state is bitwise equal."""
-        return self._standing.protected().digest()
+        return self._context.protected().digest()
 
     def steps(
         self,
@@ -335,28 +335,28 @@ class Session:
 
     def _begin(self, data: "DeviceMesh | Share | None") -> None:
         """The one loop of the script begins."""
-        if self._member.rehearses and self._trainings is None:
+        if self._worker.rehearses and self._trainings is None:
             refuse_second_loop(script_frames(), self)
         self._loop.start(STEPS)
-        self._standing.read_share(data)
+        self._context.read_share(data)
 
     def _tried(self, until: int) -> int:
         """The end of the training, or of its trial."""
-        return min(until, self._member.trial_steps or until)
+        return min(until, self._worker.trial_steps or until)
 
     def _walk(
         self, loader: Any, promised: int, microbatches: int | Mapping[int, int] | None, *, length: int = 0
     ) -> Iterator[Step]:
         """The steps, once the loop has begun: as many as are `promised`, in epochs of `length` if there are any."""
-        member, standing, until = self._member, self._standing, self._tried(promised)
-        reader, reseed = self._reader(loader, until, microbatches), standing.protected().reseed
-        member.reads_once = isinstance(loader, Iterator)
-        fetching = partial(member.fetching, loader)
-        standing.batches = Batches(
-            reader, seed=self.seed, place=standing.place, reseed=reseed, fetching=fetching, began=member.training.began
+        worker, context, until = self._worker, self._context, self._tried(promised)
+        reader, reseed = self._reader(loader, until, microbatches), context.protected().reseed
+        worker.reads_once = isinstance(loader, Iterator)
+        fetching = partial(worker.fetching, loader)
+        context.batches = Batches(
+            reader, seed=self.seed, place=context.place, reseed=reseed, fetching=fetching, began=worker.training.began
         )
-        standing.first_reads = FirstReads(member, standing.batches, name_of(loader), until=promised, length=length)
-        member.send(OrderDeclared(member.worker, Rank(member.rank), standing.batches.order))
+        context.first_reads = FirstReads(worker, context.batches, name_of(loader), until=promised, length=length)
+        worker.send(OrderDeclared(worker.worker_id, Rank(worker.rank), context.batches.order))
         steps = self._loop.run(until)
         self._loop.turns.goes_through(steps)
         return steps
@@ -364,28 +364,28 @@ class Session:
     def _shares(self, microbatches: int | Mapping[int, int] | None) -> Share:
         """Share of a step's global batch that this rank reads, and the number of shares."""
         if microbatches is None:
-            return self._standing.place()
+            return self._context.place()
         count = microbatches if isinstance(microbatches, int) else min(microbatches.values(), default=1)
         return 0, count * shard_size(self._loop.modules.sharded)
 
     def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
-        member = self._member
+        worker = self._worker
         # A cache knows batches by their steps, of which each training has its own.
-        cache = member.cache(until) if self._trainings is None else None
+        cache = worker.cache(until) if self._trainings is None else None
         if microbatches is not None:
             return dealer(
                 loader,
-                self._standing.protected(),
+                self._context.protected(),
                 self._loop.modules,
                 seed=self.seed,
                 count=microbatches,
                 invariant=self.invariant,
-                recorded=member.records,
+                recorded=worker.records,
                 cache=cache,
             )
         if self.invariant:
             raise UsageError("world-invariant mode needs micro-batches", hint="give session.steps(microbatches=...)")
-        return StepLoader(loader, seed=self.seed, cache=cache, recorded=member.records)
+        return StepLoader(loader, seed=self.seed, cache=cache, recorded=worker.records)
 
 
 def _announces(loop: StepLoop) -> Callable[[torch.optim.Optimizer, tuple[Any, ...], dict[str, Any]], None]:

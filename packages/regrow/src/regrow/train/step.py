@@ -16,7 +16,7 @@ from regrow.train.script.body_bindings import BodyBindings
 T = TypeVar("T")
 
 
-class BodyHeard(Protocol):
+class LoggedNumbers(Protocol):
     """Listener to the numbers that a body logs, and to its reads."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
@@ -33,7 +33,7 @@ class StepOwner(Protocol):
     draws: ExternalDraws
 
     @property
-    def shadow(self) -> BodyHeard:
+    def shadow(self) -> LoggedNumbers:
         """Hears of the numbers of bodies, those of rehearsals too."""
 
     @property
@@ -56,7 +56,7 @@ class StepOwner(Protocol):
     def log(self, step: "Step") -> None:
         """Numbers were added to those of the step."""
 
-    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+    def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """The body has these numbers, of this rank alone."""
 
 
@@ -201,10 +201,10 @@ class Step:
         self.staged.update({name: _detached(name, value) for name, value in metrics.items()})
         self._owner.log(self)
 
-    def hear(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
+    def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """Numbers of a part of this rank's work, which are not the step's but may be checked."""
         if not self.rehearsal:
-            self._owner.hear(numbers)
+            self._owner.receive(numbers)
 
     def read(self, what: str, batch: Any) -> None:
         """A part of this rank's data has been read, which is not the step's batch."""

@@ -52,7 +52,7 @@ class StepRunner(Protocol):
     def agrees(self) -> bool:
         """True if this rank's replicas have the same state, or were not compared."""
 
-    def tell(self, fact: WorkerCommitted) -> None:
+    def report(self, fact: WorkerCommitted) -> None:
         """A step of a training with a loop of its own has happened."""
 
     def stops(self) -> None:

@@ -60,10 +60,10 @@ class Trainings:
     """The trainings of one script, in sequence. `begin`: gives the loop of the next one in this process."""
 
     def __init__(
-        self, member: Participation, names: Sequence[str], begin: Callable[[], StepLoop], *, seed: int
+        self, worker: Participation, names: Sequence[str], begin: Callable[[], StepLoop], *, seed: int
     ) -> None:
-        self._member, self._begin, self._seed = member, begin, seed
-        self._names, alone = list(names), member.training.alone
+        self._worker, self._begin, self._seed = worker, begin, seed
+        self._names, alone = list(names), worker.training.alone
         if isinstance(names, str) or not all(self._names) or len(set(self._names)) < len(self._names):
             raise UsageError("trainings have names, each its own", hint='session.trainings(["fold-0", "fold-1"])')
         taken = sum(len(name.encode()) + _FRAME for name in self._names)
@@ -75,7 +75,7 @@ class Trainings:
                 f"a script with several trainings writes no durable checkpoints, and {alone}",
                 hint="leave it out, or make each training a job of its own with a folder of its own",
             )
-        self._results = {each.name: each.result for each in member.training.finished}
+        self._results = {each.name: each.result for each in worker.training.finished}
 
     @property
     def results(self) -> dict[str, Any]:
@@ -84,33 +84,33 @@ class Trainings:
 
     def run(self) -> Iterator[OneTraining]:
         """Those that are still to be run. Raises `UsageError` where one has no steps."""
-        finished, member = list(self._results), self._member
+        finished, worker = list(self._results), self._worker
         if finished != self._names[: len(finished)]:
             raise UsageError(
                 f"the job has finished {', '.join(finished)}, and this worker's trainings are {', '.join(self._names)}",
                 hint="let their names be the same whenever the script runs: not of a clock, and not drawn",
             )
         for name in self._names[len(finished) :]:
-            member.training.name = name
+            worker.training.name = name
             seed_everything(self._seed)
             training, loop = OneTraining(name, self._room), self._begin()
             yield training
             if not loop.started:
                 raise UsageError(f"the training {name} has no steps", hint="leave its name out of session.trainings()")
             # After a fault all agree again, as they do again what else follows the steps.
-            loop.regions.between(f"the result of {name}", partial(self._agree, training, training.encoded))
+            loop.restartables.between(f"the result of {name}", partial(self._agree, training, training.encoded))
             if name != self._names[-1]:
-                loop.after.end(FinishedTraining(name, self._results[name], member.step))
-                member.turn()
+                loop.after.end(FinishedTraining(name, self._results[name], worker.step))
+                worker.turn()
 
     def _agree(self, training: OneTraining, own: bytes) -> None:
-        training.encoded = self._results[training.name] = own if self._member.world == 1 else self._of_rank_0(own)
+        training.encoded = self._results[training.name] = own if self._worker.world == 1 else self._of_rank_0(own)
 
     def _of_rank_0(self, encoded: bytes) -> bytes:
         size = torch.tensor([len(encoded)])
         dist.broadcast(size, 0)
         content = torch.zeros(int(size), dtype=torch.uint8)
-        if self._member.rank == 0:
+        if self._worker.rank == 0:
             content.copy_(torch.frombuffer(bytearray(encoded), dtype=torch.uint8))
         dist.broadcast(content, 0)
         return content.numpy().tobytes()

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow_clusters.cluster.node_health import HealthTable
-from regrow_clusters.cluster.observed import BadNode
+from regrow_clusters.cluster.observed import AvoidedNode
 from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
-from regrow_clusters.operator.nodes import TAINT, BadMark, judged, marking, with_condition
+from regrow_clusters.operator.nodes import TAINT, AvoidedNodeMark, judged, marking, with_condition
 
 _LOG = logging.getLogger("regrow.operator")
 _MOST_AVOIDED = 64
@@ -27,7 +27,7 @@ class NodeWatch:
 
     def __init__(self, api: ClusterApi, table: HealthTable, *, mark: bool) -> None:
         self._api, self._table, self._mark = api, table, mark
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self.verdicts: dict[str, list[HealthVerdict]] = {}
         """Of nodes that are not well, the worst first."""
         self._asked = False
@@ -38,7 +38,7 @@ class NodeWatch:
         self.look_soon = asyncio.Event()
         """Somebody waits for what is known of a node."""
 
-    async def turn(self, wanted: Mapping[str, BadMark], now: Instant) -> bool:
+    async def turn(self, wanted: Mapping[str, AvoidedNodeMark], now: Instant) -> bool:
         """Look once; whether anything has changed. What fails is said once, and tried again at the next turn."""
         try:
             nodes, _ = await self._api.list(ApiKind.NODES)
@@ -53,12 +53,12 @@ class NodeWatch:
             await self._write_marks(nodes, wanted, now)
         return first or _shape(before) != _shape(self.verdicts)
 
-    def bad_nodes(self) -> tuple[BadNode, ...] | None:
+    def bad_nodes(self) -> tuple[AvoidedNode, ...] | None:
         """Nodes on which no replica is to be started, as long as the cluster says so. None: it was not asked yet."""
         if not self._asked:
             return None
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
-        return tuple(BadNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
+        return tuple(AvoidedNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
 
     def labels_of(self, node: str, keys: Sequence[str]) -> dict[str, str] | None:
         """Those labels of a node; None: they are not known yet, and are looked for now.
@@ -83,7 +83,7 @@ class NodeWatch:
         waited, self._sought = bool(self._sought), set()
         return waited
 
-    async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, BadMark], now: Instant) -> None:
+    async def _write_marks(self, nodes: list[Manifest], wanted: Mapping[str, AvoidedNodeMark], now: Instant) -> None:
         changed, left_out = marking(nodes, wanted, now)
         for name in left_out:
             self._say(f"budget {name}", f"node {name} ({wanted[name].reason}) is not marked: a tenth of all is out")
@@ -100,8 +100,8 @@ class NodeWatch:
             _LOG.info("node %s %s", name, f"is marked: {mark.reason}" if mark else "is not marked any more")
 
     def _say(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._reported:
+            self._reported.add(what)
             _LOG.warning(text)
 
 

@@ -10,10 +10,10 @@ from regrow.core.exit_codes import OK, RUN_AGAIN, UNPROVEN, USAGE
 from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
-from regrow_clusters.cluster.observed import BadNode, JobSeen, JobStage, ReplicaStage
+from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaStage
 from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
 from regrow_clusters.operator.observed.replicas import PodGroups
-from regrow_clusters.operator.resource import KeptNode, TrainingJob
+from regrow_clusters.operator.resource import AvoidedNodeStatus, TrainingJob
 
 MENDED: Final = "Mended"
 _FORGIVEN_AFTER: Final = 600.0
@@ -53,7 +53,7 @@ class JobReading(msgspec.Struct, frozen=True):
     waiting: int = 0
 
 
-def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode, ...] | None = ()) -> JobReading:
+def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[AvoidedNode, ...] | None = ()) -> JobReading:
     """Read the present state from all of the job's pods, without those that are gone but for a finalizer.
 
     `bad`: nodes that the cluster blames; None: it has not been asked yet, so waiting pods are left alone.
@@ -112,8 +112,8 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[BadNode
     )
 
 
-def _bad(node: KeptNode) -> BadNode:
-    return BadNode(node.name, node.until, node.reason, leave=node.quarantined)
+def _bad(node: AvoidedNodeStatus) -> AvoidedNode:
+    return AvoidedNode(node.name, node.until, node.reason, leave=node.quarantined)
 
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
@@ -187,18 +187,18 @@ def join_trouble(job: TrainingJob, pods: list[PodSeen]) -> str:
 
 def found_nodes(
     job: TrainingJob, pods: list[PodSeen], figures: JobFigures | None, now: Instant
-) -> tuple[KeptNode, ...]:
+) -> tuple[AvoidedNodeStatus, ...]:
     """Nodes of the cluster on which the job's own examinations have failed."""
     found = {}
     for each in () if figures is None else figures.nodes:
         if node := node_of(job, pods, each.node):
             until = datetime.fromtimestamp(now + job.spec.bad_node_time_in_seconds, UTC)
-            found[node] = KeptNode(node, until, each.reason, each.quarantined)
+            found[node] = AvoidedNodeStatus(node, until, each.reason, each.quarantined)
     return tuple(found[name] for name in sorted(found))
 
 
 def against(
-    pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[KeptNode, ...]
+    pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[AvoidedNodeStatus, ...]
 ) -> dict[str, str]:
     """Evidence against the nodes that the job has now: the cluster's word, and the job's own findings."""
     here = {pod.node for pod in pods if pod.node and not has_ended(pod)}

@@ -68,7 +68,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Nodes that it was kept away from when it was made."""
     topology: str = ""
     """Place of its node as it was told; empty: not yet."""
-    seated: bool = True
+    ranked: bool = True
     """True if it knows which node of the job it is, or does not ask."""
 
 
@@ -120,7 +120,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         others_run=tuple(sorted(name for name, state in states.items() if ended and "running" in state)),
         avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
         topology=notes.get(TOPOLOGY, ""),
-        seated=notes.get(NODE_RANK, "-") != "",
+        ranked=notes.get(NODE_RANK, "-") != "",
     )
 
 

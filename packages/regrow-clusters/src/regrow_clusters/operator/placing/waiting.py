@@ -8,7 +8,7 @@ from typing import Final
 from regrow.core.errors import RegrowError
 from regrow.core.ids import Seconds
 from regrow_clusters.operator.objects import NODE_RANK, TOPOLOGY
-from regrow_clusters.operator.placing.seats import domain_in
+from regrow_clusters.operator.placing.node_ranks import domain_in
 
 _LOOK_EVERY_S: Final[Seconds] = 0.1
 _DOMAIN_S: Final[Seconds] = 60.0
@@ -19,7 +19,9 @@ class NotPlaced(RegrowError):
     """Nobody has said in time which node of the job this pod is."""
 
 
-def placed_words(folder: Path, words: Sequence[str], *, ranked: bool, domain: bool, within: Seconds) -> list[str]:
+def placed_arguments(
+    folder: Path, arguments: Sequence[str], *, ranked: bool, domain: bool, within: Seconds
+) -> list[str]:
     """The words with what the pod was told. `ranked`: without its number it must not begin. Raises `NotPlaced`."""
     rank, where = folder / NODE_RANK.partition("/")[2], folder / TOPOLOGY.partition("/")[2]
     last = time.monotonic() + (within if ranked else min(within, _DOMAIN_S))
@@ -32,10 +34,10 @@ def placed_words(folder: Path, words: Sequence[str], *, ranked: bool, domain: bo
                 )
             break
         time.sleep(_LOOK_EVERY_S)
-    told = [f"--node-rank={_said(rank)}"] if ranked else []
+    flags = [f"--node-rank={_said(rank)}"] if ranked else []
     if domain and (name := domain_in(_said(where))):
-        told.append(f"--domain={name}")
-    return [words[0], *told, *words[1:]]
+        flags.append(f"--domain={name}")
+    return [arguments[0], *flags, *arguments[1:]]
 
 
 def _said(file: Path) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from regrow.core.ids import NodeId
 from regrow.core.messages.elections import LauncherPresent, VoteAsked, Voter, WitnessWord
 from regrow.membership.succession.voters import Voters
-from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
+from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 
 WITNESS = Voter("witness", NodeId(""), "file:/shared")
 _OLD_LIST = 0.1
@@ -16,11 +16,11 @@ class WitnessDisk:
     """Its places, of which each is written once.
 
     Args:
-        carriers: between launchers and disk.
+        network: between launchers and disk.
     """
 
-    def __init__(self, carriers: Carriers) -> None:
-        self._carriers = carriers
+    def __init__(self, network: SimNetwork) -> None:
+        self._network = network
 
     def bind(self, host: SimLauncher) -> None:
         """Let the witness stand for a coordinator for a lease more."""
@@ -31,7 +31,7 @@ class WitnessDisk:
         """Ask whether it elects this launcher, or would."""
 
         def looked() -> None:
-            if not me.witness.elects(asked, self._carriers.clock(me)):
+            if not me.witness.elects(asked, self._network.clock(me)):
                 return
             if asked.trial:
                 voted()
@@ -41,40 +41,40 @@ class WitnessDisk:
         self._look(me, looked)
 
     def _look(self, me: SimLauncher, then: Callable[[], None]) -> None:
-        carriers = self._carriers
+        network = self._network
 
         def act() -> Callable[[], None]:
-            newest = max(carriers.places, default=0) - (carriers.rng.random() < _OLD_LIST)
+            newest = max(network.places, default=0) - (network.rng.random() < _OLD_LIST)
 
             def seen() -> None:
                 if newest > 0:
-                    me.witness.saw(newest, carriers.places[newest], carriers.clock(me))
+                    me.witness.saw(newest, network.places[newest], network.clock(me))
                 then()
 
             return seen
 
-        carriers.at_disk(me, act)
+        network.at_disk(me, act)
 
     def _take(self, me: SimLauncher, word: WitnessWord, taken: Callable[[], None]) -> None:
-        carriers, place = self._carriers, me.witness.place + 1
+        network, place = self._network, me.witness.place + 1
 
         def act() -> Callable[[], None]:
-            mine = carriers.places.setdefault(place, word) is word
+            mine = network.places.setdefault(place, word) is word
 
-            def told() -> None:
-                me.witness.saw(place, carriers.places[place], carriers.clock(me))
+            def answer() -> None:
+                me.witness.saw(place, network.places[place], network.clock(me))
                 if mine:
                     taken()
 
-            return told
+            return answer
 
-        carriers.at_disk(me, act)
+        network.at_disk(me, act)
 
     def _bind(self, host: SimLauncher, voters: Voters | None) -> None:
         if voters is None or host.voters is not voters or not host.witness.binds(voters.term, voters.me.name):
             return
-        began = self._carriers.clock(host)
+        began = self._network.clock(host)
         number = voters.for_witness(WITNESS.name, began)
         word = WitnessWord(voters.term, voters.me.name, (voters.term, number))
         present = LauncherPresent(WITNESS, *word.version, began)
-        self._take(host, word, lambda: voters.heard(present, self._carriers.clock(host)))
+        self._take(host, word, lambda: voters.received(present, self._network.clock(host)))

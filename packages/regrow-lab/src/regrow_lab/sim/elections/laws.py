@@ -6,7 +6,7 @@ from regrow.core.ids import Instant, Seconds
 from regrow.membership.succession.election import FEWEST_VOTERS
 from regrow.membership.succession.voters import VOTE_LEASE
 from regrow.membership.succession.witness import is_witness
-from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
+from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 from regrow_lab.sim.invariants import InvariantBroken
 
 ELECTED_S: Seconds = 10.0
@@ -26,20 +26,20 @@ class ElectionLaws:
     """Watches. Each method raises `InvariantBroken`.
 
     Args:
-        carriers: all launchers.
+        network: all launchers.
     """
 
-    def __init__(self, carriers: Carriers) -> None:
+    def __init__(self, network: SimNetwork) -> None:
         self.decisions: list[Decided] = []
-        self.offices: dict[int, int] = {1: 0}
+        self.leaders: dict[int, int] = {1: 0}
         """Launcher elected in each term."""
         self._terms: dict[int, int] = {}
         self._obeyed: dict[int, int] = {}
-        self._carriers = carriers
+        self._network = network
 
     def elected(self, launcher: SimLauncher, term: int) -> None:
         """A launcher takes office."""
-        first = self.offices.setdefault(term, launcher.number)
+        first = self.leaders.setdefault(term, launcher.number)
         if first != launcher.number:
             raise InvariantBroken(f"term {term} has two coordinators: launchers {first} and {launcher.number}")
 
@@ -49,9 +49,9 @@ class ElectionLaws:
         if term < last.term:
             said = f"launcher {launcher.number} decides in term {term}, and launcher {last.by} has in term {last.term}"
             raise InvariantBroken(f"two coordinators decide: {said}")
-        if self.offices[term] != launcher.number:
+        if self.leaders[term] != launcher.number:
             raise InvariantBroken(f"launcher {launcher.number} decides in a term in which it was not elected: {term}")
-        self.decisions.append(Decided(self._carriers.now, term, launcher.number))
+        self.decisions.append(Decided(self._network.now, term, launcher.number))
 
     def obeys(self, launcher: SimLauncher, term: int) -> None:
         """A launcher has taken the word of the coordinator of this term."""
@@ -69,17 +69,17 @@ class ElectionLaws:
 
     def settled(self) -> bool:
         """True if nothing more is awaited: all follow a coordinator that decides, or none can be elected."""
-        alive = [each for each in self._carriers.launchers if not each.dead]
+        alive = [each for each in self._network.launchers if not each.dead]
         last = self.decisions[-1]
-        if self._carriers.now - last.at < 0.5:
+        if self._network.now - last.at < 0.5:
             return all(each.follows == (last.term, last.by) for each in alive)
-        return electable(self._carriers) is None
+        return electable(self._network) is None
 
     def recovered(self, healed: Instant) -> None:
         """Require a deciding coordinator some time after healing, if one could be elected."""
-        now = self._carriers.now
+        now = self._network.now
         last = self.decisions[-1].at if self.decisions else 0.0
-        if now - last > 1.0 and (who := electable(self._carriers)) is not None:
+        if now - last > 1.0 and (who := electable(self._network)) is not None:
             could = f"launcher {who} could be elected, or stay"
             raise InvariantBroken(f"nobody decides {now - healed:.1f} s after all is well, and {could}")
 
@@ -93,12 +93,12 @@ def limit(healed: Instant, *, witness: bool) -> Instant:
     return healed + VOTE_LEASE * (1 + witness) + ELECTED_S
 
 
-def electable(carriers: Carriers) -> int | None:
+def electable(network: SimNetwork) -> int | None:
     """A launcher that knows no less than a majority of those that it counts as voters; None: there is none.
 
     Or one that hosts a coordinator still, and has a majority.
     """
-    alive = {each.election.me.name: each for each in carriers.launchers if not each.dead}
+    alive = {each.election.me.name: each for each in network.launchers if not each.dead}
     for launcher in alive.values():
         if launcher.voters is not None:
             newest = launcher.voters.newest
@@ -110,7 +110,7 @@ def electable(carriers: Carriers) -> int | None:
         voters = [alive[voter.name].election for voter in handover.voters if voter.name in alive]
         known = [(0, 0) if voter.handover is None else voter.handover.version for voter in voters]
         if any(is_witness(voter) for voter in handover.voters):
-            word = carriers.places.get(max(carriers.places, default=0))
+            word = network.places.get(max(network.places, default=0))
             known.append((0, 0) if word is None else word.version)
         if sum(version <= handover.version for version in known) >= handover.quorum:
             return launcher.number

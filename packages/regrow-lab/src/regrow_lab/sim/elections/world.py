@@ -7,14 +7,14 @@ from functools import partial
 import msgspec
 
 from regrow.core.ids import Instant
-from regrow.core.messages.elections import CoordinatorPresent, Office
+from regrow.core.messages.elections import CoordinatorPresent, Leader
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
-from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
-from regrow_lab.sim.elections.deputies import SimDeputies
 from regrow_lab.sim.elections.disk import WitnessDisk
 from regrow_lab.sim.elections.faults import COORDINATOR, ElectionFault, ElectionSchedule, draw_election
+from regrow_lab.sim.elections.followers import SimFollowers
 from regrow_lab.sim.elections.laws import Decided, ElectionLaws, limit
-from regrow_lab.sim.elections.offices import SimOffices
+from regrow_lab.sim.elections.leaders import ElectedLeaders
+from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 from regrow_lab.sim.schedule import BROKEN
 
 ELECTION = "election:"
@@ -31,20 +31,20 @@ class ElectionWorld:
     def __init__(self, schedule: ElectionSchedule) -> None:
         self.schedule = schedule
         self._rng = rng = random.Random(schedule.seed)
-        self.carriers = carriers = Carriers(rng, schedule.conditions, schedule.heals)
-        self.laws = ElectionLaws(carriers)
-        disk = WitnessDisk(carriers)
-        self._offices = SimOffices(
-            carriers, self.laws, disk if schedule.witness else None, self._answered, self._give_way
+        self.network = network = SimNetwork(rng, schedule.conditions, schedule.heals)
+        self.laws = ElectionLaws(network)
+        disk = WitnessDisk(network)
+        self._leaders = ElectedLeaders(
+            network, self.laws, disk if schedule.witness else None, self._answered, self._give_way
         )
-        self._deputies = SimDeputies(carriers, self.laws, disk, self._offices.present, self._offices.begin)
+        self._followers = SimFollowers(network, self.laws, disk, self._leaders.present, self._leaders.begin)
         first, *_ = [self._start() for _ in range(schedule.launchers)]
-        first.election.enter_office()
-        for each in carriers.launchers:
+        first.election.become_leader()
+        for each in network.launchers:
             each.follows = (1, first.number)
-        self._offices.begin(first, Voters(first.election.me, 1, VOTE_LEASE))
+        self._leaders.begin(first, Voters(first.election.me, 1, VOTE_LEASE))
         for fault in schedule.faults:
-            carriers.timeline.at(fault.at, partial(self._happens, fault))
+            network.timeline.at(fault.at, partial(self._happens, fault))
 
     def __repr__(self) -> str:
         return repr(self.schedule)
@@ -56,7 +56,7 @@ class ElectionWorld:
 
     def run(self, until: Instant) -> None:
         """Let time pass. Raises `InvariantBroken`."""
-        timeline, done = self.carriers.timeline, [False]
+        timeline, done = self.network.timeline, [False]
         timeline.at(until, lambda: done.__setitem__(0, True))
         while not done[0] and timeline.step():
             pass
@@ -70,49 +70,49 @@ class ElectionWorld:
             self.laws.recovered(healed)
 
     def _start(self) -> SimLauncher:
-        launcher = self.carriers.make()
-        self.carriers.again(launcher, self._rng.random() / 2, partial(self._deputies.poll, launcher))
+        launcher = self.network.make()
+        self.network.again(launcher, self._rng.random() / 2, partial(self._followers.poll, launcher))
         return launcher
 
     def _answered(self, me: SimLauncher, host: int, answer: CoordinatorPresent) -> None:
-        self._deputies.answered(me, host, answer)
+        self._followers.answered(me, host, answer)
 
-    def _give_way(self, host: SimLauncher, office: Office | None) -> None:
+    def _give_way(self, host: SimLauncher, leader: Leader | None) -> None:
         """One that was elected follows the other with all that it knows; the first goes on as another process does."""
         if host.number > 0:
-            host.election.released(self.carriers.clock(host))
-            if office is not None:
-                self._deputies.follow(host, office)
+            host.election.released(self.network.clock(host))
+            if leader is not None:
+                self._followers.follow(host, leader)
         else:
             host.dead = True
-            if office is not None:
-                self._deputies.follow(self._start(), office)
+            if leader is not None:
+                self._followers.follow(self._start(), leader)
 
     # --- what goes wrong ---------------------------------------------------------------------------------------
 
     def _happens(self, fault: ElectionFault) -> None:
-        carriers = self.carriers
-        of = {max(self.laws.offices.items())[1] if each == COORDINATOR else each for each in fault.of}
-        ends = carriers.now + fault.lasts
-        carriers.say("{} of {} until {}", fault.how, sorted(of), round(ends, 3))
+        network = self.network
+        of = {max(self.laws.leaders.items())[1] if each == COORDINATOR else each for each in fault.of}
+        ends = network.now + fault.lasts
+        network.say("{} of {} until {}", fault.how, sorted(of), round(ends, 3))
         if fault.how == "cut":
-            carriers.cuts.append((ends, frozenset(of)))
+            network.cuts.append((ends, frozenset(of)))
         for number in sorted(of):
-            launcher = carriers.launchers[number]
+            launcher = network.launchers[number]
             match fault.how:
                 case "off":
-                    carriers.off[number] = max(carriers.off.get(number, 0.0), ends)
+                    network.off[number] = max(network.off.get(number, 0.0), ends)
                 case "pauses":
                     launcher.paused_until = max(launcher.paused_until, ends)
                 case "dies":
                     launcher.dead = True
                 case "restarts" if not launcher.dead:
                     launcher.dead = True
-                    carriers.timeline.at(ends, self._restart)
+                    network.timeline.at(ends, self._restart)
 
     def _restart(self) -> None:
         launcher = self._start()
-        self.carriers.say("launcher {} joins", launcher.number)
+        self.network.say("launcher {} joins", launcher.number)
 
 
 def run_election(number: int) -> ElectionWorld:
@@ -136,5 +136,5 @@ def election_lines(schedule: ElectionSchedule) -> Iterator[str]:
         last = f"ended well: {len(world.decisions)} decisions, in the terms {terms}"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run is looked at for
         last = f"{BROKEN}{type(error).__name__}: {error}"
-    yield from (f"{at:10.3f} {what.format(*values)}" for at, what, values in world.carriers.log)
+    yield from (f"{at:10.3f} {what.format(*values)}" for at, what, values in world.network.log)
     yield last

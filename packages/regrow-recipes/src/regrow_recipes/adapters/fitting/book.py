@@ -9,7 +9,7 @@ import torch
 
 from regrow.core.errors import UsageError
 from regrow_recipes.adapters import private_names
-from regrow_recipes.adapters.fitting.hearing import stateful
+from regrow_recipes.adapters.fitting.callback_calls import stateful
 
 
 @dataclass

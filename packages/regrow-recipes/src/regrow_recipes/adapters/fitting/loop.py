@@ -9,7 +9,7 @@ from regrow.data.dataloader import Cached
 from regrow.train.restartable import restartable
 from regrow_recipes.adapters import private_names
 from regrow_recipes.adapters.fitting.book import FitBook
-from regrow_recipes.adapters.fitting.hearing import Hearing
+from regrow_recipes.adapters.fitting.callback_calls import CallbackCalls
 from regrow_recipes.adapters.trainer.schedule import Schedule, samples_of
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class EpochsOfSteps(_Behind):
 
     _schedule: Schedule
     _book: FitBook
-    _hearing: Hearing
+    _callback_calls: CallbackCalls
     _loader: Any
     _closing: "list[tuple[Any, Any]]"
     """Results of `training_step` for the batches of the last step that this process completed, and each batch.
@@ -114,7 +114,7 @@ class EpochsOfSteps(_Behind):
             _after_step(self, step.number)
             if trainer.should_stop and epochs.done:
                 break
-        self.tell_place()
+        self.set_place()
         self.on_run_end()
 
     def _until(self) -> int:
@@ -130,13 +130,13 @@ class EpochsOfSteps(_Behind):
         trainer = self.trainer
         base = private_names.lightning().Callback
         self._book = FitBook(trainer, base)
-        self._hearing = Hearing(trainer.callbacks, base)
+        self._callback_calls = CallbackCalls(trainer.callbacks, base)
         self._closing = []
         private_names.write_over(trainer)
         schedulers = {f"scheduler{at}": each.scheduler for at, each in enumerate(trainer.lr_scheduler_configs)}
         self._session.protect(trainer.strategy.model, *trainer.strategy.optimizers, fit=self._book, **schedulers)
 
-    def tell_place(self) -> None:
+    def set_place(self) -> None:
         """Lightning knows where this process stands now."""
         trainer, session = self.trainer, self._session
         if session.world_size > 1:
@@ -150,11 +150,11 @@ class EpochsOfSteps(_Behind):
     def _update(self, step: "Step", micros: "MicroBatches") -> None:
         """The body of a step. All collectives come before the optimizer's step."""
         trainer, epochs = self.trainer, self.epoch_loop
-        self.tell_place()
+        self.set_place()
         closing: list[tuple[Any, Any]] = []
         keys: dict[str, str] = {}
         loss = torch.zeros(())
-        with self._hearing.silent(step.rehearsal), self._hearing.once("body", step.number):
+        with self._callback_calls.silent(step.rehearsal), self._callback_calls.once("body", step.number):
             for micro in micros:
                 done, loss, keys = self._forward_backward(micro, first=not closing)
                 closing.append(done)
@@ -217,10 +217,10 @@ class EpochsOfSteps(_Behind):
 
     def follow_up(self, number: int) -> None:
         """Do the work after an update: callbacks, the log, validation, an epoch's end. Runs again, from one state."""
-        trainer, epochs, hearing = self.trainer, self.epoch_loop, self._hearing
-        self.tell_place()
+        trainer, epochs, calls = self.trainer, self.epoch_loop, self._callback_calls
+        self.set_place()
         trainer.training = True
-        with hearing.once("between", number):
+        with calls.once("between", number):
             self._book.publish()
             private_names.follow_batch(trainer)
             known = set(private_names.logged_in_step(trainer))
@@ -230,7 +230,7 @@ class EpochsOfSteps(_Behind):
             _refuse_sums(private_names.logged_in_step(trainer), known)
             for _ in self._closing[1:]:
                 epochs.batch_progress.increment_completed()
-            private_names.tell_step_metrics(trainer)
+            private_names.report_step_metrics(trainer)
             private_names.forget_validation(trainer)
             epochs.on_advance_end(None)
             if epochs.done:

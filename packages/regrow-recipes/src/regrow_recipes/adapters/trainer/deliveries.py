@@ -9,14 +9,14 @@ _EACH_TIME = frozenset({"on_prediction_step"})
 """Events too many to be remembered, of which nobody keeps count."""
 
 
-class _Heard(NamedTuple):
+class _Delivered(NamedTuple):
     """Effect of one event on one callback."""
 
     event: str
     control: dict[str, Any]
 
 
-class Deliveries(OnceAStep[_Heard]):
+class Deliveries(OnceAStep[_Delivered]):
     """Stands in the place of a handler's `call_event`.
 
     Callbacks that have a state of their own (`ExportableState`), and the one that decides when to log, evaluate and
@@ -41,12 +41,12 @@ class Deliveries(OnceAStep[_Heard]):
         at = self._count("an event")
         for number, callback in enumerate(everyone):
             key = self._key(at, number)
-            heard = self._heard.get(key)
-            if heard is not None and heard.event == event and not isinstance(callback, self._each_time):
-                vars(control).update(heard.control)
+            delivered = self._delivered.get(key)
+            if delivered is not None and delivered.event == event and not isinstance(callback, self._each_time):
+                vars(control).update(delivered.control)
                 continue
             control = self._call([callback], event, args, state, control, **more)
-            self._heard[key] = _Heard(event, dict(vars(control)))
+            self._delivered[key] = _Delivered(event, dict(vars(control)))
         return control
 
     def _call(self, callbacks: list[Any], event: str, args: Any, state: Any, control: Any, **more: Any) -> Any:

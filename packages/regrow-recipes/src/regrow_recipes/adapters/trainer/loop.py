@@ -97,7 +97,7 @@ class Recoverable(_Behind):
     ) -> Any:
         _refuse(self, resume_from_checkpoint, trial)
         self.accelerator.free_memory()
-        self._tell_place()
+        self._set_place()
         loader = self._plain_loader()
         self._rollouts = Rollouts(self, self.session) if private_trl.generates(self) else None
         source = loader if self._rollouts is None else self._prompts(loader)
@@ -120,7 +120,7 @@ class Recoverable(_Behind):
             self._evaluate(trial, ignore_keys_for_eval, skip_scheduler=True)
         self.control = self.callback_handler.on_epoch_begin(self.args, self.state, self.control)
         self._walk(model, source, max_steps)
-        self._tell_place()
+        self._set_place()
         self._tr_loss = torch.tensor(self._book.sums.loss, dtype=torch.float64)
         self._total_loss_scalar = self._book.sums.all_losses
         return self._finalize_training(trial, samples, self._start_time)
@@ -182,9 +182,9 @@ class Recoverable(_Behind):
             )
         return Prompts(loader, accumulated=self.args.gradient_accumulation_steps, world=self.session.world_size)
 
-    def _tell_place(self) -> None:
+    def _set_place(self) -> None:
         session = self.session
-        news = private_names.tell_place(rank=session.rank, local_rank=session.local_rank, world=session.world_size)
+        news = private_names.set_place(rank=session.rank, local_rank=session.local_rank, world=session.world_size)
         if news and hasattr(self, "_eval_dataloaders"):
             self._eval_dataloaders.clear()  # they read another rank's share
         self.state.is_world_process_zero = self.is_world_process_zero()
@@ -200,7 +200,7 @@ class Recoverable(_Behind):
     def _update(self, step: "Step", micros: "MicroBatches", model: Any) -> None:
         """The body of a step. All collectives come before the optimizer's step."""
         args, handler = self.args, self.callback_handler
-        self._tell_place()
+        self._set_place()
         if self._rollouts is not None:
             self._rollouts.begin()
         with self._deliveries.silent(step.rehearsal):
@@ -280,7 +280,7 @@ class Recoverable(_Behind):
     def _follow_up(self, number: int) -> None:
         """Do the work after an update: callbacks, the log, evaluation, saving. Runs again, from the same state."""
         private_names.leave_loaders(self.accelerator)
-        self._tell_place()
+        self._set_place()
         args, handler, plan = self.args, self.callback_handler, self._schedule
         with self._deliveries.once("between", number):
             self.control = handler.on_step_end(args, self.state, self.control)

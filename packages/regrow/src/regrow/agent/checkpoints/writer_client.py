@@ -47,13 +47,13 @@ class WriterClient:
     Args:
         node: this node.
         place: where checkpoints are kept; None: nowhere.
-        tell: takes what the coordinator should know.
+        report: takes what the coordinator should know.
     """
 
     def __init__(
-        self, node: NodeId, place: CheckpointPlace | None, *, tell: Callable[[SnapshotHeld | WriterFact], None]
+        self, node: NodeId, place: CheckpointPlace | None, *, report: Callable[[SnapshotHeld | WriterFact], None]
     ) -> None:
-        self._node, self._place, self._tell = node, place, tell
+        self._node, self._place, self._report = node, place, report
         self._held: dict[Rank, _Held] = {}
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -70,7 +70,7 @@ class WriterClient:
         with contextlib.suppress(OSError):  # `obey` tries again, and says what is wrong
             self._start()
 
-    def hear(self, fact: SnapshotForDisk, pid: int | None) -> None:
+    def receive(self, fact: SnapshotForDisk, pid: int | None) -> None:
         """A worker, of this process id, has taken a snapshot: keep it, whatever becomes of the worker."""
         error = fact.error
         if not error:
@@ -82,7 +82,7 @@ class WriterClient:
                 self._forget(fact.rank)
                 self._held[fact.rank] = _Held(fact.step, descriptor)
                 self.start()
-        self._tell(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
+        self._report(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
 
     def obey(self, order: WriterOrder) -> None:
         """Have the writer process do it; the answer follows."""
@@ -134,8 +134,8 @@ class WriterClient:
                 start_new_session=True,
             )
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as told:  # its end is seen elsewhere
-                told.write(msgspec.json.encode(self._place))  # not in its command line: it may carry credentials
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # its end is seen elsewhere
+                pipe.write(msgspec.json.encode(self._place))  # not in its command line: it may carry credentials
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._readable, ours)
 
@@ -151,7 +151,7 @@ class WriterClient:
                 self._ended()
                 return
             self._working = None
-            self._tell(self._decoder.decode(packet))
+            self._report(self._decoder.decode(packet))
 
     def _ended(self) -> None:
         self._hang_up()
@@ -168,7 +168,7 @@ class WriterClient:
             _log.warning("the process that writes checkpoints ended with code %s; the next one starts another", code)
 
     def _fail(self, order: WriterOrder, reason: str) -> None:
-        self._tell(CheckpointFailed(order.node, order.attempt, order.step, reason))
+        self._report(CheckpointFailed(order.node, order.attempt, order.step, reason))
 
     def _forget(self, rank: Rank) -> None:
         held = self._held.pop(rank, None)

@@ -14,12 +14,12 @@ from regrow.core.messages.copy_transfer import (
     CopyKept,
     CopyOffered,
     CopyRefused,
+    CopyRequest,
     CopyWanted,
     CopyWhole,
     KeepCopy,
     SendCopy,
-    VaultRequest,
-    vault_side,
+    store_side,
 )
 from regrow.core.net import ThreadServer, listen, same_secret
 from regrow.core.strangers import HELLO_S
@@ -36,15 +36,15 @@ class CopyServer:
     """Listens between `open` and `close`; a thread accepts, one more serves each that comes.
 
     Args:
-        shelf: what there is.
+        versions: what there is.
         token: the job's secret.
         folder: where the unix socket is made; None: TCP.
         bind: the address to listen on then.
         advertise: the name under which other nodes reach this one.
     """
 
-    def __init__(self, shelf: CopyVersions, *, token: str, folder: Path | None, bind: str, advertise: str) -> None:
-        self._shelf = shelf
+    def __init__(self, versions: CopyVersions, *, token: str, folder: Path | None, bind: str, advertise: str) -> None:
+        self._versions = versions
         self._token = token
         self._folder = folder
         self._bind = bind
@@ -73,9 +73,9 @@ class CopyServer:
         return same_secret(token, self._token)
 
     @property
-    def shelf(self) -> CopyVersions:
+    def versions(self) -> CopyVersions:
         """The copies here."""
-        return self._shelf
+        return self._versions
 
     def take_partial(self, copy: KeepCopy) -> "_Partial | None":
         """Take the part of this very copy that arrived over a lost connection; drop any other of its rank."""
@@ -114,7 +114,7 @@ class _Conversation:
     def __init__(self, server: CopyServer, sock: socket.socket) -> None:
         self._server = server
         self._sock = sock
-        self._codec = vault_side()
+        self._codec = store_side()
 
     def run(self) -> None:
         """Serve until the peer leaves. Raises `ProtocolError` where it has no business here."""
@@ -133,7 +133,7 @@ class _Conversation:
                 case _:
                     raise ProtocolError(f"a {type(request).__name__} out of turn")
 
-    def _next(self, within: Seconds, most: int = MAX_FRAME_BYTES) -> VaultRequest | None:
+    def _next(self, within: Seconds, most: int = MAX_FRAME_BYTES) -> CopyRequest | None:
         self._sock.settimeout(within)
         body = read_frame(self._sock, most)
         self._sock.settimeout(STALL)
@@ -145,7 +145,7 @@ class _Conversation:
     # --- a worker fetches ---
 
     def _give(self, ask: AskCopy) -> None:
-        with self._server.shelf.borrow(ask.rank, ask.step) as version:
+        with self._server.versions.borrow(ask.rank, ask.step) as version:
             if version is None:
                 self._say(CopyRefused(f"there is no whole copy of rank {ask.rank}'s state@{ask.step} here"))
                 return
@@ -153,10 +153,10 @@ class _Conversation:
                 self._send(version)
             except DamagedCopy as error:
                 _log.error("%s; it is thrown away", error)
-                self._server.shelf.discard(version)
+                self._server.versions.discard(version)
                 raise
             except Torn:
-                self._server.shelf.discard(version)
+                self._server.versions.discard(version)
                 raise
 
     def _send(self, version: CopyVersion) -> None:
@@ -180,7 +180,7 @@ class _Conversation:
 
     def _take(self, copy: KeepCopy) -> None:
         count = chunk_count(copy.payload)
-        if self._server.shelf.named(copy.rank, copy.version) is not None:
+        if self._server.versions.named(copy.rank, copy.version) is not None:
             self._say(CopyWanted(count))
             self._expect_whole()
             self._say(CopyKept())
@@ -188,7 +188,7 @@ class _Conversation:
         partial = self._server.take_partial(copy)
         if partial is None:
             try:
-                partial = _Partial(copy, self._server.shelf.room(copy.rank, copy.step))
+                partial = _Partial(copy, self._server.versions.room(copy.rank, copy.step))
             except NoMemoryForCopy as error:
                 self._say(CopyRefused(str(error)))
                 return
@@ -200,7 +200,7 @@ class _Conversation:
             self._server.leave_partial(partial)
             raise
         partial.version.segment.publish(copy.step)
-        self._server.shelf.put(partial.version)
+        self._server.versions.put(partial.version)
         self._say(CopyKept())
 
     def _receive(self, partial: _Partial) -> None:

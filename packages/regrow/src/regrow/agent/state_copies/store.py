@@ -25,7 +25,7 @@ from regrow.core.messages.copies import (
 )
 from regrow.hydration.copies.segment import Segment
 
-_TELL_S: Seconds = 5.0
+_REPORT_S: Seconds = 5.0
 _log = logging.getLogger("regrow.agent")
 
 
@@ -52,9 +52,9 @@ class CopyStore:
         self._stored = stored
         self._streamed = streamed
         self._patience = patience
-        self._shelf = CopyVersions()
+        self._versions = CopyVersions()
         self._server = CopyServer(
-            self._shelf,
+            self._versions,
             token=config.token,
             folder=Path(config.socket_dir) if config.one_machine else None,
             bind=config.bind,
@@ -63,15 +63,15 @@ class CopyStore:
         self._placement = Placement(NodeId(""), "")
         self._streams: dict[Rank, RankStream] = {}
         self._segments: dict[tuple[WorkerId, int], Segment] = {}
-        self._telling = threading.Lock()
-        self._told_at: Instant = -_TELL_S
-        self._told_failure: dict[Rank, bool] = {}
+        self._reporting = threading.Lock()
+        self._reported_at: Instant = -_REPORT_S
+        self._reported_failure: dict[Rank, bool] = {}
         self.endpoint = ""
 
     @property
     def kept_bytes(self) -> int:
         """Of all whole copies."""
-        return sum(version.payload for version in self._shelf.all())
+        return sum(version.payload for version in self._versions.all())
 
     def open(self) -> str:
         """Serve from now on; returns the endpoint. Raises `OSError`."""
@@ -85,7 +85,7 @@ class CopyStore:
         self._streams.clear()
         self._server.close()
         self._segments.clear()
-        self._shelf.clear()
+        self._versions.clear()
 
     # --- from workers ------------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class CopyStore:
             payload=head.payload,
             worker=fact.worker,
         )
-        self._shelf.put(version)
+        self._versions.put(version)
         stream.push(version)
         return ""
 
@@ -140,16 +140,16 @@ class CopyStore:
 
     def report(self, order: ReportCopies) -> CopiesHeld:
         """Report the complete copies here."""
-        copies = [version.described for version in self._shelf.all()]
+        copies = [version.described for version in self._versions.all()]
         return CopiesHeld(self._config.node, order.generation, copies)
 
     def forget(self) -> None:
         """Nobody will go back to what is here."""
-        self._shelf.clear()
+        self._versions.clear()
 
     def formed(self, step: StepNo) -> None:
         """A generation goes on from `state@step`."""
-        self._shelf.went_back(step)
+        self._versions.went_back(step)
 
     # --- threads -----------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ class CopyStore:
                 rank,
                 node=config.node,
                 token=config.token,
-                shelf=self._shelf,
+                versions=self._versions,
                 done=self._done,
                 patience=self._patience,
             )
@@ -175,12 +175,12 @@ class CopyStore:
         if not placement.endpoint:
             return
         now, failed = time.monotonic(), bool(outcome.error)
-        with self._telling:
-            otherwise = failed != self._told_failure.get(version.rank, False)
-            worth_it = otherwise or (not failed and now - self._told_at >= _TELL_S)
+        with self._reporting:
+            otherwise = failed != self._reported_failure.get(version.rank, False)
+            worth_it = otherwise or (not failed and now - self._reported_at >= _REPORT_S)
             if worth_it:
-                self._told_at = now
-            self._told_failure[version.rank] = failed
+                self._reported_at = now
+            self._reported_failure[version.rank] = failed
         if worth_it:
             self._streamed(
                 CopyStreamEnded(

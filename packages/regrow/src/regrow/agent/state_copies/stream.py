@@ -14,10 +14,10 @@ from regrow.core.messages.copy_transfer import (
     CopyHello,
     CopyKept,
     CopyRefused,
+    CopyReply,
     CopyWanted,
     CopyWhole,
     KeepCopy,
-    VaultReply,
     caller_side,
 )
 from regrow.core.net import connect, hang_up, widen
@@ -58,7 +58,7 @@ class RankStream:
     Args:
         node: that of the rank.
         token: the job's secret.
-        shelf: where the versions are; those already there are sent when the buddy changes.
+        versions: where the versions are; those already there are sent when the buddy changes.
         done: told from the thread when a version has arrived, or will not. Not told of one that was written over.
         patience: see `PATIENCE`.
     """
@@ -69,14 +69,14 @@ class RankStream:
         *,
         node: NodeId,
         token: str,
-        shelf: CopyVersions,
+        versions: CopyVersions,
         done: Callable[[StreamOutcome], None],
         patience: Seconds = PATIENCE,
     ) -> None:
         self._rank = rank
         self._node = node
         self._token = token
-        self._shelf = shelf
+        self._versions = versions
         self._done = done
         self._patience = patience
         self._changed = threading.Condition()
@@ -105,7 +105,9 @@ class RankStream:
             self._placement = placement
             self._failing = False
             if placement.endpoint:
-                own = [version for version in self._shelf.all() if version.rank == self._rank and not version.received]
+                own = [
+                    version for version in self._versions.all() if version.rank == self._rank and not version.received
+                ]
                 self._queue = own + [version for version in self._queue if version not in own]
             if self._sock is not None:
                 hang_up(self._sock)
@@ -129,7 +131,7 @@ class RankStream:
                 if self._closed:
                     break
                 version = self._queue.pop(0)
-            if version in self._shelf and (outcome := self._attempt(version)) is not None:
+            if version in self._versions and (outcome := self._attempt(version)) is not None:
                 self._done(outcome)
         self._hang_up()
 
@@ -138,7 +140,7 @@ class RankStream:
             return self._deliver(version)
         except Torn as error:
             self._hang_up()  # in the middle of a copy: nothing else can be said there
-            self._shelf.discard(version)
+            self._versions.discard(version)
             level = logging.ERROR if isinstance(error, DamagedCopy) else logging.DEBUG
             _log.log(level, "%s; it is not sent", error)
             return StreamOutcome(version, self._placement, 0.0, str(error))
@@ -219,7 +221,7 @@ class RankStream:
             raise TimeoutError("the time for a copy is over")
         sock.settimeout(min(left, stall))
 
-    def _reply(self, sock: socket.socket) -> VaultReply:
+    def _reply(self, sock: socket.socket) -> CopyReply:
         body = read_frame(sock)
         if body is None:
             raise EOFError("it hung up")

@@ -50,13 +50,13 @@ class KeyOwnership:
             return
         own = stores.index(self._address) if self._address in stores else None
         self._agents[generation] = Agents(tuple(stores), world, own)
-        self._tell()
+        self._announce()
 
     def drop_before(self, oldest: Generation) -> set[str]:
         """Forget the generations before this one; returns the agents of those that are left."""
         self._oldest = max(oldest, self._oldest)
         self._agents = {known: agents for known, agents in self._agents.items() if known >= oldest}
-        self._tell()
+        self._announce()
         return {store for agents in self._agents.values() for store in agents.stores}
 
     async def agents(self, key: str) -> Agents | None:
@@ -100,7 +100,7 @@ class KeyOwnership:
             return None
         return KeyRoute(stores[next_hop(key, agents.own, nodes, agents.world)], stores[root])
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         if self._news is not None:
             self._news.set_result(None)
             self._news = None

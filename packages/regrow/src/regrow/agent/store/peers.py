@@ -66,7 +66,7 @@ class PeerLinks:
                 link = await open_connection(lambda: _Link(agent), agent)
         except (OSError, UsageError) as error:
             raise StoreNodeLost(f"{agent} cannot be reached: {str(error) or type(error).__name__}") from error
-        link.tell(StoreHello(self._token, self._own, quiet=True))
+        link.send(StoreHello(self._token, self._own, quiet=True))
         return link
 
     def keep_only(self, agents: set[str]) -> None:
@@ -109,7 +109,7 @@ class _Link(asyncio.Protocol):
         """True if the link has ended."""
         return bool(self._lost)
 
-    def tell(self, message: StoreMessage) -> None:
+    def send(self, message: StoreMessage) -> None:
         """Send what gets no answer."""
         self._transport.write(_CODEC.frame(message))
 

@@ -46,7 +46,7 @@ class PromptAnswers:
         self._table, self._copies, self._ways, self._changing = table, copies, ways, changing
         self.rewritten: set[str] = set()
         """Keys that were changed when copies were out: none are given any more."""
-        self.published = Published(self._to_copy, self._to_tell)
+        self.published = Published(self._to_copy, self._to_announce)
 
     def answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
         """The answer; None where something has to be waited for, or asked elsewhere."""
@@ -59,7 +59,7 @@ class PromptAnswers:
         match request:
             case StoreGet(key=key, queue=queue):
                 found = self._find(key, caller, queue=queue)
-                return None if found is None else self.told(request, found, caller)
+                return None if found is None else self.reply_to(request, found, caller)
             case StoreWait(keys=keys):
                 return None if self._find_all(keys, queue=True) is None else _DONE
             case StoreSet() | StoreAdd() | StoreAppend() | StoreCompareSet() | StoreDelete():
@@ -116,7 +116,7 @@ class PromptAnswers:
             self._copies.note(key, caller)
         return Found(value, keep)
 
-    def told(self, request: StoreGet, found: Found, caller: str) -> StoreReply:
+    def reply_to(self, request: StoreGet, found: Found, caller: str) -> StoreReply:
         """The answer to a read, with more of what is published where that is wanted."""
         if found.value is None:
             return StoreReply(number=1)
@@ -133,7 +133,7 @@ class PromptAnswers:
     def _to_copy(self, key: str) -> bytes | None:
         return None if key in self.rewritten else self._table.get(key)
 
-    def _to_tell(self, key: str) -> bytes | None:
+    def _to_announce(self, key: str) -> bytes | None:
         return self._table.get(key) if self._ways.is_here(key) else self._copies.get(key)
 
     def rewrite(self, request: Rewrite) -> StoreReply:

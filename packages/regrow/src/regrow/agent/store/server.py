@@ -1,7 +1,7 @@
 """The node's door to the job's key-value store: where ranks leave what others need to form groups.
 
 The keys are spread over the agents of the job and outlive every worker. A worker speaks to its own node's agent, which
-speaks to the others (`keeper`).
+speaks to the others (`node`).
 """
 
 import asyncio
@@ -64,9 +64,9 @@ class StoreServer:
         self._serving: set[_Conversation] = set()
         self._crowd = _Crowd()
         self.address = ""
-        self.keeper = self._keeper()
+        self.node = self._make_node()
 
-    def _keeper(self) -> StoreNode:
+    def _make_node(self) -> StoreNode:
         return StoreNode(self.address, self.peers, alone=self._config.spec.node_limit == 1)
 
     async def __aenter__(self) -> Self:
@@ -75,7 +75,7 @@ class StoreServer:
         serving = serve(self._conversation, path, bind=config.bind, advertise=config.advertise)
         self._server, self.address = await serving
         self.peers.open(self.address)
-        self.keeper = self._keeper()
+        self.node = self._make_node()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -89,14 +89,14 @@ class StoreServer:
 
     def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
         """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
-        self.keeper.learn(generation, stores, world)
+        self.node.learn(generation, stores, world)
         self.answers.learn(self.address, stores, world)
-        self.keeper.drop_before(Generation(generation - 1))
+        self.node.drop_before(Generation(generation - 1))
 
     def spawned(self, generation: Generation) -> None:
         """A worker is spawned; those that come later can ask in which generation the first one was."""
-        if self.keeper.table.get(FIRST_SPAWNED) is None:
-            self.keeper.table.put(FIRST_SPAWNED, str(generation).encode())
+        if self.node.table.get(FIRST_SPAWNED) is None:
+            self.node.table.put(FIRST_SPAWNED, str(generation).encode())
 
     def _conversation(self) -> "_Conversation":
         return _Conversation(self._at_once, self._answer, self._token, self._serving, self._crowd)
@@ -107,14 +107,14 @@ class StoreServer:
             return StoreReply()
         if isinstance(request, AnswersAsked):
             return self.answers.at_once(request)
-        return self.keeper.at_once(request, caller)
+        return self.node.at_once(request, caller)
 
     async def _answer(self, request: StoreRequest, caller: str) -> StoreReply:
         if isinstance(request, StoreTable) and self._tables is not None:
             return await self._tables(request)
         if isinstance(request, AnswersAsked):
             return await self.answers.answer(request)
-        return await self.keeper.carry_out(request, caller)
+        return await self.node.carry_out(request, caller)
 
 
 class _Crowd:

@@ -93,11 +93,11 @@ class SetUpAnswers:
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    def note(self, told: AnswersNoted) -> None:
+    def note(self, noted: AnswersNoted) -> None:
         """Keep them, unless they are of a start that is over."""
-        if not self._enter(told.build):
+        if not self._enter(noted.build):
             return
-        self._keep(told.answers, told.rank, copied=told.copied)
+        self._keep(noted.answers, noted.rank, copied=noted.copied)
 
     def _enter(self, build: int) -> bool:
         if build > self._build:

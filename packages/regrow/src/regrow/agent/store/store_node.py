@@ -72,7 +72,7 @@ class StoreNode:
         self._ways = KeyOwnership(address, alone=alone)
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
-        self._heard: dict[tuple[Generation | None, str], int] = {}
+        self._received: dict[tuple[Generation | None, str], int] = {}
         """Number of another agent's published keys that have come from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing = Tasks(lambda key, error: _log.error("the sum of %r failed", key, exc_info=error))
@@ -85,7 +85,7 @@ class StoreNode:
         """Forget all of the generations before this one, and end what waits for their keys."""
         self.table.drop_before(oldest)
         self._prompt.drop_before(oldest)
-        self._heard = {at: has for at, has in self._heard.items() if at[0] is not None and at[0] >= oldest}
+        self._received = {at: has for at, has in self._received.items() if at[0] is not None and at[0] >= oldest}
         self.copies.drop(self.table.is_old)
         self._peers.keep_only(self._ways.drop_before(oldest))
 
@@ -106,7 +106,7 @@ class StoreNode:
         match request:
             case StoreGet(key=key, timeout=timeout, queue=queue):
                 found = await self._read(key, _until(timeout), caller, queue=queue)
-                return StoreReply(error=TIMEOUT) if found is None else self._prompt.told(request, found, caller)
+                return StoreReply(error=TIMEOUT) if found is None else self._prompt.reply_to(request, found, caller)
             case StoreMultiGet(keys=keys, timeout=timeout):
                 every = await self._read_all(keys, timeout, queue=False)
                 if every is None:
@@ -224,7 +224,7 @@ class StoreNode:
         key, waits, queue = fetch.key
         left = max(0.0, fetch.until - _now()) if waits else 0.0
         at = (generation_of(key), way.home)
-        has = self._heard.get(at, 0) if way.hop == way.home else None
+        has = self._received.get(at, 0) if way.hop == way.home else None
         reply = await self._ask_up(way, StoreGet(key, left, queue, has), left + ANSWER_S)
         if reply.error == TIMEOUT:
             return None
@@ -232,7 +232,7 @@ class StoreNode:
         if reply.number:
             return Found(None, False)
         if reply.keep and not fetch.spoiled:
-            self._heard[at] = max(reply.has, self._heard.get(at, 0))
+            self._received[at] = max(reply.has, self._received.get(at, 0))
             for other, value in {key: reply.value, **reply.also}.items():
                 if other not in fetch.forgotten:
                     self.copies.keep(other, value)

@@ -193,7 +193,7 @@ def _meet_without_a_root() -> None:
     except ImportError as error:
         sys.stderr.write(f"regrow: env:// is torch's own, since the job's store cannot be used: {error}\n")
         return
-    rendezvous.install(_told)
+    rendezvous.install(_environment)
 
 
 def _produce(link: WorkerLink, script: Script) -> NoReturn:
@@ -214,7 +214,7 @@ def _produce(link: WorkerLink, script: Script) -> NoReturn:
     raise SystemExit(0)
 
 
-def _told() -> WorkerEnv | None:
+def _environment() -> WorkerEnv | None:
     link = WorkerLink.current()
     return None if link is None else link.env
 
@@ -265,12 +265,14 @@ def _report_failure(link: WorkerLink, error: BaseException) -> None:
         sys.excepthook(type(error), error, error.__traceback__)
     link.failing(error)
     try:
-        told, excused = report(error), link.excused()
+        environment, excused = report(error), link.excused()
         if excused and (advice := link.advice()):
-            told = msgspec.structs.replace(
-                told, message=f"{told.message} ({advice})", traceback=f"{told.traceback.rstrip()}\n({advice})\n"
+            environment = msgspec.structs.replace(
+                environment,
+                message=f"{environment.message} ({advice})",
+                traceback=f"{environment.traceback.rstrip()}\n({advice})\n",
             )
-        link.send(facts.WorkerFailed(link.env.worker, told, _step(link.board.read()), own=not excused))
+        link.send(facts.WorkerFailed(link.env.worker, environment, _step(link.board.read()), own=not excused))
     except AgentGone as gone:
         sys.stderr.write(f"{gone}\n{report(error).traceback}")
 

@@ -12,7 +12,7 @@ from regrow.agent.workers.zygote_messages import SpawnRequest
 from regrow.core.config import AgentConfig, Script, WorkerEnv, rootless
 from regrow.core.ids import Generation, Seconds
 from regrow.core.messages import orders
-from regrow.core.messages.data import CacheSeat
+from regrow.core.messages.data import CacheSettings
 
 _THREADS = "OMP_NUM_THREADS"
 _PATIENCE_S: Seconds = 3600.0
@@ -173,7 +173,7 @@ def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) ->
         restored=order.restored,
         checkpoint_dir=config.checkpoint_dir,
         faults=order.faults,
-        data=CacheSeat(config.data_dir, config.data_budget) if config.data_dir else None,
+        data=CacheSettings(config.data_dir, config.data_budget) if config.data_dir else None,
         restarts=order.restarts,
         finished=order.finished,
     )

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from regrow.agent.workers.evidence import Evidence
 from regrow.core.board import BoardReading, Flight
 from regrow.core.ids import Generation, Instant, NodeId, Seconds, StepNo, WorkerId
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 
 _RECENT_STEPS = 50
-_TELL_AFTER_S: Seconds = 5.0
-_TELL_EVERY_S: Seconds = 2.0
+_REPORT_AFTER_S: Seconds = 5.0
+_REPORT_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _LOOKS, _LOOKS_WHILE_STILL = 8, 40
 """Least number of looks at boards within the bound, and of looks and reports while a rank stands still."""
@@ -43,8 +43,8 @@ class Watcher:
 
     def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
         self._node = node
-        self._after = min(_TELL_AFTER_S, bound / 4)
-        self._every = min(_TELL_EVERY_S, bound / _LOOKS_WHILE_STILL)
+        self._after = min(_REPORT_AFTER_S, bound / 4)
+        self._every = min(_REPORT_EVERY_S, bound / _LOOKS_WHILE_STILL)
         self._seldom, self._often = (min(_LOOK_EVERY_S, bound / times) for times in (_LOOKS, _LOOKS_WHILE_STILL))
         self.interval = self._seldom
         """Seconds until the next call of `look`."""
@@ -53,8 +53,8 @@ class Watcher:
         self._since: dict[WorkerId, tuple[int, Instant]] = {}
         self._cpu: dict[WorkerId, deque[tuple[Instant, Seconds]]] = {}
         self._looked_at: Instant | None = None
-        self._told_at: Instant = float("-inf")
-        self._telling = False
+        self._reported_at: Instant = float("-inf")
+        self._reporting = False
 
     def step_took(self, seconds: Seconds) -> None:
         """A step was committed."""
@@ -66,13 +66,13 @@ class Watcher:
         still = [boards[worker] for worker, (_, since) in self._since.items() if now - since >= self._after]
         urgent = any(board.holds_rank for board in still)
         self.interval = self._often if urgent else self._seldom
-        every = self._every if urgent else _TELL_EVERY_S
-        if not (still or self._telling) or (still and now - self._told_at < every - self.interval / 2):
+        every = self._every if urgent else _REPORT_EVERY_S
+        if not (still or self._reporting) or (still and now - self._reported_at < every - self.interval / 2):
             return None
-        self._telling, self._told_at = bool(still), now
+        self._reporting, self._reported_at = bool(still), now
         known = self._evidence()
-        sights = [self._sight(name, board, known[name], now) for name, board in boards.items() if name in known]
-        return NodeSeen(self._node, sights, max(self._steps, default=0.0))
+        observations = [self._observe(name, board, known[name], now) for name, board in boards.items() if name in known]
+        return NodeSeen(self._node, observations, max(self._steps, default=0.0))
 
     def _note(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> None:
         gap = 0.0 if self._looked_at is None else now - self._looked_at - self.interval
@@ -86,10 +86,10 @@ class Watcher:
             since[worker] = (board.reading.beats, at if beats == board.reading.beats else now)
         self._since = since
 
-    def _sight(self, worker: WorkerId, board: BoardView, seen: Evidence, now: Instant) -> WorkerSight:
+    def _observe(self, worker: WorkerId, board: BoardView, seen: Evidence, now: Instant) -> WorkerObservation:
         reading, flight = board.reading, board.flight
         seconds = now - self._since[worker][1]
-        return WorkerSight(
+        return WorkerObservation(
             worker=worker,
             generation=Generation(reading.generation),
             step=StepNo(reading.step),

@@ -13,11 +13,11 @@ from regrow.core.errors import AgentGone
 from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE
 from regrow.core.messages import facts, orders
-from regrow.core.messages.sights import ProveAlive, WorkerAlive
+from regrow.core.messages.observations import ProveAlive, WorkerAlive
 from regrow.core.messages.vocabulary import Role
 from regrow.core.process.stage_times import StageClock
 
-_Told = orders.StartScript | orders.ImportModules | orders.ReleaseWorker
+_StandbyOrder = orders.StartScript | orders.ImportModules | orders.ReleaseWorker
 
 
 def await_start(link: WorkerLink, argv: list[str]) -> None:
@@ -26,11 +26,11 @@ def await_start(link: WorkerLink, argv: list[str]) -> None:
     Args:
         argv: the script's, as modules that are imported ahead may look at it.
     """
-    told: queue.SimpleQueue[_Told] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(link, told), name="regrow-waiting", daemon=True).start()
+    received: queue.SimpleQueue[_StandbyOrder] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(link, received), name="regrow-waiting", daemon=True).start()
     link.send(facts.WorkerReady(link.env.worker, NO_STATE, "", ""))
     while True:
-        match told.get():
+        match received.get():
             case orders.StartScript() as order:
                 _take_place(link, order)
                 return
@@ -39,12 +39,12 @@ def await_start(link: WorkerLink, argv: list[str]) -> None:
                 unfit, why = import_ahead(modules, environment)
                 link.send(facts.ModulesImported(link.env.worker, unfit, why))
                 if unfit:
-                    _await_end(told)
+                    _await_end(received)
             case orders.ReleaseWorker():
                 raise SystemExit(0)
 
 
-def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
+def _listen(link: WorkerLink, received: "queue.SimpleQueue[_StandbyOrder]") -> None:
     """Take orders until one ends the wait, also while modules are being imported."""
     try:
         for order in link.orders():
@@ -53,13 +53,13 @@ def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
                     link.send(WorkerAlive(link.env.worker))
                 case orders.StartScript():
                     link.send(WorkerAlive(link.env.worker))
-                    told.put(order)
+                    received.put(order)
                     return  # the next orders are for who runs the script
                 case orders.ReleaseWorker():
-                    told.put(order)
+                    received.put(order)
                     return
                 case orders.ImportModules():
-                    told.put(order)
+                    received.put(order)
                 case _:
                     continue  # nothing else concerns a worker that has neither groups nor state
     except AgentGone:
@@ -67,9 +67,9 @@ def _listen(link: WorkerLink, told: "queue.SimpleQueue[_Told]") -> None:
     os._exit(LOST_AGENT)
 
 
-def _await_end(told: "queue.SimpleQueue[_Told]") -> None:
+def _await_end(received: "queue.SimpleQueue[_StandbyOrder]") -> None:
     """This process has imported what only the script should: it runs none, and will be ended."""
-    while not isinstance(told.get(), orders.ReleaseWorker):
+    while not isinstance(received.get(), orders.ReleaseWorker):
         continue
     raise SystemExit(0)
 

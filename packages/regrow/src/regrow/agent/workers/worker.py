@@ -54,9 +54,9 @@ class Worker:
         self.pid: int | None = None
         self.doomed = False
         """It has been fenced: whatever its process does from now on is nobody's business."""
-        self._struck = 0
+        self._signal_due = 0
         """A signal that has come before there was a process; 0: none has."""
-        self.told = False
+        self.reported_exit = False
         """The coordinator knows that it has ended; the kernel may still be taking it apart."""
         self.staged: list[facts.WorkerStaged] = []
         """Of the newest two steps, the older one first: it may be in one, and not have said that it has committed the
@@ -77,7 +77,7 @@ class Worker:
             unless_made.callback(os.close, self._board_descriptor)
             self._pulse = EarlyExit(self._board_descriptor)
             unless_made.pop_all()
-        self._channel = WorkerChannel(ours, on_fact=self._hear, on_garbage=self._distrust)
+        self._channel = WorkerChannel(ours, on_fact=self._receive, on_garbage=self._distrust)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
         """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output.
@@ -110,8 +110,8 @@ class Worker:
         self._await_adoption(on_exit)
         if self.doomed:
             self.kill()
-        elif self._struck:
-            self.strike(self._struck)
+        elif self._signal_due:
+            self.send_signal(self._signal_due)
 
     def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
         # Until the process that forked it has ended too, which it does at once, this one could not reap it.
@@ -131,12 +131,12 @@ class Worker:
             loop.add_reader(end.descriptor, on_exit, self)
             return
 
-        def tell() -> None:
+        def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
                 loop.call_soon_threadsafe(on_exit, self)
 
         try:
-            end.watch(tell)
+            end.watch(wake)
         except RuntimeError:  # no thread can be had now
             loop.call_later(_LOOK_S, self._follow, end, on_exit)
 
@@ -183,12 +183,12 @@ class Worker:
         if self._end is not None:
             kill_worker(self._end)
 
-    def strike(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Signal its process alone, as soon as there is one: a fault on demand."""
         if self._end is not None:
             self._end.signal(number)
         else:
-            self._struck = number
+            self._signal_due = number
 
     async def dump_stacks(self) -> None:
         """Have it write its threads' stacks into its output; returns when it has, or soon.
@@ -197,7 +197,7 @@ class Worker:
         """
         if self.pid is None or self.stopped or not catches(self.pid, signal.SIGUSR2):
             return
-        self.strike(signal.SIGUSR2)
+        self.send_signal(signal.SIGUSR2)
         until = time.monotonic() + _DUMP_AT_MOST_S
         await asyncio.sleep(_DUMP_S)
         # On a busy machine it has to wait for a processor first.
@@ -208,11 +208,11 @@ class Worker:
         """Have `on_dying` called as soon as its end begins, if that can be had. To be repeated now and then."""
         loop = asyncio.get_running_loop()
 
-        def tell() -> None:
+        def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
                 loop.call_soon_threadsafe(on_dying, self)
 
-        self._pulse.listen(tell)
+        self._pulse.listen(wake)
 
     def dying(self) -> tuple[int, Instant] | None:
         """If its end has begun: what `reap` will say. All that its main thread said is heard before."""
@@ -250,7 +250,7 @@ class Worker:
         self._theirs.close()
         self.board.close()
 
-    def _hear(self, fact: WorkerFact) -> None:
+    def _receive(self, fact: WorkerFact) -> None:
         if fact.worker != self.id:
             raise ProtocolError(f"it speaks for worker {fact.worker}")
         match fact:

@@ -74,7 +74,7 @@ class _Control:
         except msgspec.MsgspecError as error:
             raise ProtocolError(f"the zygote does not understand its agent: {error}") from error
 
-    def tell(self, fact: ZygoteFact) -> None:
+    def send(self, fact: ZygoteFact) -> None:
         """Tell the agent; when it has gone, the next `receive` says so."""
         with contextlib.suppress(ConnectionError):
             self._sock.send(encoded(_encoder, fact))
@@ -97,8 +97,8 @@ def main() -> None:
     try:
         _import_all(setup, control)
     except Exception as error:  # noqa: BLE001 - whatever a module raises as it is imported is told
-        told = report(error)
-        control.tell(ZygoteFailed(told.type, told.message, told.traceback))
+        error_report = report(error)
+        control.send(ZygoteFailed(error_report.type, error_report.message, error_report.traceback))
         return
     seed = _serve(control, setup, inherited)
     if seed is not None:
@@ -134,7 +134,7 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     gc.collect()
     gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages it shares with the zygote
     die_with_parent(0)
-    control.tell(ZygoteReady(threads(), time.monotonic() - began, missing, "; ".join(started)))
+    control.send(ZygoteReady(threads(), time.monotonic() - began, missing, "; ".join(started)))
 
 
 def _import_session() -> str:
@@ -178,7 +178,7 @@ def _spawn(
     try:
         middle = os.fork()
     except OSError as error:
-        control.tell(SpawnFailed(worker, _unforked(worker, error)))
+        control.send(SpawnFailed(worker, _unforked(worker, error)))
         middle = -1
     if middle == 0:
         os.close(reader)
@@ -208,14 +208,14 @@ def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
     try:
         pid = os.fork()
     except OSError as error:
-        control.tell(SpawnFailed(worker, _unforked(worker, error)))
+        control.send(SpawnFailed(worker, _unforked(worker, error)))
         os._exit(0)
     if pid == 0:
         os.setsid()
         control.close()
         os.close(writer)
         return seed._replace(middle=middle)
-    control.tell(Spawned(worker, pid))
+    control.send(Spawned(worker, pid))
     with contextlib.suppress(BrokenPipeError):  # the zygote has been killed: its agent tells the next one whom to guard
         os.write(writer, str(pid).encode())
     os._exit(0)

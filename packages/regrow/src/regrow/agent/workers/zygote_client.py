@@ -205,9 +205,9 @@ class ZygoteClient:
             if not packet:
                 self._ended()
                 return
-            self._hear(self._decoder.decode(packet))
+            self._receive(self._decoder.decode(packet))
 
-    def _hear(self, fact: ZygoteFact) -> None:
+    def _receive(self, fact: ZygoteFact) -> None:
         match fact:
             case ZygoteReady(threads=threads, missing=missing, started=started):
                 if missing:

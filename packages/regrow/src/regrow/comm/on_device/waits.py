@@ -12,7 +12,7 @@ import torch
 
 from regrow.comm.flight import FLIGHT, Flights
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.sights import DEVICE
+from regrow.core.messages.observations import DEVICE
 
 STILL_S: Seconds = 30.0
 """Standstill after which the device is asked, and time between two questions."""

@@ -53,19 +53,19 @@ class SetUpEnd(msgspec.Struct, frozen=True, array_like=True):
     counts: dict[str, int]
 
 
-def group_name(ranks: Sequence[int], seated: RankInWorld, unit: int, *, whole: bool, replica: int) -> str:
+def group_name(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, whole: bool, replica: int) -> str:
     """Name of a group in notes: the same for those that take its ranks, in a world of another size too.
 
     Args:
         ranks: of the group, in its order.
-        seated: one of its ranks, and the world it was made in.
+        rank_in_world: one of its ranks, and the world it was made in.
         unit: ranks of one replica.
         whole: whether it is the group of all ranks.
-        replica: the one whose notes are asked for, if that is not the replica of `seated`.
+        replica: the one whose notes are asked for, if that is not the replica of `rank_in_world`.
     """
-    if whole or spans(ranks, seated, unit):
+    if whole or spans(ranks, rank_in_world, unit):
         return "x" + ",".join(map(str, sorted({rank % unit for rank in ranks})))
-    by = (replica - seated.rank // unit) * unit
+    by = (replica - rank_in_world.rank // unit) * unit
     return ",".join(str(rank + by) for rank in ranks)
 
 

@@ -15,7 +15,6 @@ from regrow.comm import nccl
 from regrow.comm.group_ranks import RankInWorld
 from regrow.comm.set_up import CallingGroup, calls
 from regrow.comm.set_up.calls import AnswerKind, SetUpCall
-from regrow.comm.set_up.desk import Desk
 from regrow.comm.set_up.log import (
     ALIKE_BYTES,
     AT_ONCE_BYTES,
@@ -29,6 +28,7 @@ from regrow.comm.set_up.log import (
     group_name,
     spoken,
 )
+from regrow.comm.set_up.notes import SetUpNotes
 from regrow.comm.torch_private.internals import Work, storage_name
 from regrow.comm.work import FollowedWork, noting
 from regrow.core.errors import ProtocolError
@@ -39,7 +39,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 @dataclass(eq=False)
-class _Heard:
+class _RecordedCall:
     """One call: its note's name, and what is filled; `value` once that is known."""
 
     name: str
@@ -56,27 +56,27 @@ class Recording:
     """Notes the calls of this worker.
 
     Args:
-        desk: keeps the notes.
-        seated: this worker's rank in the world.
+        notes: keeps the notes.
+        rank_in_world: this worker's rank in the world.
         unit: ranks of one replica.
     """
 
-    def __init__(self, desk: Desk, seated: RankInWorld, unit: int) -> None:
-        self._desk, self._seated, self._unit = desk, seated, unit
+    def __init__(self, notes: SetUpNotes, rank_in_world: RankInWorld, unit: int) -> None:
+        self._notes, self._rank_in_world, self._unit = notes, rank_in_world, unit
         self._lock = threading.Condition()
         self._counts: Counter[str] = Counter()
         self._bounds = NoteBounds()
-        self._late: list[_Heard] = []
+        self._late: list[_RecordedCall] = []
         """Those that are noted at the end."""
         self._held = 0
         """Bytes of these."""
-        self._open: list[_Heard] = []
+        self._open: list[_RecordedCall] = []
         self._following: list[FollowedWork] = []
         self.refused = ""
         """Why no newcomer can be told, for people; empty: all can."""
         self.fixed = ""
         """Why the answers hold in no world of another size, for people; empty: they do."""
-        self._say({WORLD: str(seated.world).encode()})
+        self._say({WORLD: str(rank_in_world.world).encode()})
 
     # --- calls -------------------------------------------------------------------------------------------------
 
@@ -88,25 +88,25 @@ class Recording:
         if call is None:
             return run()
         whole = self._is_whole(group)
-        called = group_name(group.ranks, self._seated, self._unit, whole=whole, replica=self._replica)
-        heard = self._begin(call, f"{called}.{group.key.rpartition('.')[2]}", args)
+        called = group_name(group.ranks, self._rank_in_world, self._unit, whole=whole, replica=self._replica)
+        recorded = self._begin(call, f"{called}.{group.key.rpartition('.')[2]}", args)
         self._look_at_size(call, group, across=called.startswith("x"))
-        if heard is None:
+        if recorded is None:
             return run()
         if nccl.on_device(args):
-            return self._follow(heard, run())
-        with noting(lambda source: self._done(heard, source)):
+            return self._follow(recorded, run())
+        with noting(lambda source: self._done(recorded, source)):
             return run()
 
     @property
     def _replica(self) -> int:
-        return self._seated.rank // self._unit
+        return self._rank_in_world.rank // self._unit
 
     def _is_whole(self, group: CallingGroup) -> bool:
-        return group.key.endswith(".0") and group.ranks == list(range(self._seated.world))
+        return group.key.endswith(".0") and group.ranks == list(range(self._rank_in_world.world))
 
-    def _begin(self, call: SetUpCall, group: str, args: tuple[Any, ...]) -> _Heard | None:
-        note, rank = call.note, self._seated.rank
+    def _begin(self, call: SetUpCall, group: str, args: tuple[Any, ...]) -> _RecordedCall | None:
+        note, rank = call.note, self._rank_in_world.rank
         with self._lock:
             if why := self._bounds.call(note):
                 self._refuse(why)
@@ -121,12 +121,12 @@ class Recording:
             if own:
                 name = f"r{rank}/{counted}/{number}"
             nbytes = sum(each.numel() * each.element_size() for each in call.outputs)
-            heard = _Heard(name, call, own, nbytes=nbytes)
+            recorded = _RecordedCall(name, call, own, nbytes=nbytes)
             if nbytes > AT_ONCE_BYTES:
-                heard.storages = [storage_name(each) for each in call.outputs if each.numel()]
-                self._late.append(heard)
-            self._open.append(heard)
-            return heard
+                recorded.storages = [storage_name(each) for each in call.outputs if each.numel()]
+                self._late.append(recorded)
+            self._open.append(recorded)
+            return recorded
 
     def _look_at_size(self, call: SetUpCall, group: CallingGroup, *, across: bool) -> None:
         if self.fixed or call.kind is AnswerKind.BARRIER or (across and not call.needs_size):
@@ -143,9 +143,9 @@ class Recording:
 
     # --- answers -----------------------------------------------------------------------------------------------
 
-    def _follow(self, heard: _Heard, work: Any) -> Any:
+    def _follow(self, recorded: _RecordedCall, work: Any) -> Any:
         """NCCL's works end on the device: what came is read when the script, or the end of the set-up, waits."""
-        followed = FollowedWork(work, lambda: self._done(heard, -1))
+        followed = FollowedWork(work, lambda: self._done(recorded, -1))
         self._following.append(followed)
         return followed
 
@@ -161,28 +161,28 @@ class Recording:
 
         return FollowedWork(work, follow) if waiting else work
 
-    def _done(self, heard: _Heard, source: int) -> None:
+    def _done(self, recorded: _RecordedCall, source: int) -> None:
         """Note the result of a call, in the thread that has filled it, before it may change."""
-        keep = heard not in self._late or self._held + heard.nbytes <= ALIKE_BYTES + OWN_BYTES
+        keep = recorded not in self._late or self._held + recorded.nbytes <= ALIKE_BYTES + OWN_BYTES
         try:
-            value = calls.value_of(heard.call.outputs) if keep else None
+            value = calls.value_of(recorded.call.outputs) if keep else None
         except (RuntimeError, TypeError, NotImplementedError) as error:
             value = b""
-            self._refuse(f"the answer of {spoken(heard.call.note)} cannot be noted: {error}")
+            self._refuse(f"the answer of {spoken(recorded.call.note)} cannot be noted: {error}")
         with self._lock:
-            heard.done, heard.value, heard.source = True, value, source
-            if heard in self._late:
+            recorded.done, recorded.value, recorded.source = True, value, source
+            if recorded in self._late:
                 self._held += len(value or b"")
-            elif why := self._over(heard):
+            elif why := self._over(recorded):
                 self._refuse(why)
             else:
-                self._say({heard.name: _ENCODER.encode(_noted(heard, value or b""))})
-            heard.call.outputs.clear()
-            self._open.remove(heard)
+                self._say({recorded.name: _ENCODER.encode(_noted(recorded, value or b""))})
+            recorded.call.outputs.clear()
+            self._open.remove(recorded)
             self._lock.notify_all()
 
-    def _over(self, heard: _Heard) -> str:
-        return self._bounds.answer(heard.call.note, heard.nbytes, own=heard.own)
+    def _over(self, recorded: _RecordedCall) -> str:
+        return self._bounds.answer(recorded.call.note, recorded.nbytes, own=recorded.own)
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -196,18 +196,18 @@ class Recording:
             followed.follow()
         self._await_all()
         known = {storage_name(each) for each in protected} if self._late else set[object]()
-        for heard in self._late:
+        for recorded in self._late:
             if self.refused:
                 break
-            if heard.storages and all(each in known for each in heard.storages):
-                self._say({heard.name: _ENCODER.encode(_noted(heard, b"", protected=True))})
-            elif why := self._over(heard):
+            if recorded.storages and all(each in known for each in recorded.storages):
+                self._say({recorded.name: _ENCODER.encode(_noted(recorded, b"", protected=True))})
+            elif why := self._over(recorded):
                 self._refuse(why)
             else:
-                self._note_pieces(heard)
+                self._note_pieces(recorded)
         self._late.clear()
         counts = {name: count for name, count in self._counts.items() if not name.startswith("b/")}
-        self._say({f"r{self._seated.rank}/end": _ENCODER.encode(SetUpEnd(counts))})
+        self._say({f"r{self._rank_in_world.rank}/end": _ENCODER.encode(SetUpEnd(counts))})
 
     def _await_all(self) -> None:
         until = time.monotonic() + SETTLE_S
@@ -218,26 +218,26 @@ class Recording:
                 note = self._open[0].call.note
                 self._refuse(f"{spoken(note)} was not done when the loop began")
 
-    def _note_pieces(self, heard: _Heard) -> None:
-        value = heard.value or b""
+    def _note_pieces(self, recorded: _RecordedCall) -> None:
+        value = recorded.value or b""
         pieces = [value[at : at + PIECE_BYTES] for at in range(0, len(value), PIECE_BYTES)]
         names = [f"p/{xxhash.xxh3_128_hexdigest(piece)}" for piece in pieces]
         try:
-            there = self._desk.have(names)
+            there = self._notes.have(names)
         except (OSError, ValueError, ProtocolError) as error:
             self._refuse(f"this node's agent has not answered: {error}")
             return
         for name, piece in zip(names, pieces, strict=True):
             if name not in there:
                 self._say({name: piece})
-        self._say({heard.name: _ENCODER.encode(_noted(heard, b"", pieces=names))})
-        heard.value = None
+        self._say({recorded.name: _ENCODER.encode(_noted(recorded, b"", pieces=names))})
+        recorded.value = None
 
     # --- the desk ----------------------------------------------------------------------------------------------
 
     def _say(self, notes: dict[str, bytes]) -> None:
         try:
-            self._desk.note(notes)
+            self._notes.note(notes)
         except (OSError, ValueError, ProtocolError) as error:
             self.refused = self.refused or f"this node's agent has not taken a note: {error}"
 
@@ -247,7 +247,7 @@ class Recording:
             self._say({REFUSED: why.encode()})
 
 
-def _noted(heard: _Heard, value: bytes, *, pieces: list[str] | None = None, protected: bool = False) -> Note:
+def _noted(recorded: _RecordedCall, value: bytes, *, pieces: list[str] | None = None, protected: bool = False) -> Note:
     return msgspec.structs.replace(
-        heard.call.note, value=value, pieces=pieces or [], source=heard.source, protected=protected
+        recorded.call.note, value=value, pieces=pieces or [], source=recorded.source, protected=protected
     )

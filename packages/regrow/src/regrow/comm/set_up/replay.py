@@ -12,8 +12,8 @@ from regrow.comm.echo_objects import own_objects
 from regrow.comm.group_ranks import RankInWorld
 from regrow.comm.set_up import CallingGroup, calls
 from regrow.comm.set_up.calls import AnswerKind, SetUpCall
-from regrow.comm.set_up.desk import Desk
 from regrow.comm.set_up.log import REFUSED, WORLD, Note, SetUpEnd, counted_differently, differs, group_name, spoken
+from regrow.comm.set_up.notes import SetUpNotes
 from regrow.comm.torch_private.internals import Work, objects_of
 from regrow.comm.work import finished_work
 from regrow.core.errors import DeadlineExceeded, SetUpDiffers
@@ -28,8 +28,8 @@ class Replay:
     """Answers the calls of this worker.
 
     Args:
-        desk: keeps the notes.
-        seated: this worker's rank in the world.
+        notes: keeps the notes.
+        rank_in_world: this worker's rank in the world.
         unit: ranks of one replica.
         patience: how long the first workers may take to come to a call, in seconds.
         refuted: told why this worker would not be equal, before that is raised.
@@ -38,15 +38,15 @@ class Replay:
 
     def __init__(
         self,
-        desk: Desk,
-        seated: RankInWorld,
+        notes: SetUpNotes,
+        rank_in_world: RankInWorld,
         unit: int,
         *,
         patience: Seconds,
         refuted: Callable[[str], None],
         alone: Callable[[str], None],
     ) -> None:
-        self._desk, self._seated, self._unit = desk, seated, unit
+        self._notes, self._rank_in_world, self._unit = notes, rank_in_world, unit
         self._patience, self._refuted, self._alone = patience, refuted, alone
         self._counts: Counter[str] = Counter()
         self._sizes: list[int] = []
@@ -76,13 +76,13 @@ class Replay:
         note = common if call.kind is AnswerKind.ALIKE else self._note(call, f"r{self.rank}/{counted}/{number}")
         if note is None or note.protected:
             return run()
-        return self._told(note, call, args, group.place)
+        return self._replayed(note, call, args, group.place)
 
     def together(self, work: Work) -> Work:
         """As `SetUp.together`."""
         return work
 
-    def _told(self, note: Note, call: SetUpCall, args: tuple[Any, ...], place: int) -> Work:
+    def _replayed(self, note: Note, call: SetUpCall, args: tuple[Any, ...], place: int) -> Work:
         sent = own_objects() if call.kind is AnswerKind.ALIKE and call.note.root == place else None
         if sent is None:
             self._compare(note, call.note)
@@ -109,15 +109,15 @@ class Replay:
     def rank(self) -> int:
         """The first worker whose notes are this one's: that of its rank, or of its place in the first replica."""
         if self._rank is None:
-            place = self._seated.rank % self._unit
+            place = self._rank_in_world.rank % self._unit
             found = self._ask([WORLD], place, "the first workers")
-            self._rank = self._seated.rank if self._seated.rank < int(found[WORLD]) else place
+            self._rank = self._rank_in_world.rank if self._rank_in_world.rank < int(found[WORLD]) else place
         return self._rank
 
     def _named(self, group: CallingGroup) -> str:
-        whole = group.key.endswith(".0") and group.ranks == list(range(self._seated.world))
+        whole = group.key.endswith(".0") and group.ranks == list(range(self._rank_in_world.world))
         replica = self.rank // self._unit
-        called = group_name(group.ranks, self._seated, self._unit, whole=whole, replica=replica)
+        called = group_name(group.ranks, self._rank_in_world, self._unit, whole=whole, replica=replica)
         return f"{called}.{group.key.rpartition('.')[2]}"
 
     # --- notes -------------------------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Replay:
         left = list(dict.fromkeys(note.pieces))
         while left:
             try:
-                found |= self._desk.ask(left[:_PIECES_TOGETHER], until, self.rank)
+                found |= self._notes.ask(left[:_PIECES_TOGETHER], until, self.rank)
             except DeadlineExceeded as error:
                 raise DeadlineExceeded(f"{where}: {error.cause}") from error
             left = [name for name in left if name not in found]
@@ -158,7 +158,7 @@ class Replay:
     def _ask(self, names: list[str], rank: int, where: str) -> dict[str, bytes]:
         until: Instant = time.monotonic() + self._patience
         try:
-            return self._desk.ask(names, until, rank)
+            return self._notes.ask(names, until, rank)
         except DeadlineExceeded as error:
             raise DeadlineExceeded(f"{where}: {error.cause} ({self._patience:.0f} s)") from error
 
@@ -186,6 +186,6 @@ class Replay:
     def _refuse(self, why: str) -> NoReturn:
         self._refuted(why)
         raise SetUpDiffers(
-            f"a newcomer for rank {self._seated.rank} would not be equal: {why}",
+            f"a newcomer for rank {self._rank_in_world.rank} would not be equal: {why}",
             hint="let every rank call the same collectives before the loop, whenever it is started",
         )

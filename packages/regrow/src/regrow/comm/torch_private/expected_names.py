@@ -83,5 +83,5 @@ def shortfalls(less: Mapping[str, str] = LESS) -> str:
     if not lacking:
         return ""
     names = ", ".join(name.rpartition(".")[2] for name in lacking)
-    told = "; ".join(dict.fromkeys(less[name] for name in lacking))
-    return f"torch {torch.__version__} has no {names}: {told}"
+    reported = "; ".join(dict.fromkeys(less[name] for name in lacking))
+    return f"torch {torch.__version__} has no {names}: {reported}"

@@ -68,17 +68,17 @@ def _in_a_fork(ask: Callable[[], Iterable[int]]) -> set[int]:
         finally:
             os._exit(0)
     os.close(writes)
-    heard, until = b"", time.monotonic() + ASK_S
+    received, until = b"", time.monotonic() + ASK_S
     try:
         while select.select([reads], [], [], max(0.0, until - time.monotonic()))[0]:
             if not (part := os.read(reads, select.PIPE_BUF)):
                 break
-            heard += part
+            received += part
     finally:
         os.close(reads)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-    said = heard.decode(errors="replace").partition("\n")[0]
+    said = received.decode(errors="replace").partition("\n")[0]
     if not said.replace(",", "").isdecimal():
         raise UsageError(said or "torch did not say which processors are near")
     return set(map(int, said.split(",")))

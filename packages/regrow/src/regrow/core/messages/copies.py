@@ -41,12 +41,12 @@ class SnapshotTaken(msgspec.Struct, frozen=True, tag=True):
 class KeepState(msgspec.Struct, frozen=True, tag=True):
     """To a halted worker: leave `state@step` in your agent's memory, for you are to be ended.
 
-    `inside`: as it was when that step was committed, before what the script has done since.
+    `as_committed`: as it was when that step was committed, before what the script has done since.
     """
 
     worker: WorkerId
     step: StepNo
-    inside: bool = False
+    as_committed: bool = msgspec.field(default=False, name="inside")
 
 
 class StateKept(msgspec.Struct, frozen=True, tag=True):

@@ -81,15 +81,15 @@ class CopyKept(msgspec.Struct, frozen=True, tag=True):
     """It is here in full."""
 
 
-VaultRequest = CopyHello | AskCopy | SendCopy | KeepCopy | CopyWhole
-VaultReply = CopyOffered | CopyRefused | CopyWanted | CopyWhole | CopyKept
+CopyRequest = CopyHello | AskCopy | SendCopy | KeepCopy | CopyWhole
+CopyReply = CopyOffered | CopyRefused | CopyWanted | CopyWhole | CopyKept
 
 
-def vault_side() -> FrameCodec[VaultRequest]:
+def store_side() -> FrameCodec[CopyRequest]:
     """Frames as the vault reads them."""
-    return FrameCodec(VaultRequest)
+    return FrameCodec(CopyRequest)
 
 
-def caller_side() -> FrameCodec[VaultReply]:
+def caller_side() -> FrameCodec[CopyReply]:
     """Frames as whoever comes to the vault reads them."""
-    return FrameCodec(VaultReply)
+    return FrameCodec(CopyReply)

@@ -45,14 +45,14 @@ class OrderSpec(msgspec.Struct, frozen=True):
     weights: list[tuple[int, list[float]]] = []
 
 
-class CacheSeat(msgspec.Struct, frozen=True):
+class CacheSettings(msgspec.Struct, frozen=True):
     """Place of a node's data cache, for a worker. `folder` is the agent's alone; `budget`: bytes it may hold."""
 
     folder: str
     budget: int
 
 
-class ProducerSeat(msgspec.Struct, frozen=True):
+class ProducerSettings(msgspec.Struct, frozen=True):
     """This process is no worker of the training: it makes the batches of the script's loader number `loader`."""
 
     loader: int

@@ -98,7 +98,7 @@ class WitnessWord(msgspec.Struct, frozen=True):
     version: tuple[int, int]
 
 
-class Office(msgspec.Struct, frozen=True):
+class Leader(msgspec.Struct, frozen=True):
     """The present coordinator. `address`: its URL. `voted`: the term in which the sender has voted last, or would."""
 
     term: int

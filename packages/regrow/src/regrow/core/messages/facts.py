@@ -14,7 +14,7 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
 
-    `vault`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
+    `copy_endpoint`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
     `stay`: how long the node is expected to be there; None: nothing is known of an end.
     """
 
@@ -23,7 +23,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
     slots: int
     store: str
     pid: int = 0
-    vault: str = ""
+    copy_endpoint: str = msgspec.field(default="", name="vault")
     domain: str = ""
     stay: Seconds | None = None
 
@@ -164,7 +164,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
 
     After a planned halt `state_at` is the step that was ordered, and the groups stand until the next order.
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
-    `inside`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
+    `restart_index`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
     `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
     `whole_body`: it gives a body up with its updates. `step`: in the middle of which update its state was torn.
     `stands`: its script waits for the next generation. Where another thread said this first it is told again then.
@@ -174,7 +174,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     generation: Generation
     state_at: StepNo
     ready: bool = False
-    inside: int = 0
+    restart_index: int = msgspec.field(default=0, name="inside")
     verified: StepNo = NO_STATE
     whole_body: bool = False
     step: StepNo = NO_STATE

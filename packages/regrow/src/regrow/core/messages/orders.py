@@ -107,11 +107,11 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     Who is not in `holders` receives `state@step` from those of them with its own holding.
 
     `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
-    `inside`: from which restartable function on, of those after the last step, all run them again; 0: none.
+    `restart_index`: from which restartable function on, of those after the last step, all run them again; 0: none.
     `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
     `change`: how this world differs in size from the one before, if it does.
     `whole_body`: bodies are given up with their updates, since some rank has seen that they cannot be parted from them.
-    `over`: every rank has run the last step; `inside` counts what stands behind the loop.
+    `over`: every rank has run the last step; `restart_index` counts what stands behind the loop.
     """
 
     worker: WorkerId
@@ -124,7 +124,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     stores: list[str]
     faults: list[FaultSpec] = []
     restore: CopySource | None = None
-    inside: int = 0
+    restart_index: int = msgspec.field(default=0, name="inside")
     rewind: bool = False
     change: WorldChange | None = None
     whole_body: bool = False

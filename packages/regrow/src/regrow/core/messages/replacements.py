@@ -59,14 +59,14 @@ class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
 class ReplacementUnproven(msgspec.Struct, frozen=True, tag=True):
     """A newcomer for `rank` could not be compared with it. Nothing speaks against it either.
 
-    `reason`: for people. `lasting`: it cannot be in this job; else it may be, at another moment.
+    `reason`: for people. `permanent`: it cannot be in this job; else it may be, at another moment.
     """
 
     worker: WorkerId
     generation: Generation
     rank: Rank
     reason: str
-    lasting: bool = False
+    permanent: bool = msgspec.field(default=False, name="lasting")
 
 
 ReplacementFact = ReplacementProven | ReplacementRefuted | ReplacementUnproven

@@ -32,7 +32,7 @@ class TableHead(msgspec.Struct, frozen=True):
     since: int = 0
     step: StepNo = StepNo(0)
     holders: list[tuple[int, int]] = []
-    inside: int = 0
+    restart_index: int = msgspec.field(default=0, name="inside")
     rewind: bool = False
     change: WorldChange | None = None
     whole_body: bool = False
@@ -156,7 +156,7 @@ def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank])
         stores=table.stores,
         faults=join.faults,
         restore=join.restore,
-        inside=head.inside,
+        restart_index=head.restart_index,
         rewind=head.rewind,
         change=head.change,
         whole_body=head.whole_body,

@@ -26,6 +26,7 @@ from regrow.core.messages.copies import (
 from regrow.core.messages.data import DataNoted, LoaderShown, OrderDeclared, ProducerServed, ProducerWanted
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.log_rules import LogRuleNews, LogRulesNoted
+from regrow.core.messages.observations import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.replacements import (
     ProveReplacement,
     ReplacementProven,
@@ -33,7 +34,6 @@ from regrow.core.messages.replacements import (
     ReplacementUnproven,
 )
 from regrow.core.messages.replicas import CorruptionNamed, ReplicasDiffer, StateSampled
-from regrow.core.messages.sights import NodeSeen, ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.succession import NodeReport, ReportNode
 from regrow.core.messages.tables import JoinGeneration, TableMissed, TableOrder
 

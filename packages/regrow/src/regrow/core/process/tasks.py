@@ -26,11 +26,11 @@ def supervised(work: Coroutine[Any, Any, Result], what: str, fails: Fails) -> as
         fails: told `what` and the exception; not of a cancellation.
     """
     task = asyncio.get_running_loop().create_task(work, name=what)
-    task.add_done_callback(lambda done: _tell(done, what, fails))
+    task.add_done_callback(lambda done: _report_failure(done, what, fails))
     return task
 
 
-def _tell(done: "asyncio.Task[Any]", what: str, fails: Fails) -> None:
+def _report_failure(done: "asyncio.Task[Any]", what: str, fails: Fails) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         fails(what, error)
 

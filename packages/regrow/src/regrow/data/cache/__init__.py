@@ -11,8 +11,8 @@ never gets its bytes.
 * `folder` carries it out, and says so where the disk or the shared memory does not let it. Needs no torch.
 * `identity` says whose batches these are, and in words what differs; `walking` and `evenly` digest code and values.
 * `client` is the worker's side: `ahead` looks for the next entry, `reach` is the way to the producer.
-* `producer` serves workers over `messages`; `making` decides with `shelf` what its `lane`s make; `forking` says whether
-  a data set can be read in several processes.
+* `producer` serves workers over `messages`; `making` decides with `entry_store` what a `batch_maker` makes; `forking`
+  says whether a data set can be read in several processes.
 
 Nothing here is unpickled. A half-written or bit-flipped entry is noticed, removed and made again, never served.
 """

@@ -10,14 +10,14 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from regrow.core.errors import CacheUnusable, Damaged, NoRoom, NotCacheable
 from regrow.core.ids import WorkerId
-from regrow.core.messages.data import CacheSeat, OrderSpec
+from regrow.core.messages.data import CacheSettings, OrderSpec
 from regrow.data.cache.ahead import Ahead
 from regrow.data.cache.entry import Encoded, Entry, encode, open_entry
+from regrow.data.cache.entry_store import EntryStore
 from regrow.data.cache.identity import described
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import Hello
 from regrow.data.cache.reach import Reach, Reader
-from regrow.data.cache.shelf import Shelf
 from regrow.data.described import CachedLoader
 from regrow.data.fetched import Fetched, Source
 from regrow.data.kept import Giving
@@ -34,7 +34,7 @@ class NodeCache:
     speak for its whole node. reader: the worker, as far as waiting concerns it.
     """
 
-    seat: CacheSeat
+    settings: CacheSettings
     socket_dir: str
     worker: WorkerId
     until: int
@@ -76,9 +76,9 @@ class CachedSource:
         self.spec = loader.spec
         identity = described(loader)
         self._identity = identity.value
-        self._folder = Path(cache.seat.folder) / self._identity.hex()
+        self._folder = Path(cache.settings.folder) / self._identity.hex()
         self._ahead: Ahead[Key, Entry] = Ahead(self._look)
-        self._shelf: Shelf | None = None
+        self._entry_store: EntryStore | None = None
         self._keeps = True
         self._said = self._closed = False
         self._last: Key | None = None
@@ -89,7 +89,7 @@ class CachedSource:
         self._reach: Reach | None = None
         if loader.map_style:
             hello = Hello(cache.worker, self._identity, identity.parts, loader.seed, cache.until)
-            self._reach = Reach(cache.socket_dir, cache.seat.folder, loader.number, hello, cache.reader)
+            self._reach = Reach(cache.socket_dir, cache.settings.folder, loader.number, hello, cache.reader)
             cache.reader.want_producer(loader.number)
         cache.reader.on_halt(self.wake)
 
@@ -222,13 +222,13 @@ class CachedSource:
         return Fetched(fetched.batch, fetched.samples, encoded.digest)
 
     def _put(self, key: Key, encoded: Encoded) -> None:
-        if self._shelf is None:
-            self._shelf = Shelf(self._cache.seat, self._identity)
-        self._shelf.folder.refresh_at_times()
+        if self._entry_store is None:
+            self._entry_store = EntryStore(self._cache.settings, self._identity)
+        self._entry_store.folder.refresh_at_times()
         # Where the other ranks of the node stand is not known here: about where this one does.
-        shares = {other.share for other in self._shelf.folder.entries if other.shares == key.shares}
+        shares = {other.share for other in self._entry_store.folder.entries if other.shares == key.shares}
         readers = [key._replace(share=share) for share in shares | {key.share}]
-        self._shelf.put(encoded, readers, until=self._cache.until, spare=True)
+        self._entry_store.put(encoded, readers, until=self._cache.until, spare=True)
 
     def _do_without(self, why: str) -> None:
         """From now on every batch is made in this process."""

@@ -84,7 +84,7 @@ def describe(
     whatever the data set's own methods do.
     """
     walk = Walk()
-    told = {
+    ingredients = {
         "the format of the cache": str(FORMAT),
         "the version given by the script": version,
         "the seed": str(seed),
@@ -95,12 +95,12 @@ def describe(
         "the loader": walk.digest(parts).hex(),
     }
     order: dict[str, Any] = msgspec.to_builtins(spec)
-    told |= {f"the order's {name.replace('_', ' ')}": _in_words(value) for name, value in order.items()}
-    told |= _of_attributes(walk, dataset)
+    ingredients |= {f"the order's {name.replace('_', ' ')}": _in_words(value) for name, value in order.items()}
+    ingredients |= _of_attributes(walk, dataset)
     if type(dataset).__module__ == "__main__":
         # How the script was started decides whether its module has that name.
-        told["the data set's type"] = type(dataset).__qualname__
-    return Identity(_value(told), told)
+        ingredients["the data set's type"] = type(dataset).__qualname__
+    return Identity(_value(ingredients), ingredients)
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
@@ -121,18 +121,18 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]
 
 def _of_attributes(walk: Walk, dataset: Any) -> dict[str, str]:
     """Of the data set itself each attribute by name, so that one can say which has changed."""
-    told: dict[str, str] = {}
+    ingredients: dict[str, str] = {}
     try:
         attributes = walk.attributes(dataset)
     except Exception as error:  # noqa: BLE001 - the data set's own method raised: its code and length remain
         return {"the data set's content": f"unreadable: {type(error).__name__}"}
     if not attributes or issubclass(type(dataset), list | tuple | dict):
-        told["the data set's content"] = walk.digest(dataset).hex()
+        ingredients["the data set's content"] = walk.digest(dataset).hex()
     for name, value in attributes.items():
-        told[f"the data set's {name}"] = _in_words(value) if type(value) in _KINDS else walk.digest(value).hex()
+        ingredients[f"the data set's {name}"] = _in_words(value) if type(value) in _KINDS else walk.digest(value).hex()
         if files := _files(value):
-            told[f"the files of the data set's {name}"] = files
-    return told
+            ingredients[f"the files of the data set's {name}"] = files
+    return ingredients
 
 
 def _files(value: Any) -> str:
@@ -164,6 +164,6 @@ def _is_digest(text: str) -> bool:
     return len(text) == 2 * IDENTITY_BYTES and all(letter in "0123456789abcdef" for letter in text)
 
 
-def _value(told: Mapping[str, str]) -> bytes:
-    text = msgspec.json.encode(sorted((name, told[name]) for name in told))
+def _value(ingredients: Mapping[str, str]) -> bytes:
+    text = msgspec.json.encode(sorted((name, ingredients[name]) for name in ingredients))
     return xxhash.xxh3_128_digest(text)

@@ -19,8 +19,8 @@ _MOST_AHEAD = 4096
 """Entries ahead of all readers together: a bound for the time of a decision."""
 _MOST_REMEMBERED = 10_000
 
-_Lane = tuple[int, int]
-_Lanes = dict[_Lane, list[int]]
+_Sequence = tuple[int, int]
+_Sequences = dict[_Sequence, list[int]]
 """(share, shares) to the steps at which readers stand, in order."""
 
 
@@ -66,8 +66,8 @@ class Keeping:
             underway: entries that are being made already.
             limit: how many to name that can be made next.
         """
-        lanes = _lanes_of(readers)
-        claimed, make = self._claim(lanes, there, estimate, until, wants, underway, limit)
+        sequences = _sequences_of(readers)
+        claimed, make = self._claim(sequences, there, estimate, until, wants, underway, limit)
         coming = sum(self._size(key, there, estimate) for key in {*make, *underway} if key not in there)
         excess = sum(there.values()) + coming - self.budget
         evict: list[Key] = []
@@ -75,17 +75,17 @@ class Keeping:
             # What is waited for and has no room beside what comes before it goes last, what is never read again first.
             free = (key for key in there if key not in claimed)
             read = {key for key in there if until is None or key.step < until}
-            for key in sorted(free, key=lambda key: (key in wants, key in read, _last_needed(key, lanes))):
+            for key in sorted(free, key=lambda key: (key in wants, key in read, _last_needed(key, sequences))):
                 evict.append(key)
                 excess -= there[key]
                 if excess <= 0:
                     break
-        self._remember({key: there[key] for key in evict}, lanes)
+        self._remember({key: there[key] for key in evict}, sequences)
         return Decision(evict, make)
 
     def _claim(
         self,
-        lanes: _Lanes,
+        sequences: _Sequences,
         there: Mapping[Key, int],
         estimate: int,
         until: int | None,
@@ -97,7 +97,7 @@ class Keeping:
         room = self.budget
         claimed: set[Key] = set()
         make: list[Key] = []
-        for key in chain(sorted(wants), sorted(underway), _needs(lanes, there, until)):
+        for key in chain(sorted(wants), sorted(underway), _needs(sequences, there, until)):
             if key in claimed:
                 continue
             missing = key not in there and key not in underway
@@ -116,51 +116,51 @@ class Keeping:
         size = there.get(key)
         return self._evicted.get(key, max(1, estimate)) if size is None else size
 
-    def _remember(self, evicted: Mapping[Key, int], lanes: _Lanes) -> None:
+    def _remember(self, evicted: Mapping[Key, int], sequences: _Sequences) -> None:
         self._evicted.update(evicted)
         if len(self._evicted) > _MOST_REMEMBERED:
-            self._evicted = {key: size for key, size in self._evicted.items() if _distance(key, lanes) is not None}
+            self._evicted = {key: size for key, size in self._evicted.items() if _distance(key, sequences) is not None}
         if len(self._evicted) > _MOST_REMEMBERED:
             self._evicted = dict(evicted)
 
 
-def _lanes_of(readers: Iterable[Key]) -> _Lanes:
-    steps: dict[_Lane, set[int]] = {}
+def _sequences_of(readers: Iterable[Key]) -> _Sequences:
+    steps: dict[_Sequence, set[int]] = {}
     for step, share, shares in readers:
         steps.setdefault((share, shares), set()).add(step)
-    return {lane: sorted(at) for lane, at in sorted(steps.items())}
+    return {sequence: sorted(at) for sequence, at in sorted(steps.items())}
 
 
-def _needs(lanes: _Lanes, there: Collection[Key], until: int | None) -> Iterator[Key]:
+def _needs(sequences: _Sequences, there: Collection[Key], until: int | None) -> Iterator[Key]:
     """Entries that readers need, most urgent first; keys can come more than once."""
-    yield from _ahead(lanes, range(_NEAR + 1), until)
+    yield from _ahead(sequences, range(_NEAR + 1), until)
     # What lies behind is not made for its own sake.
-    yield from (key for key in _ahead(lanes, range(-1, -BEHIND - 1, -1), until) if key in there)
-    readers = sum(map(len, lanes.values()))
+    yield from (key for key in _ahead(sequences, range(-1, -BEHIND - 1, -1), until) if key in there)
+    readers = sum(map(len, sequences.values()))
     if readers:
-        yield from _ahead(lanes, range(_NEAR + 1, max(_NEAR + 2, _MOST_AHEAD // readers)), until)
+        yield from _ahead(sequences, range(_NEAR + 1, max(_NEAR + 2, _MOST_AHEAD // readers)), until)
 
 
-def _ahead(lanes: _Lanes, distances: Iterable[int], until: int | None) -> Iterator[Key]:
+def _ahead(sequences: _Sequences, distances: Iterable[int], until: int | None) -> Iterator[Key]:
     for distance in distances:
-        for lane, steps in lanes.items():
+        for sequence, steps in sequences.items():
             for at in steps:
                 step = at + distance
                 if step >= 0 and (until is None or step < until):
-                    yield Key(step, *lane)
+                    yield Key(step, *sequence)
 
 
-def _distance(key: Key, lanes: _Lanes) -> int | None:
+def _distance(key: Key, sequences: _Sequences) -> int | None:
     """Steps from the nearest reader that has not passed it; below 0 where all have; None where nobody reads there."""
-    steps = lanes.get((key.share, key.shares))
+    steps = sequences.get((key.share, key.shares))
     if steps is None:
         return None
     return min((key.step - at for at in steps if at <= key.step), default=key.step - steps[0])
 
 
-def _last_needed(key: Key, lanes: _Lanes) -> tuple[int, int, Key]:
+def _last_needed(key: Key, sequences: _Sequences) -> tuple[int, int, Key]:
     """Sorts what goes first to the front."""
-    distance = _distance(key, lanes)
+    distance = _distance(key, sequences)
     if distance is None:
         return 0, key.step, key
     if distance < -BEHIND:

@@ -146,10 +146,12 @@ def sealed(tree: bytes, payload: Sequence[Bytes], *, identity: bytes, key: Key, 
     body = list(_body(tree, payload))
     nbytes = _BODY_AT + sum(map(len, body))
     digest = _digest(body)
-    told = samples.encode()
-    if len(identity) != IDENTITY_BYTES or len(told) > _SAMPLES_BYTES:
-        raise ValueError(f"an identity of {len(identity)} bytes or samples of {len(told)} do not fit an entry's header")
-    words = (_MAGIC, FORMAT, len(told), identity, *key, len(tree), nbytes, int(digest, 16), told)
+    encoded = samples.encode()
+    if len(identity) != IDENTITY_BYTES or len(encoded) > _SAMPLES_BYTES:
+        raise ValueError(
+            f"an identity of {len(identity)} bytes or samples of {len(encoded)} do not fit an entry's header"
+        )
+    words = (_MAGIC, FORMAT, len(encoded), identity, *key, len(tree), nbytes, int(digest, 16), encoded)
     try:
         head = _HEAD.pack(*words)
     except struct.error as error:
@@ -281,11 +283,11 @@ def check(data: bytes | mmap.mmap, key: Key, identity: bytes, *, where: str) -> 
     if size < _BODY_AT:
         raise Damaged(f"{where} has {size} bytes, less than an entry's header")
     head = data[: _HEAD.size]
-    (told_sum,) = _SUM.unpack_from(data, _HEAD.size)
+    (written_sum,) = _SUM.unpack_from(data, _HEAD.size)
     magic, version, samples_bytes, whose, step, share, shares, tree, nbytes, digest, samples = _HEAD.unpack(head)
     if magic != _MAGIC:
         raise Damaged(f"{where} is no entry of a data cache")
-    if xxhash.xxh3_64_intdigest(head) != told_sum:
+    if xxhash.xxh3_64_intdigest(head) != written_sum:
         raise Damaged(f"the header of {where} does not match its checksum")
     if version != FORMAT:
         raise Damaged(f"{where} is of format {version}; this version reads {FORMAT}")

@@ -8,13 +8,13 @@ from functools import partial
 
 from regrow.core.errors import CacheUnusable, NoRoom, NotCacheable, RegrowError, Unfit
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.data import CacheSeat
+from regrow.core.messages.data import CacheSettings
+from regrow.data.cache.batch_maker import BatchMaker, Drafting, Made, Missed
 from regrow.data.cache.entry import encode
+from regrow.data.cache.entry_store import EntryStore
 from regrow.data.cache.identity import Identity, described, difference
-from regrow.data.cache.lane import Drafting, Lane, Made, Missed
 from regrow.data.cache.layout import Draft, Key
 from regrow.data.cache.messages import At, Hello, Portion, Want
-from regrow.data.cache.shelf import Shelf
 from regrow.data.described import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
@@ -34,8 +34,8 @@ _log = logging.getLogger("regrow")
 class _Served:
     """A portion that is read, or was. `at`: what is read next of each share; `left`: since when nobody reads it."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+    def __init__(self, maker: BatchMaker) -> None:
+        self.maker = maker
         self.at: list[Key] = []
         self.left: Instant | None = None
         self.failed: dict[Key, str] = {}
@@ -47,17 +47,17 @@ class Making:
 
     Args:
         loader: what the script made.
-        seat: the cache.
+        settings: the cache.
         alone: what keeps the data set from being read by several processes, unless its author asked for that.
     """
 
-    def __init__(self, loader: object, seat: CacheSeat, *, alone: list[str]) -> None:
+    def __init__(self, loader: object, settings: CacheSettings, *, alone: list[str]) -> None:
         self._script_loader = loader
-        self._seat = seat
+        self._settings = settings
         self._alone = alone
         self._loader: CachedLoader | None = None
         self._identity = Identity(b"", {})
-        self._shelf: Shelf | None = None
+        self._entry_store: EntryStore | None = None
         self._until = 0
         self._served: dict[Portion, _Served] = {}
         self._wants: set[Key] = set()
@@ -88,7 +88,7 @@ class Making:
                 self.refusal = "its batches cannot be made ahead"
                 return
             self._identity = described(loader)
-            self._shelf = Shelf(self._seat, self._identity.value)
+            self._entry_store = EntryStore(self._settings, self._identity.value)
             self._loader = loader
         except RegrowError as error:
             self.refusal = str(error)
@@ -98,14 +98,14 @@ class Making:
     def stand(self, positions: Collection[At], wants: Collection[Want]) -> None:
         """All readers stand here, and wait for those."""
         now = time.monotonic()
-        for told in (*positions, *wants):
-            if told.portion not in self._served and self._loader is not None:
-                self._served[told.portion] = _Served(self._lane_for(self._loader, told.portion))
-        worlds = {told.key.shares for told in positions}
-        wanted = {told.portion for told in wants}
-        read = {(share, told.key.shares) for told in positions for share in told.portion.shares}
+        for message in (*positions, *wants):
+            if message.portion not in self._served and self._loader is not None:
+                self._served[message.portion] = _Served(self._maker_for(self._loader, message.portion))
+        worlds = {message.key.shares for message in positions}
+        wanted = {message.portion for message in wants}
+        read = {(share, message.key.shares) for message in positions for share in message.portion.shares}
         for portion, served in self._served.items():
-            at = [key for told in positions if told.portion == portion for key in _next_of_each_share(told)]
+            at = [key for message in positions if message.portion == portion for key in _next_of_each_share(message)]
             if at:
                 served.at, served.left = at, None
                 first = min(at)
@@ -116,7 +116,7 @@ class Making:
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
                 served.left = now
-        self._wants = {told.key for told in wants}
+        self._wants = {message.key for message in wants}
         self._stale = True
 
     def try_again(self, key: Key) -> None:
@@ -124,7 +124,7 @@ class Making:
         for served in self._served.values():
             served.failed.pop(key, None)
 
-    def _lane_for(self, loader: CachedLoader, portion: Portion) -> Lane:
+    def _maker_for(self, loader: CachedLoader, portion: Portion) -> BatchMaker:
         workers = loader.loader.num_workers
         if workers == 0 and (portion.of > len(portion.shares) or self._served):
             if not self._alone:
@@ -135,8 +135,8 @@ class Making:
                     "by (%s): num_workers=1 makes them side by side, if the data set bears it",
                     ", ".join(self._alone),
                 )
-        drafting = None if self._shelf is None else Drafting(self._shelf.folder.path, self._identity.value)
-        return Lane(loader.loader, seed=loader.seed, workers=workers, drafting=drafting)
+        drafting = None if self._entry_store is None else Drafting(self._entry_store.folder.path, self._identity.value)
+        return BatchMaker(loader.loader, seed=loader.seed, workers=workers, drafting=drafting)
 
     def _readers(self) -> list[Key]:
         return [key for served in self._served.values() for key in served.at]
@@ -146,13 +146,13 @@ class Making:
     @property
     def busy(self) -> bool:
         """True if `make` has something to do."""
-        lanes = [(served.lane, served.planned) for served in self._served.values()]
-        return any(lane.ready or (planned and lane.has_room) for lane, planned in lanes)
+        makers = [(served.maker, served.planned) for served in self._served.values()]
+        return any(maker.ready or (planned and maker.has_room) for maker, planned in makers)
 
     @property
     def descriptors(self) -> set[int]:
         """Descriptors that become readable when `make` has something to do again."""
-        found = (served.lane.descriptor for served in self._served.values())
+        found = (served.maker.descriptor for served in self._served.values())
         return {descriptor for descriptor in found if descriptor is not None}
 
     @property
@@ -164,7 +164,7 @@ class Making:
 
     def has(self, key: Key) -> bool:
         """True if the entry is in the cache."""
-        return self._shelf is not None and self._shelf.has(key)
+        return self._entry_store is not None and self._entry_store.has(key)
 
     def failed(self, key: Key) -> str | None:
         """Why the entry could not be made; None where it could, or was not tried."""
@@ -181,15 +181,15 @@ class Making:
     def close(self) -> None:
         """End all loader workers."""
         for served in self._served.values():
-            served.lane.close()
+            served.maker.close()
         self._served.clear()
 
     def _make(self) -> list[Key]:
         self._leave()
         news = self._plan()
         news += self._fill()
-        ready = [portion for portion, served in self._served.items() if served.lane.ready]
-        side_by_side = [portion for portion in ready if self._served[portion].lane.workers]
+        ready = [portion for portion, served in self._served.items() if served.maker.ready]
+        side_by_side = [portion for portion in ready if self._served[portion].maker.workers]
         # One batch at most that is made in this process: somebody may have something to say.
         for portion in side_by_side or sorted(ready, key=self._urgency)[:1]:
             news += self._take(portion)
@@ -199,19 +199,19 @@ class Making:
         if not ready and now - self._checked_at > _CHECK_S:
             self._checked_at = now
             for portion, served in self._served.items():
-                news += self._missed(portion, served.lane.check())
+                news += self._missed(portion, served.maker.check())
         return news
 
     def _fill(self) -> list[Key]:
         missed: list[Key] = []
         for portion, served in self._served.items():
-            missed += self._missed(portion, served.lane.fill(partial(self._next_of, served.planned)))
+            missed += self._missed(portion, served.maker.fill(partial(self._next_of, served.planned)))
         return missed
 
     def _urgency(self, portion: Portion) -> tuple[bool, int, Portion]:
         """Sorts portions: whose batch is waited for, then whose is needed soonest."""
         served = self._served[portion]
-        first = min(served.lane.underway)
+        first = min(served.maker.underway)
         distance = first.step - min((key.step for key in served.at), default=first.step)
         return first not in self._wants, distance, portion
 
@@ -219,7 +219,7 @@ class Making:
         now = time.monotonic()
         for portion, served in list(self._served.items()):
             if served.left is not None and now - served.left >= _GRACE_S:
-                served.lane.close()
+                served.maker.close()
                 del self._served[portion]
                 self._stale = True
 
@@ -228,15 +228,19 @@ class Making:
 
         Returns what somebody waits for in vain.
         """
-        underway = [key for served in self._served.values() for key in served.lane.underway]
+        underway = [key for served in self._served.values() for key in served.maker.underway]
         first = {served.planned[0] for served in self._served.values() if served.planned}
         waiting = self._wants - set(underway) - first
-        if self._shelf is None or not self._served or not (waiting or (not first and self._stale and not self.rest)):
+        if (
+            self._entry_store is None
+            or not self._served
+            or not (waiting or (not first and self._stale and not self.rest))
+        ):
             return []
         for served in self._served.values():
             served.planned.clear()
         failed = {key for served in self._served.values() for key in served.failed}
-        make = self._shelf.plan(
+        make = self._entry_store.plan(
             self._readers(),
             until=self._until,
             limit=_PLAN,
@@ -266,17 +270,17 @@ class Making:
 
     def _next_of(self, planned: deque[Key]) -> Key | None:
         """The next entry of a portion to begin: one that no worker has made."""
-        while self._shelf is not None and planned:
+        while self._entry_store is not None and planned:
             key = planned.popleft()
-            if not self._shelf.has(key):
+            if not self._entry_store.has(key):
                 return key
-            self._shelf.folder.refresh()
+            self._entry_store.folder.refresh()
             self._stale = True
         return None
 
     def _take(self, portion: Portion) -> list[Key]:
         began = time.monotonic()
-        made = self._served[portion].lane.take()
+        made = self._served[portion].maker.take()
         if isinstance(made, list):
             return self._missed(portion, made)
         self._store(made.key, made)
@@ -284,7 +288,7 @@ class Making:
         return [made.key]
 
     def _store(self, key: Key, made: Made) -> None:
-        if self._shelf is None:
+        if self._entry_store is None:
             return
         entry = made.batch
         try:
@@ -293,11 +297,11 @@ class Making:
         except NotCacheable as error:
             self._refuse(f"its batches cannot be kept: {error.reason}")
             return
-        if entry.nbytes > _LARGER * self._shelf.estimate:
+        if entry.nbytes > _LARGER * self._entry_store.estimate:
             for served in self._served.values():
                 served.planned.clear()  # they were thought to be smaller
             self._planned_at = 0.0
-        self._shelf.put(entry, self._readers(), until=self._until)
+        self._entry_store.put(entry, self._readers(), until=self._until)
         self._stale = True
 
     def _missed(self, portion: Portion, missed: list[Missed]) -> list[Key]:
@@ -313,8 +317,8 @@ class Making:
         self.close()
 
 
-def _next_of_each_share(told: At) -> list[Key]:
+def _next_of_each_share(message: At) -> list[Key]:
     """The entry of each share that a reader comes to next, as if each had a reader of its own."""
-    shares = told.portion.shares
-    now = shares.index(told.key.share)
-    return [told.key._replace(step=told.key.step + (at < now), share=share) for at, share in enumerate(shares)]
+    shares = message.portion.shares
+    now = shares.index(message.key.share)
+    return [message.key._replace(step=message.key.step + (at < now), share=share) for at, share in enumerate(shares)]

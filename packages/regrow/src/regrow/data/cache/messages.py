@@ -42,7 +42,7 @@ class Portion(NamedTuple):
         return key.share in self.shares and key.shares == self.of
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ReaderMessage(msgspec.Struct, frozen=True):
     """An entry, and which shares the worker reads in each step, in order; empty: the entry's alone."""
 
     key: Key
@@ -54,11 +54,11 @@ class _Told(msgspec.Struct, frozen=True):
         return Portion(self.shares if self.key.share in self.shares else (self.key.share,), self.key.shares)
 
 
-class At(_Told, frozen=True, tag=True):
+class At(_ReaderMessage, frozen=True, tag=True):
     """The worker needs this entry and those after it. Not answered, and may get lost: the next one says it again."""
 
 
-class Want(_Told, frozen=True, tag=True):
+class Want(_ReaderMessage, frozen=True, tag=True):
     """The worker waits for this entry: `Ready` or `CannotMake` follows."""
 
 
@@ -92,8 +92,8 @@ class CannotMake(msgspec.Struct, frozen=True, tag=True):
 ToProducer = Hello | At | Want
 ToReader = Welcome | Refused | Ready | CannotMake
 
-PRODUCER_HEARS: FrameCodec[ToProducer] = FrameCodec(ToProducer)
-READER_HEARS: FrameCodec[ToReader] = FrameCodec(ToReader)
+TO_PRODUCER: FrameCodec[ToProducer] = FrameCodec(ToProducer)
+TO_READER: FrameCodec[ToReader] = FrameCodec(ToReader)
 
 
 def shortened(reason: str) -> str:

@@ -16,7 +16,7 @@ from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
 from regrow.data.cache.making import Making
 from regrow.data.cache.messages import (
-    PRODUCER_HEARS,
+    TO_PRODUCER,
     At,
     CannotMake,
     Hello,
@@ -63,13 +63,13 @@ class Producer:
         # Not epoll: that goes on about descriptors that were closed here and are still open in loader workers.
         self._selector = selectors.PollSelector()
         self._readers: list[_Reader] = []
-        self._lanes: set[int] = set()
+        self._watched: set[int] = set()
 
     def run(self) -> None:
         """Serve, until the process is ended from outside. Raises `OSError` where nobody could connect."""
         with self._listening():
             while True:
-                self._watch_lanes()
+                self._watch_makers()
                 rest = self._making.rest
                 self._listen(0.0 if self._making.busy else _IDLE_S if rest is None else min(rest, _IDLE_S))
                 self._make()
@@ -118,7 +118,7 @@ class Producer:
         if not is_own(sock):
             sock.close()
             return
-        reader = _Reader(Line(sock, PRODUCER_HEARS))
+        reader = _Reader(Line(sock, TO_PRODUCER))
         self._readers.append(reader)
         self._selector.register(reader.line, selectors.EVENT_READ, reader)
 
@@ -128,7 +128,7 @@ class Producer:
                 reader.line.flush()
             if mask & selectors.EVENT_READ:
                 for message in reader.line.receive():
-                    self._hear(reader, message)
+                    self._receive(reader, message)
             self._watch(reader)
         except OSError:
             self._drop(reader)
@@ -136,7 +136,7 @@ class Producer:
             _log.warning("a reader of the data cache is not understood: %s", error)
             self._drop(reader)
 
-    def _hear(self, reader: _Reader, message: ToProducer) -> None:
+    def _receive(self, reader: _Reader, message: ToProducer) -> None:
         match message:
             case Hello():
                 try:
@@ -173,14 +173,14 @@ class Producer:
         reader.line.close()
         self._stand()
 
-    def _watch_lanes(self) -> None:
+    def _watch_makers(self) -> None:
         """Have `_listen` end when a batch has come from a loader worker."""
         now = self._making.descriptors
-        for gone in self._lanes - now:
+        for gone in self._watched - now:
             self._selector.unregister(gone)
-        for new in now - self._lanes:
+        for new in now - self._watched:
             self._selector.register(new, selectors.EVENT_READ, None)
-        self._lanes = now
+        self._watched = now
 
     # --- entries -------------------------------------------------------------------------------------------------
 

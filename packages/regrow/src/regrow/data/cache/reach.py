@@ -16,7 +16,7 @@ from regrow.core.net import is_own, unix_address
 from regrow.core.process.forks import keep_from_forks
 from regrow.data.cache.layout import Key
 from regrow.data.cache.messages import (
-    READER_HEARS,
+    TO_READER,
     At,
     CannotMake,
     Hello,
@@ -117,7 +117,7 @@ class Reach:
                     self._line.send(At(key, self.shares))
                 self._line.send(Want(key, self.shares))
             while self._line is not None:
-                answer = self._hear(key)
+                answer = self._receive(key)
                 if answer is not None:
                     return answer
                 if self._reader.halted:
@@ -129,7 +129,7 @@ class Reach:
                 self._wait(min(left, _BEAT_S))
                 self._reader.beat()
         except (OSError, ProtocolError):
-            self._hear_out()
+            self._drain()
         return False
 
     def note(self, key: Key) -> None:
@@ -138,9 +138,9 @@ class Reach:
             return
         try:
             self._line.note(At(key, self.shares))
-            self._hear(None)
+            self._receive(None)
         except (OSError, ProtocolError):
-            self._hear_out()
+            self._drain()
 
     def wake(self) -> None:
         """Have a blocked `ask` look whether the generation is over. From any thread."""
@@ -169,7 +169,7 @@ class Reach:
             sock.connect(unix_address(self._address))
             if not is_own(sock):
                 raise PermissionError(errno.EPERM, "a process of another user listens there", self._address)
-            line = Line(sock, READER_HEARS)
+            line = Line(sock, TO_READER)
             line.send(self._hello)
         except OSError:  # none is there, it has just died, or more connect than it takes in
             sock.close()
@@ -198,12 +198,12 @@ class Reach:
     def _answers(self) -> bool:
         """True if a producer that did not answer in time has sent something since."""
         try:
-            self._hear(None)
+            self._receive(None)
         except (OSError, ProtocolError):
             self._lost()
         return self._line is not None and not self._stalled
 
-    def _hear(self, key: Key | None) -> bool | None:
+    def _receive(self, key: Key | None) -> bool | None:
         """Take in what has arrived. True: the entry `key` is there; False: it will not be made; None: neither yet."""
         line = self._line
         if line is None:
@@ -211,7 +211,7 @@ class Reach:
         line.flush()
         return self._take_in(line, key)
 
-    def _hear_out(self) -> None:
+    def _drain(self) -> None:
         """The connection has failed: what it said before it hung up, a refusal above all, still counts."""
         try:
             if self._line is not None:

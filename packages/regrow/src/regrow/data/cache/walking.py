@@ -96,11 +96,11 @@ class Walk:
         If it has a `fingerprint()`, or `_fingerprint` as Hugging Face's data sets, only that and its public attributes
         count.
         """
-        told = fingerprint_of(value)
+        ingredients = fingerprint_of(value)
         state = _state_of(value)
-        if told is None:
+        if ingredients is None:
             return state
-        return {"fingerprint": told} | {name: item for name, item in state.items() if not name.startswith("_")}
+        return {"fingerprint": ingredients} | {name: item for name, item in state.items() if not name.startswith("_")}
 
     def _looked_at(self, value: Any) -> Digest:
         if isinstance(value, torch.Tensor):
@@ -204,8 +204,8 @@ class Walk:
             referred = [of(name, self.digest(item)) for name, item in _referred(code, names)]
         finally:
             self._in_code -= 1
-        told = (code.co_name, code.co_code, code.co_exceptiontable, repr(words), repr(counts))
-        return of("code", *told, *consts, *referred)
+        ingredients = (code.co_name, code.co_code, code.co_exceptiontable, repr(words), repr(counts))
+        return of("code", *ingredients, *consts, *referred)
 
     def _class(self, kind: type) -> Digest:
         if (library := _library(kind.__module__)) is not None:
@@ -227,14 +227,14 @@ class Walk:
 
 def fingerprint_of(value: Any) -> str | None:
     """Fingerprint that an object gives of its own content; None if it gives none."""
-    told = _own(value, "_fingerprint")
-    if isinstance(told, str) and told:
-        return told
+    ingredients = _own(value, "_fingerprint")
+    if isinstance(ingredients, str) and ingredients:
+        return ingredients
     method = getattr(type(value), "fingerprint", None)
     if not isinstance(method, types.FunctionType):
         return None
-    told = method(value)
-    return told if isinstance(told, str) else None
+    ingredients = method(value)
+    return ingredients if isinstance(ingredients, str) else None
 
 
 def file_state(path: str | bytes | os.PathLike[Any]) -> str:

@@ -25,7 +25,7 @@ _TRIES, _PAUSE_S = 100, 0.05
 
 
 @dataclass(frozen=True)
-class PackWords:
+class PackOptions:
     """Arguments of the user. `tokenizer`: `bytes`, a path, or `module:function`; `append_eos`: a number or a token."""
 
     inputs: Sequence[str]
@@ -38,49 +38,53 @@ class PackWords:
     shard_bytes: int = 1 << 26
 
 
-def pack(words: PackWords, console: Console) -> Corpus:
+def pack(options: PackOptions, console: Console) -> Corpus:
     """Make the corpus, or find that it is whole; says so on `console`.
 
     Its bytes depend on the inputs and the words alone. It is whole when its manifest is there, which comes last; what
     was read and tokenized before an interruption is used again. Raises `UsageError` where the folder holds anything
     else, `DataError` for a malformed document, `RegrowError` where the corpus cannot be written.
     """
-    tokenizer, inputs = load_tokenizer(words.tokenizer), find_files(list(words.inputs))
-    recipe = _recipe(words, tokenizer, [Input(each.name, each.size, each.version) for each in inputs])
-    with _alone_in(words.out):
-        corpus = _found(words.out, recipe)
+    tokenizer, inputs = load_tokenizer(options.tokenizer), find_files(list(options.inputs))
+    recipe = _recipe(options, tokenizer, [Input(each.name, each.size, each.version) for each in inputs])
+    with _alone_in(options.out):
+        corpus = _found(options.out, recipe)
         try:
-            corpus = corpus or write_corpus(words.out, recipe, _documents(words, recipe, tokenizer, inputs, console))
+            corpus = corpus or write_corpus(
+                options.out, recipe, _documents(options, recipe, tokenizer, inputs, console)
+            )
         except OSError as error:
-            raise RegrowError(f"{words.out} cannot be written: {error}", hint="make room, then run it again") from error
+            raise RegrowError(
+                f"{options.out} cannot be written: {error}", hint="make room, then run it again"
+            ) from error
         except RuntimeError as error:  # of `datasets`
             raise RegrowError(
                 f"a worker died while it packed: {error}", hint="out of memory? try --workers 1"
             ) from error
-        shutil.rmtree(words.out / WORK, ignore_errors=True)
+        shutil.rmtree(options.out / WORK, ignore_errors=True)
     size = f"{corpus.dtype}, {corpus.tokens * item_size(corpus.dtype) / 1e6:,.1f} MB"
     what = f"{corpus.tokens:,} tokens ({size}) of {corpus.documents:,} documents in {len(corpus.shards)} shards"
-    console.print(f"{words.out} is complete: {what}", soft_wrap=True, highlight=False)
+    console.print(f"{options.out} is complete: {what}", soft_wrap=True, highlight=False)
     return corpus
 
 
-def _recipe(words: PackWords, tokenizer: Tokenizer, inputs: list[Input]) -> Recipe:
-    eos, given = None, words.append_eos
+def _recipe(options: PackOptions, tokenizer: Tokenizer, inputs: list[Input]) -> Recipe:
+    eos, given = None, options.append_eos
     if given is not None:
         eos = int(given) if given.isdecimal() else tokenizer.id_of(given)
         if eos is None:
             raise UsageError(f"--append-eos {given}: {tokenizer.name} has no such token", hint="give its number")
     above = None if tokenizer.vocabulary is None else max(tokenizer.vocabulary, 0 if eos is None else eos + 1)
-    dtype = words.dtype or ("uint16" if above is not None and above <= 1 << 16 else "uint32")
+    dtype = options.dtype or ("uint16" if above is not None and above <= 1 << 16 else "uint32")
     if eos is not None and eos > np.iinfo(dtype).max:
         raise UsageError(f"--append-eos {eos} does not fit into {dtype}")
     return Recipe(
         tokenizer=tokenizer.name,
         tokenizer_digest=tokenizer.digest,
-        column=words.column,
+        column=options.column,
         append_eos=eos,
         dtype=dtype,
-        shard_bytes=words.shard_bytes,
+        shard_bytes=options.shard_bytes,
         inputs=inputs,
     )
 
@@ -131,19 +135,19 @@ def _found(folder: Path, recipe: Recipe) -> Corpus | None:
 
 
 def _documents(
-    words: PackWords, recipe: Recipe, tokenizer: Tokenizer, inputs: list[SourceFile], console: Console
+    options: PackOptions, recipe: Recipe, tokenizer: Tokenizer, inputs: list[SourceFile], console: Console
 ) -> Iterator[Documents]:
     """The documents of all inputs in order, tokenized. What is made for it stays in a folder named by the recipe."""
     from regrow.data.packing.encoding import Encoding, progress_bars
     from regrow.data.sources.rows import column_of, lines_of
 
     progress_bars(console.is_terminal)
-    work = words.out / WORK / xxhash.xxh3_128_hexdigest(msgspec.json.encode(recipe))
-    for other in words.out.glob(f"{WORK}/*"):
+    work = options.out / WORK / xxhash.xxh3_128_hexdigest(msgspec.json.encode(recipe))
+    for other in options.out.glob(f"{WORK}/*"):
         if other != work:
             shutil.rmtree(other)  # of an input as it was before it was corrected
     for number, (is_table, group) in enumerate(groupby(inputs, lambda file: file.is_table)):
         files = list(group)
-        rows = column_of(files, words.column, work) if is_table else lines_of(files, work)
+        rows = column_of(files, options.column, work) if is_table else lines_of(files, work)
         encoding = Encoding(tokenizer, recipe, [file.name for file in files])
-        yield from encoding.of(rows, words.workers or len(os.sched_getaffinity(0)), work / f"{number}.arrow")
+        yield from encoding.of(rows, options.workers or len(os.sched_getaffinity(0)), work / f"{number}.arrow")

@@ -138,5 +138,5 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 def digest_of_files(kind: str, files: Iterable[SourceFile], *more: object) -> str:
     """32 hexadecimal digits that change with the names, sizes and versions of the files and with `more`."""
-    told = repr((kind, [(each.name, each.size, each.version) for each in files], more))
-    return xxhash.xxh3_128_hexdigest(told.encode())
+    reported = repr((kind, [(each.name, each.size, each.version) for each in files], more))
+    return xxhash.xxh3_128_hexdigest(reported.encode())

@@ -27,7 +27,7 @@ CONNECT_S, PATIENCE_S = 5.0, 20.0
 CHUNK = 1 << 20
 MOST = 8
 """Addresses that are measured; a silent one takes `CONNECT_S`."""
-TOLD = 4096
+MESSAGE_BYTES = 4096
 """Bytes in which addresses, ports and the token are told."""
 
 
@@ -121,12 +121,12 @@ def measure(place: tuple[str, int], flows: int, token: bytes) -> dict[str, objec
 def share(text: str, root: int) -> str:
     """Text of one rank, for all. It travels as bytes, and is never unpickled."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    told = torch.zeros(TOLD, dtype=torch.uint8)
-    told[: len(text.encode())] = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
+    message[: len(text.encode())] = torch.tensor(list(text.encode()), dtype=torch.uint8)
     if device is not None:
-        told = told.to(device)
-    dist.broadcast(told, root)
-    return bytes(told.cpu().tolist()).rstrip(b"\0").decode()
+        message = message.to(device)
+    dist.broadcast(message, root)
+    return bytes(message.cpu().tolist()).rstrip(b"\0").decode()
 
 
 def main(bind: str) -> None:
@@ -136,16 +136,16 @@ def main(bind: str) -> None:
         torch.accelerator.set_device_index(session.local_rank % torch.accelerator.device_count())
     last = session.world_size - 1
     receiver = None
-    told = ""
+    message = ""
     if session.rank == last:
         token = secrets.token_bytes(16)
         receiver = Receiver(addresses(bind), token)
-        told = json.dumps({"places": receiver.places, "token": token.hex()})
-    heard = json.loads(share(told, last))
+        message = json.dumps({"places": receiver.places, "token": token.hex()})
+    answer = json.loads(share(message, last))
     if session.rank == 0:
-        token = bytes.fromhex(heard["token"])
+        token = bytes.fromhex(answer["token"])
         with Path("rates.jsonl").open("w") as file:
-            for host, port in heard["places"]:
+            for host, port in answer["places"]:
                 for flows in FLOWS:
                     rate = measure((host, port), flows, token)
                     file.write(json.dumps(rate) + "\n")

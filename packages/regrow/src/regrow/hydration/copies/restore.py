@@ -16,9 +16,9 @@ from regrow.core.messages.copy_transfer import (
     CopyHello,
     CopyOffered,
     CopyRefused,
+    CopyReply,
     CopyWhole,
     SendCopy,
-    VaultReply,
     caller_side,
 )
 from regrow.core.net import connect, hang_up, widen
@@ -140,7 +140,7 @@ class Restoration:
             raise HydrationError(self._cannot("its inventory is that of another copy"))
         return inventory
 
-    def _reply(self, sock: socket.socket) -> VaultReply:
+    def _reply(self, sock: socket.socket) -> CopyReply:
         hung_up = "it hung up: another job's token, a copy that is damaged, or the agent ended"
         try:
             body = read_frame(sock)

@@ -19,7 +19,7 @@ from regrow.core.errors import CoordinatorGone, RegrowError, UsageError
 from regrow.core.exit_codes import REFUSED
 from regrow.core.ids import NodeId, Seconds
 from regrow.membership.orders import AnswerScale
-from regrow.membership.server.wishes import MoveWish
+from regrow.membership.server.requests import MoveRequest
 from regrow.membership.view import JobView, NodeView
 
 PROGRESS_FILE = "rolling-restart.json"
@@ -43,7 +43,7 @@ class AskedJob(Protocol):
         """The job's present state."""
         ...
 
-    def move(self, wish: MoveWish) -> AnswerScale:
+    def move(self, request: MoveRequest) -> AnswerScale:
         """Ask for a move."""
         ...
 
@@ -170,7 +170,7 @@ class RollingRestart:
 
     def _ask(self, node: NodeId) -> AnswerScale | None:
         try:
-            return self._job().move(MoveWish(node, reason="regrow rolling-restart"))
+            return self._job().move(MoveRequest(node, reason="regrow rolling-restart"))
         except CoordinatorGone:
             return None
         except UsageError as error:
@@ -200,8 +200,8 @@ def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) 
     """
 
     def restart(node: NodeView) -> int:
-        told = {**environment, "REGROW_NODE": str(node.node), "REGROW_HOST": node.host}
-        process = subprocess.Popen(command, shell=True, env=told, start_new_session=True)
+        reported = {**environment, "REGROW_NODE": str(node.node), "REGROW_HOST": node.host}
+        process = subprocess.Popen(command, shell=True, env=reported, start_new_session=True)
         try:
             return process.wait(timeout=within)
         except subprocess.TimeoutExpired:

@@ -17,7 +17,7 @@ from regrow.membership.restartable import RestartableMachine
 from regrow.membership.server.collecting import QuietCollections
 from regrow.membership.server.coordinator import Coordinator
 from regrow.membership.server.http_api import HttpApi
-from regrow.membership.server.launchers import LauncherDesk
+from regrow.membership.server.launchers import SuccessionApi
 from regrow.membership.server.leased import LeasedMachine
 from regrow.membership.server.witness_folder import WitnessFolder
 from regrow.membership.succession.voters import Voters
@@ -38,18 +38,18 @@ class CoordinatorHost:
         machine: RestartableMachine,
         voters: Voters,
         token: str,
-        speaker: Console,
+        console: Console,
         witness: WitnessFolder | None,
     ) -> None:
-        self._plan, self._token, self._speaker = plan, token, speaker
+        self._plan, self._token, self._console = plan, token, console
         self.machine = machine
         memory = MemoryWriter(lambda: (machine.remember(), machine.nodes))
-        self.desk = LauncherDesk(voters, memory.write, token, say=speaker.say, witness=witness)
+        self.desk = SuccessionApi(voters, memory.write, token, say=console.say, witness=witness)
         self.leased = LeasedMachine(machine, voters, self.desk.changed)
 
     def records(self, stack: AsyncExitStack, job_dir: Path) -> Callable[[Record], None]:
         """Open the job's records; returns what writes one, in a thread of its own. Raises `OSError`."""
-        events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._speaker.say))
+        events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._console.say))
         disk = stack.enter_context(Background("regrow-records"))
         return lambda record: disk.do(partial(events.write, record, time.time()))
 
@@ -62,7 +62,7 @@ class CoordinatorHost:
         if plan.watch is not None:
             acts = HttpApi(coordinator, machine.spec, lambda: machine.world, machine.snapshot).actions()
             actions = PageActions(self._token, acts)
-            site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._speaker.say, actions=actions))
+            site = await stack.enter_async_context(WatchSite(*plan.watch, say=self._console.say, actions=actions))
             coordinator.watchers.append(site.feed)
             address = site.address if site.port else ""
         stack.enter_context(QuietCollections(lambda: machine.machine.quiet))
@@ -80,6 +80,6 @@ class CoordinatorHost:
         reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
         late = await self.coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:
-            self._speaker.say(f"{node} did not end its workers in time")
+            self._console.say(f"{node} did not end its workers in time")
         self.desk.remove_witness()
         return late

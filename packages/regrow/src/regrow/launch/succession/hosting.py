@@ -22,7 +22,7 @@ from regrow.launch import folder
 from regrow.launch.console import Console
 from regrow.launch.job import JobPlan
 from regrow.launch.succession.coordinator_host import CoordinatorHost
-from regrow.launch.succession.deputy import Elected
+from regrow.launch.succession.following import Elected
 from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Membership
 from regrow.membership.orders import Deposed, EndJob
@@ -44,11 +44,11 @@ class NextHost:
         spec: the job's.
         job_dir: for records.
         advertise: under which host the other nodes reach this one.
-        speaker: says what happens.
+        console: says what happens.
     """
 
-    def __init__(self, plan: JobPlan, spec: JobSpec, job_dir: Path, advertise: str, speaker: Console) -> None:
-        self._plan, self._spec, self._job_dir, self._speaker = plan, spec, job_dir, speaker
+    def __init__(self, plan: JobPlan, spec: JobSpec, job_dir: Path, advertise: str, console: Console) -> None:
+        self._plan, self._spec, self._job_dir, self._console = plan, spec, job_dir, console
         self._advertise = advertise
         self._stack = AsyncExitStack()
         self._host: CoordinatorHost | None = None
@@ -64,7 +64,7 @@ class NextHost:
         machine = RestartableMachine(lambda memory: Membership(spec, memory=memory), memory, expected, now + ARRIVE_S)
         voters = Voters.of_successor(elected.me, elected.term, VOTE_LEASE, elected.handover, now)
         witness = WitnessFolder.among(elected.handover.voters)
-        host = CoordinatorHost(plan, machine, voters, plan.token, self._speaker, witness)
+        host = CoordinatorHost(plan, machine, voters, plan.token, self._console, witness)
         await self._hold_checkpoints()
         coordinator = Coordinator(
             host.leased,
@@ -73,10 +73,10 @@ class NextHost:
             host=plan.bind,
             known={*nodes, *memory.named},
             lease=spec.node_lease,
-            routes=host.desk.routes(),
+            routes=host.succession_api.routes(),
         )
         coordinator.offer = msgspec.structs.replace(plan.offer(spec), term=elected.term)
-        coordinator.watchers.append(self._speaker.record)
+        coordinator.watchers.append(self._console.record)
         self._host = host
         await host.listen(stack, coordinator)
         address = address_of(self._advertise, coordinator.port)
@@ -90,22 +90,22 @@ class NextHost:
     async def _give_way(self, host: CoordinatorHost) -> None:
         """Stop hosting when another is elected: launcher and agent find out, since nothing listens here any more."""
         if isinstance(end := await host.coordinator.wait_ended(), Deposed):
-            self._speaker.say(f"{self._plan.node}: {end.diagnosis}")
-            host.desk.give_way()
+            self._console.say(f"{self._plan.node}: {end.diagnosis}")
+            host.succession_api.give_way()
             stack, self._stack = self._stack, AsyncExitStack()
             self._host = self._entry = None
             await stack.aclose()
 
     def _cannot(self, doing: str, error: BaseException) -> None:
         text = f"{self._plan.node} failed in {doing}: {type(error).__name__}: {error}"
-        self._speaker.say(text)
+        self._console.say(text)
         if self._host is not None:
             self._host.coordinator.end(EndJob(INTERNAL_ERROR, text))
 
     async def stop_nodes(self, end: EndJob) -> None:
         """The job has ended: so do its agents."""
         if self._host is not None:
-            self._host.desk.end()
+            self._host.succession_api.end()
             await self._host.stop_nodes(end)
 
     async def close(self, end: EndJob) -> None:
@@ -122,11 +122,11 @@ class NextHost:
             done = msgspec.structs.replace(self._entry, token="", ended=time.time(), code=end.code)
             self._keep(done)
         if self._plan.checkpoint_dir:
-            say = self._speaker.note if end.code == OK else self._speaker.say
+            say = self._console.note if end.code == OK else self._console.say
             say(ownership.newest(self._plan.checkpoint_dir, self._spec.lineage, host.machine.machine.refused))
         await self._stack.aclose()
         if crash := host.crash:
-            self._speaker.say(f"please report this:\n{crash}")
+            self._console.say(f"please report this:\n{crash}")
 
     async def _hold_checkpoints(self) -> None:
         """As soon as the former coordinator lets go of them; where it does not, it is cut off and writes nothing."""
@@ -137,7 +137,7 @@ class NextHost:
                 return
             except UsageError as error:
                 if time.monotonic() > until:
-                    self._speaker.say(f"{error.cause}; the job goes on")
+                    self._console.say(f"{error.cause}; the job goes on")
                     return
             await asyncio.sleep(_HOLD_AGAIN_S)
 
@@ -152,4 +152,4 @@ class NextHost:
         try:
             folder.write_entry(self._job_dir, entry)
         except OSError as error:
-            self._speaker.say(f"{self._job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")
+            self._console.say(f"{self._job_dir / folder.JOB_FILE} cannot be written: {error.strerror or error}")

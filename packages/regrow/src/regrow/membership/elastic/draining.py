@@ -18,25 +18,25 @@ class Draining:
     Args:
         job: whose they are.
         size: that the world should have.
-        mender: knows who may go.
-        switch: a change of the world that may be under way.
+        regroup: knows who may go.
+        resize_boundary: a change of the world that may be under way.
     """
 
-    def __init__(self, job: Job, size: WantedSize, mender: Regroup, switch: ResizeBoundary) -> None:
-        self._job, self._size, self._mender, self._switch = job, size, mender, switch
+    def __init__(self, job: Job, size: WantedSize, regroup: Regroup, resize_boundary: ResizeBoundary) -> None:
+        self._job, self._size, self._regroup, self._resize_boundary = job, size, regroup, resize_boundary
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._nodes: list[NodeRecord] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         """Drains that were said to be impossible."""
 
     @property
     def leaving(self) -> list[NodeRecord]:
         """The nodes that are given back and still have ranks."""
-        return [node for node in self._nodes if node.seats]
+        return [node for node in self._nodes if node.placed]
 
     def reconsider(self) -> None:
         """There is more room: what was impossible may be possible."""
-        self._told.clear()
+        self._reported.clear()
 
     def requested(self, event: facts.DrainRequested, now: Instant) -> None:
         """Somebody asks for a node back; answered at once."""
@@ -58,9 +58,9 @@ class Draining:
         if node.leave_by is not None:
             return say.drains_already(node.node, node.leave_reason)
         room = sum(each.slots for each in self._roster.usable_nodes() if each is not node) // self._spec.unit
-        fixed = self._mender.fixed() if node.seats else ""
+        fixed = self._regroup.fixed() if node.placed else ""
         least = job.replicas if fixed else self._size.limits.least
-        if node.seats and (room < least or self._size.limits.fit(min(self._size.wanted, room)) is None):
+        if node.placed and (room < least or self._size.limits.fit(min(self._size.wanted, room)) is None):
             return say.drain_leaves_too_few(node.node, room, least, fixed)
         return ""
 
@@ -72,11 +72,11 @@ class Draining:
         if node.leave_by is None:
             self._orders.note(say.node_drains(node.node, event.grace, event.reason), now)
         node.leave_by, node.leave_reason = now + event.grace, event.reason
-        if node.seats:
-            self._switch.hurry(node.leave_by, now)
+        if node.placed:
+            self._resize_boundary.hurry(node.leave_by, now)
         if node not in self._nodes:
             self._nodes.append(node)
-        self._told.clear()
+        self._reported.clear()
 
     def let_go(self, now: Instant) -> None:
         """Nodes that are given back end when nobody of the job is left on them."""
@@ -84,7 +84,7 @@ class Draining:
             self._nodes.remove(node)
         between = isinstance(self._job.state, Mending)
         for node in self._nodes:
-            if node.seats or node.leave_by is None:
+            if node.placed or node.leave_by is None:
                 continue
             if between and now < node.leave_by:
                 continue  # Its agent is to hear where the others go on.
@@ -105,15 +105,15 @@ class Draining:
             most: more replicas are not tried.
         """
         job, limits, leaving = self._job, self._size.limits, self.leaving
-        moving = sorted(w.rank for node in leaving for w in node.seats.values() if w.rank is not None)
+        moving = sorted(w.rank for node in leaving for w in node.placed.values() if w.rank is not None)
         staying = job.replicas - len({rank // self._spec.unit for rank in moving})
         reason = "; ".join(f"{node.node} is given back: {node.leave_reason}" for node in leaving)
         by = min(node.leave_by for node in leaving if node.leave_by is not None)
-        fixed = self._mender.fixed()
+        fixed = self._regroup.fixed()
         size = None if fixed else limits.fit(min(self._size.wanted, staying))
         if size is not None:
             return ResizePlan("preempt", size, (), reason, by=by)
-        movable = self._mender.dispensable(moving)[:free]
+        movable = self._regroup.dispensable(moving)[:free]
         if movable:
             return ResizePlan("preempt", job.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
         size = limits.next_above(job.replicas)
@@ -126,9 +126,9 @@ class Draining:
         ):
             # So that somebody else has the state before they leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
-        if self._mender.covered(set(moving)) or self._mender.can_save():
+        if self._regroup.covered(set(moving)) or self._regroup.can_save():
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
-        if reason not in self._told:
-            self._told.add(reason)
+        if reason not in self._reported:
+            self._reported.add(reason)
             self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
         return None

@@ -7,7 +7,7 @@ idle for the deadline is ended, and one that has used as much of a processor; a 
 from collections.abc import Iterator
 
 from regrow.core.ids import Instant, Seconds, WorkerId
-from regrow.core.messages.sights import NodeSeen, WorkerSight
+from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 _TOUCH_S: Seconds = 0.05
@@ -36,18 +36,18 @@ class Leavers:
             self._first.clear()
             self._last.clear()
             return
-        for sight in event.sights:
-            worker = self._roster.workers.get(sight.worker)
+        for observation in event.observations:
+            worker = self._roster.workers.get(observation.worker)
             if worker is not None and _leaves(worker):
-                self._note(sight, now)
+                self._note(observation, now)
 
-    def _note(self, sight: WorkerSight, now: Instant) -> None:
-        first = self._first.setdefault(sight.worker, sight.used)
-        used, busy_at = self._last.get(sight.worker, (sight.used, -1.0))
-        if sight.busy or sight.used - used >= _TOUCH_S:
+    def _note(self, observation: WorkerObservation, now: Instant) -> None:
+        first = self._first.setdefault(observation.worker, observation.used)
+        used, busy_at = self._last.get(observation.worker, (observation.used, -1.0))
+        if observation.busy or observation.used - used >= _TOUCH_S:
             busy_at = now
-        self._last[sight.worker] = max(used, sight.used) if busy_at == now else used, busy_at
-        if sight.used - first >= self._deadline:
+        self._last[observation.worker] = max(used, observation.used) if busy_at == now else used, busy_at
+        if observation.used - first >= self._deadline:
             self._not_before = 0.0
 
     def late(self, now: Instant) -> Iterator[WorkerRecord]:
@@ -75,7 +75,7 @@ class Leavers:
     def oldest(self) -> WorkerRecord | None:
         """Worker that has been leaving for longest; None: there is none."""
         found = None
-        for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, seated=False)):
+        for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, placed=False)):
             if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):
                 found = oldest
         return found

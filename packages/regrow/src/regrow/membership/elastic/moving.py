@@ -37,11 +37,11 @@ class Moving:
 
     Args:
         job: whose they are.
-        mender: knows which ranks the others can do without.
+        regroup: knows which ranks the others can do without.
     """
 
-    def __init__(self, job: Job, mender: Regroup) -> None:
-        self._job, self._mender = job, mender
+    def __init__(self, job: Job, regroup: Regroup) -> None:
+        self._job, self._regroup = job, regroup
         self._roster = job.roster
         self._move: RankMove | None = None
 
@@ -85,7 +85,7 @@ class Moving:
 
     def _ranks(self, source: NodeId, rank: Rank | None) -> list[Rank]:
         """The ranks of a node that are to move."""
-        there = sorted(each.rank for each in self._roster.nodes[source].seats.values() if each.rank is not None)
+        there = sorted(each.rank for each in self._roster.nodes[source].placed.values() if each.rank is not None)
         return there if rank is None else [each for each in there if each == rank]
 
     def _obstacle(self, ranks: Sequence[Rank], source: NodeId, to: NodeId | None) -> str:
@@ -96,7 +96,7 @@ class Moving:
         room = sum(_room(self._roster.nodes[node]) for node in self._homes(source, to))
         if room < len(ranks):
             return say.no_room(ranks, room, to)
-        if len(self._mender.dispensable(ranks)) < len(ranks):
+        if len(self._regroup.dispensable(ranks)) < len(ranks):
             return say.held_nowhere_else(ranks)
         return ""
 
@@ -135,7 +135,7 @@ class Moving:
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
         missing = [rank for rank in ranks if rank not in building]
         why = self._obstacle(missing, move.source, move.to) if missing else ""
-        if not why and len(self._mender.dispensable(ranks)) < len(ranks):
+        if not why and len(self._regroup.dispensable(ranks)) < len(ranks):
             why = say.held_nowhere_else(ranks)
         if why:
             self._move = None
@@ -148,4 +148,4 @@ class Moving:
 
 def _room(node: NodeRecord) -> int:
     """Slots of a node that are free, or will be when those who have left it have ended."""
-    return node.slots - len(node.seats) - sum(not worker.leaver for worker in node.others.values())
+    return node.slots - len(node.placed) - sum(not worker.leaver for worker in node.others.values())

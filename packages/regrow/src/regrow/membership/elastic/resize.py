@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from regrow.core import records as record
 from regrow.core.ids import Generation, Instant, NodeId, Rank, Seconds
 from regrow.core.messages import facts
-from regrow.core.messages.sights import NodeSeen
+from regrow.core.messages.observations import NodeSeen
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
@@ -24,7 +24,7 @@ from regrow.membership.recovery import said_at_end as say_end
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.recovery.standbys import Standbys
-from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
+from regrow.membership.roster import BUILDING, NodeRecord, RankSlot, Stage, WorkerRecord
 from regrow.membership.states import Closing, Releasing
 
 _WARM = (Stage.READY, Stage.IDLE)
@@ -38,12 +38,20 @@ class Resizing:
         job: whose world it is.
         size: that it should have.
         standbys: who may be candidates.
-        mender: knows who may go.
-        switch: carries the change out.
+        regroup: knows who may go.
+        resize_boundary: carries the change out.
     """
 
-    def __init__(self, job: Job, size: WantedSize, standbys: Standbys, mender: Regroup, switch: ResizeBoundary) -> None:
-        self._job, self._size, self._standbys, self._mender, self._switch = job, size, standbys, mender, switch
+    def __init__(
+        self, job: Job, size: WantedSize, standbys: Standbys, regroup: Regroup, resize_boundary: ResizeBoundary
+    ) -> None:
+        self._job, self._size, self._standbys, self._regroup, self._resize_boundary = (
+            job,
+            size,
+            standbys,
+            regroup,
+            resize_boundary,
+        )
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._look = True
         """Something has happened since the world was last looked at."""
@@ -51,7 +59,7 @@ class Resizing:
         """The generation in which it was looked at."""
         self._pausing = False
         """A change waits for the least time between two."""
-        self._drains, self._moves = Draining(job, size, mender, switch), Moving(job, mender)
+        self._drains, self._moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
         """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
@@ -139,8 +147,8 @@ class Resizing:
         """A candidate stands before its first step."""
         self._look = True
         rank = worker.candidate_for
-        if rank is not None and not self._mender.is_replica(worker, rank):
-            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=self._mender.fixed()))
+        if rank is not None and not self._regroup.is_replica(worker, rank):
+            self._orders.write(record.ScaleRefused(at=now, replicas=self._size.wanted, reason=self._regroup.fixed()))
             self._orders.fence(worker, "built another part of the state", now)
         elif worker.fixed and rank is not None and rank >= self._job.world:
             self._candidate_fixed(worker, rank, now)
@@ -214,13 +222,13 @@ class Resizing:
             self._spawn(missing, plan.size * self._spec.unit, homes, now)
         built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
         if len(built) == len(need):
-            self._switch.begin(plan, now)
+            self._resize_boundary.begin(plan, now)
 
     # --- parts of it -------------------------------------------------------------------------------------------
 
     @property
     def _may_change_at(self) -> Instant:
-        return self._switch.changed_at + self._spec.change_pause
+        return self._resize_boundary.changed_at + self._spec.change_pause
 
     @property
     def _most(self) -> int:
@@ -235,14 +243,14 @@ class Resizing:
         refusal = self._size.limits.refusal(size)
         if refusal or size == job.replicas:
             return refusal
-        fixed = self._mender.fixed()
+        fixed = self._regroup.fixed()
         if fixed:
             return fixed
         if size > job.replicas and not job.replacements.allowed:
             return say_end.no_newcomers(job.replacements.refuted)
         if self._no_larger is not None and size > self._no_larger[0]:
             return self._no_larger[1]
-        batches = min((w.microbatches for w in self._roster.seated() if w.microbatches), default=0)
+        batches = min((w.microbatches for w in self._roster.placed() if w.microbatches), default=0)
         if batches and size > batches:
             return say.too_few_microbatches(size, batches)
         slots = sum(node.slots for node in self._roster.nodes.values() if node.leave_by is None)
@@ -273,11 +281,11 @@ class Resizing:
         """The change that the world needs now; None: no change."""
         job = self._job
         if self._drains.leaving:
-            return self._drains.plan(now, free=self._free_seats() if job.replacements.allowed else 0, most=self._most)
+            return self._drains.plan(now, free=self._free_slots() if job.replacements.allowed else 0, most=self._most)
         if (move := self._moves.plan(now)) is not None:
             return move
         size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
-        if size is None or size == job.replicas or self._mender.fixed():
+        if size is None or size == job.replicas or self._regroup.fixed():
             return None
         if size > job.replicas and not job.replacements.allowed:
             return None  # the next start of all workers brings them
@@ -291,9 +299,9 @@ class Resizing:
 
     def _room(self) -> int:
         """For how many replicas more there is room; those that candidates build for count."""
-        return self._free_seats() // self._spec.unit
+        return self._free_slots() // self._spec.unit
 
-    def _free_seats(self) -> int:
+    def _free_slots(self) -> int:
         building = sum(self._roster.nodes[each.node].usable for each in self._roster.candidates.values())
         return sum(len(slots) for slots in scaling.free_slots(self._roster, ATTEMPTS).values()) + building
 
@@ -324,31 +332,31 @@ class Resizing:
 
     def _spawn(self, ranks: Sequence[Rank], world: int, homes: Sequence[NodeId], now: Instant) -> None:
         free = scaling.free_slots(self._roster, ATTEMPTS)
-        seats = scaling.new_seats(
+        rank_slots = scaling.new_slots(
             ranks,
             self._spec.unit,
             {node: slots for node, slots in free.items() if not homes or node in homes},
             domains=scaling.failing_together(self._roster),
             held=scaling.standing_at(self._roster),
         )
-        for seat in seats:
-            standby = self._standby(seat, world)
+        for slot in rank_slots:
+            standby = self._standby(slot, world)
             if standby is None:
-                self._job.spawn(seat, Role.JOINER, now, grown=world)
+                self._job.spawn(slot, Role.JOINER, now, grown=world)
                 continue
-            self._roster.nominate(standby, seat.rank, seat.local_rank)
+            self._roster.nominate(standby, slot.rank, slot.local_rank)
             if standby.stage is Stage.IDLE:
-                self._orders.start_script(standby, seat.rank, self._job.generation, now, world=world)
+                self._orders.start_script(standby, slot.rank, self._job.generation, now, world=world)
 
-    def _standby(self, seat: Seat, world: int) -> WorkerRecord | None:
+    def _standby(self, slot: RankSlot, world: int) -> WorkerRecord | None:
         """A standby of that node that could have the seat."""
-        standbys = self._roster.nodes[seat.node].standbys.values()
+        standbys = self._roster.nodes[slot.node].standbys.values()
         fitting = [
             each
             for each in standbys
-            if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._mender.alike(each, seat.rank)))
-            and not (each.fixed and seat.rank >= self._job.world)
-            and self._standbys.can_take(each, seat.rank, seat.local_rank, world)
+            if (each.stage is Stage.IDLE or (each.stage is Stage.READY and self._regroup.alike(each, slot.rank)))
+            and not (each.fixed and slot.rank >= self._job.world)
+            and self._standbys.can_take(each, slot.rank, slot.local_rank, world)
         ]
         return min(fitting, key=lambda each: _WARM.index(each.stage), default=None)
 

@@ -66,14 +66,14 @@ class ResizeBoundary:
     Args:
         job: whose world is changed.
         ladder: for those who do not stop.
-        mender: brings the halted generation to the next one.
+        regroup: brings the halted generation to the next one.
         pace: of the steps.
     """
 
-    def __init__(self, job: Job, ladder: Ladder, mender: Regroup, pace: Pace) -> None:
+    def __init__(self, job: Job, ladder: Ladder, regroup: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
         """Time of the last change of the world that was not needed."""
-        self._job, self._ladder, self._mender = job, ladder, mender
+        self._job, self._ladder, self._regroup = job, ladder, regroup
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pace = pace
         self._plan: ResizePlan | None = None
@@ -128,7 +128,7 @@ class ResizeBoundary:
         state = self._job.state
         if not isinstance(state, Switching) or now < state.deadline:
             return
-        silent = list(self._roster.seated(Stage.HALTING))
+        silent = list(self._roster.placed(Stage.HALTING))
         if state.at is None and silent:
             if hung := overdue(now):
                 self._ladder.fence_late(hung, "no answer in time", now)
@@ -215,15 +215,15 @@ class ResizeBoundary:
         newcomers = [worker for _, worker in sorted(roster.candidates.items())]
         match plan.way:
             case ResizeWay.HOLD:
-                self._mender.hold(now)
-            case ResizeWay.MOVE if self._mender.covered(set(plan.newcomers)):
-                self._mender.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
+                self._regroup.hold(now)
+            case ResizeWay.MOVE if self._regroup.covered(set(plan.newcomers)):
+                self._regroup.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
             case ResizeWay.MOVE:
                 return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
             case ResizeWay.RESIZE:
                 going = job.replicas - plan.size + len(newcomers) // self._spec.unit
-                drop = self._mender.choose(going)
+                drop = self._regroup.choose(going)
                 if len(drop) != going:
                     return False
-                self._mender.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
+                self._regroup.resize(drop, newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
         return True

@@ -50,7 +50,7 @@ class StartFromMemory:
         if self._doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self._doubts.open.step), now)
             return
-        if self._copies.missing([_living(worker) for worker in self._roster.seated()]):
+        if self._copies.missing([_living(worker) for worker in self._roster.placed()]):
             return  # this is called again with each answer
         step = self._newest()
         if self._of != (self._job.generation, step):
@@ -60,7 +60,7 @@ class StartFromMemory:
         self._job.goto(Retaining(self._keep_by, step))
         self.advance(now)
 
-    def told(self, fact: StateKept, now: Instant) -> None:
+    def apply(self, fact: StateKept, now: Instant) -> None:
         """An agent has a worker's state, or has not."""
         worker = self._roster.workers.get(fact.worker)
         if worker is not None and fact.step == self._of[1] and fact.worker in self._asked:
@@ -79,7 +79,7 @@ class StartFromMemory:
         if state.step != NO_STATE and now < self._keep_by:
             for worker in self._to_ask(state.step):
                 self._asked.add(worker.worker)
-                self._orders.add(KeepState(worker.worker, state.step, self._inside(state.step)))
+                self._orders.add(KeepState(worker.worker, state.step, self._as_committed(state.step)))
             if any(self._awaited(name) for name in self._asked):
                 return
         disk_by = self._keep_by - KEEP_S + self._checkpoints.patience
@@ -93,13 +93,13 @@ class StartFromMemory:
         self._go(state.step, now)
 
     def _go(self, step: StepNo, now: Instant) -> None:
-        standings = [replace(recovery_point.standing(worker), state_at=NO_STATE) for worker in self._roster.seated()]
+        standings = [replace(recovery_point.standing(worker), state_at=NO_STATE) for worker in self._roster.placed()]
         start = recovery_point.decide(standings, self._everywhere(step))
         if isinstance(start, recovery_point.Uncovered):
             self._job.kept = None
             self._ladder.restart(f"{self._cause}; the state is not in the memory of the nodes", now)
             return
-        self._job.kept = KeptState(start.step, start.step == step and self._inside(step))
+        self._job.kept = KeptState(start.step, start.step == step and self._as_committed(step))
         self._ladder.restart(self._cause, now)
 
     def _everywhere(self, step: StepNo) -> recovery_point.Copies:
@@ -115,12 +115,12 @@ class StartFromMemory:
         return from_workers
 
     def _survivors(self, step: StepNo) -> list[WorkerRecord]:
-        return [worker for worker in self._roster.seated(Stage.HALTED) if worker.state_at == step]
+        return [worker for worker in self._roster.placed(Stage.HALTED) if worker.state_at == step]
 
     def _newest(self) -> StepNo:
         """The newest step at which survivors have all of the state, with the copies of that step that nodes have."""
-        everything = {worker.holding for worker in self._roster.seated()}
-        for step in sorted({worker.state_at for worker in self._roster.seated(Stage.HALTED)}, reverse=True):
+        everything = {worker.holding for worker in self._roster.placed()}
+        for step in sorted({worker.state_at for worker in self._roster.placed(Stage.HALTED)}, reverse=True):
             held = {copy.holding for copies in self._copies.held.values() for copy in copies if copy.step == step}
             if step >= 0 and held | {worker.holding for worker in self._survivors(step)} >= everything:
                 return step
@@ -141,8 +141,8 @@ class StartFromMemory:
     def _awaited(self, name: WorkerId) -> bool:
         return name not in self._kept and name in self._roster.workers and self._roster.workers[name].living
 
-    def _inside(self, step: StepNo) -> bool:
-        return any(worker.inside and worker.state_at == step for worker in self._roster.seated())
+    def _as_committed(self, step: StepNo) -> bool:
+        return any(worker.restart_index and worker.state_at == step for worker in self._roster.placed())
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:

@@ -39,12 +39,12 @@ class Auditor:
     def started(self, now: Instant) -> None:
         """All ranks have built what they start from."""
         looks: defaultdict[str, dict[Rank, dict[str, int]]] = defaultdict(dict)
-        for worker in self._job.roster.seated():
+        for worker in self._job.roster.placed():
             if worker.rank is not None and worker.parts:
                 looks[worker.holding][worker.rank] = worker.parts
             worker.parts = {}
-        for told in looks.values():
-            found = compare(self._job.trainings.began, told)
+        for look in looks.values():
+            found = compare(self._job.trainings.began, look)
             if found is not None:
                 text = say.replicas_start_unlike(found)
                 if self._samples.news(found):
@@ -56,15 +56,15 @@ class Auditor:
         """A worker has looked at its state before a step."""
         if worker.rank is None:
             return
-        replicas = sum(each.holding == worker.holding for each in self._job.roster.seated())
-        found = self._samples.tell(fact, worker.rank, worker.holding, replicas=replicas)
+        replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
+        found = self._samples.apply(fact, worker.rank, worker.holding, replicas=replicas)
         self._job.replacements.own = self._samples.own
         if found is None:
             return
         if found.own:
             self._job.end(SCRIPT_ERROR, _each_has_a_part(found), now)
             return
-        if found.in_tensors and all(each.role is Role.RANK for each in self._job.roster.seated()):
+        if found.in_tensors and all(each.role is Role.RANK for each in self._job.roster.placed()):
             self._ranks_own = True
         again = self._newcomers(found)
         text = say.replicas_diverge(found, [each.rank for each in again if each.rank is not None])

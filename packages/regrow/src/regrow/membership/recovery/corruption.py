@@ -33,16 +33,16 @@ class Corruption:
         self._job, self._ladder, self._doubts, self._quarantine = job, ladder, doubts, quarantine
         self.suspects = Suspects(job, ladder, quarantine)
         """Nodes that may be at fault, without proof."""
-        self._heard: Generation | None = None
+        self._received: Generation | None = None
         self._step: StepNo | None = None
         self._times = 0
         self._undecided: StepNo | None = None
 
-    def tell(self, fact: ReplicaFact, now: Instant) -> None:
+    def apply(self, fact: ReplicaFact, now: Instant) -> None:
         """All ranks say the same; the first is enough."""
         match fact:
-            case ReplicasDiffer() if fact.generation != self._heard:
-                self._heard = fact.generation
+            case ReplicasDiffer() if fact.generation != self._received:
+                self._received = fact.generation
                 self._differ(fact, now)
             case CorruptionNamed() if fact.step == self._undecided:
                 self._undecided = None

@@ -13,7 +13,7 @@ from regrow.membership.recovery.doubts import Doubts
 from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.recovery.standbys import Standbys
-from regrow.membership.roster import Seat, Stage
+from regrow.membership.roster import RankSlot, Stage
 from regrow.membership.scaling import Change
 from regrow.membership.states import Building, Closing, Forming, Releasing, Training
 
@@ -33,8 +33,8 @@ class Generations:
         self._job, self._size, self._ladder, self._standbys, self.copies = job, size, ladder, standbys, copies
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.doubts = Doubts()
-        self._told_exposed = ""
-        self.telling: WorldChange | None = None
+        self._reported_exposed = ""
+        self.announced: WorldChange | None = None
         """The last change, until all workers stand in the world that it made.
 
         Where another follows before that, the two are told as one: who knows of the first already hears of both again.
@@ -43,8 +43,8 @@ class Generations:
     def build(self, generation: Generation, now: Instant) -> bool:
         """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
         slots, size = self._room()
-        seats = None if size is None else self._first_seats(size, slots)
-        if size is None or seats is None:
+        rank_slots = None if size is None else self._first_slots(size, slots)
+        if size is None or rank_slots is None:
             if self._job.short_since is None:
                 lost = [node.away_since for node in self._roster.nodes.values() if node.away_since is not None]
                 self._job.short_since = min(lost, default=now)
@@ -63,16 +63,16 @@ class Generations:
         reason = "all workers are started, on the nodes that there are"
         self._size.change = Change(kind, before, reason) if size != before else None
         self._roster.renumber([], now)
-        self._roster.world = len(seats)
-        homes = {seat.node for seat in seats}
+        self._roster.world = len(rank_slots)
+        homes = {slot.node for slot in rank_slots}
         self._orders.build(generation, [node for node in self._roster.usable_nodes() if node.node in homes])
-        for seat in seats:
-            self._job.spawn(seat, Role.RANK, now)
+        for slot in rank_slots:
+            self._job.spawn(slot, Role.RANK, now)
         return True
 
-    def _first_seats(self, size: int, slots: dict[NodeId, int]) -> list[Seat] | None:
+    def _first_slots(self, size: int, slots: dict[NodeId, int]) -> list[RankSlot] | None:
         unit, together = self._spec.unit, scaling.failing_together(self._roster)
-        return scaling.first_seats(size * unit, self._spec.nproc, slots, unit=unit, domains=together)
+        return scaling.first_slots(size * unit, self._spec.nproc, slots, unit=unit, domains=together)
 
     def _room(self) -> tuple[dict[NodeId, int], int | None]:
         """The slots of the nodes, and for how many replicas they are; without those in quarantine, if these suffice."""
@@ -85,7 +85,7 @@ class Generations:
 
     def form(self, generation: Generation, now: Instant) -> None:
         """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
-        standings = [recovery_point.standing(worker) for worker in self._roster.seated()]
+        standings = [recovery_point.standing(worker) for worker in self._roster.placed()]
         self._roster.built(now)
         self._roster.sharded = len({each.holding for each in standings}) > 1
         start: recovery_point.Start | recovery_point.Uncovered | None = self.doubts.start(standings)
@@ -98,7 +98,7 @@ class Generations:
             start = recovery_point.decide(standings, self.copies.held)
         if isinstance(start, recovery_point.Uncovered):
             losses, self._job.kept = self._ladder.losses, None
-            self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.told, losses.torn), now)
+            self._ladder.restart(say.uncovered(start, self._spec.buddy_every, losses.text, losses.torn), now)
             return
         if self._job.past_last_step and start.step < self._job.step:
             self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
@@ -107,11 +107,13 @@ class Generations:
         had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
-        self._tell_change(now)
+        self._announce_change(now)
         self._job.goto(Forming(now + self._spec.form_deadline, start.step))
         kept = self._job.kept
-        inside = kept is not None and kept.inside and kept.step == start.step
-        self._orders.form(generation, start, now, change=self.telling, over=self._job.past_last_step, inside=inside)
+        as_committed = kept is not None and kept.as_committed and kept.step == start.step
+        self._orders.form(
+            generation, start, now, change=self.announced, over=self._job.past_last_step, as_committed=as_committed
+        )
         if any(source.rank != rank for rank, source in start.restored.items()):
             doubt = self._job.belief.copied()
             if self._job.replacements.alone:
@@ -122,26 +124,26 @@ class Generations:
 
     def _say_exposed(self, now: Instant) -> None:
         """Holders of one part that fail together could not be kept apart, or the script has dealt its parts out so."""
-        held = {each.rank: each.holding for each in self._roster.seated() if each.rank is not None}
+        held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
         ranks = scaling.exposed_ranks(held, scaling.standing_at(self._roster), together)
-        told = say.exposed(ranks, together[self._roster.home(ranks[0])[0].node]) if ranks else ""
-        if told and told != self._told_exposed:
-            self._orders.note(told, now)
-        self._told_exposed = told
+        reported = say.exposed(ranks, together[self._roster.home(ranks[0])[0].node]) if ranks else ""
+        if reported and reported != self._reported_exposed:
+            self._orders.note(reported, now)
+        self._reported_exposed = reported
 
     def has_room(self) -> bool:
         """True if all workers could be started again on the present nodes."""
         return self._room()[1] is not None
 
-    def _tell_change(self, now: Instant) -> None:
+    def _announce_change(self, now: Instant) -> None:
         change, self._size.change = self._size.change, None
         if change is None:
             return
-        told = change.told(self._job.generation, self._job.replicas, now)
-        if self.telling is not None:
-            told = msgspec.structs.replace(told, before=self.telling.before)
-        self.telling = told
+        reported = change.world_change(self._job.generation, self._job.replicas, now)
+        if self.announced is not None:
+            reported = msgspec.structs.replace(reported, before=self.announced.before)
+        self.announced = reported
         self._job.incidents.resized(change.before, self._job.replicas)
         self._orders.write(
             record.WorldChanged(
@@ -160,7 +162,7 @@ class Generations:
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.over()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
-        self.doubts.open, self.telling = None, None
+        self.doubts.open, self.announced = None, None
         if self._job.kept is not None and not self._spec.buddy_every:
             for node in self._roster.living_nodes():
                 self._orders.add(ForgetCopies(node.node))
@@ -178,11 +180,11 @@ class Generations:
 
     def end_steps(self, now: Instant) -> None:
         """Every rank has run its last step: it leaves its loop, and is mended behind it where its script can be."""
-        if not all(worker.goes_on for worker in self._roster.seated()):
+        if not all(worker.goes_on for worker in self._roster.placed()):
             self.release(now)
             return
         self._job.past_last_step = True
-        for worker in list(self._roster.seated(Stage.FINISHED)):
+        for worker in list(self._roster.placed(Stage.FINISHED)):
             self._roster.move(worker, Stage.MEMBER, now)
         self.let_on(now)
         for candidate in list(self._roster.candidates.values()):

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from regrow.core.ids import Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages.sights import DEVICE, WorkerSight
+from regrow.core.messages.observations import DEVICE, WorkerObservation
 from regrow.core.phase import IN_BODY, Phase
 
 STEPS = 10.0
@@ -47,17 +47,17 @@ class Bounds:
             return cls(ordered, ordered=True)
         return cls(max(floor, STEPS * longest) * patience)
 
-    def for_(self, sight: WorkerSight) -> Seconds:
+    def for_(self, seen: WorkerObservation) -> Seconds:
         """Longest standstill allowed to this worker."""
-        if sight.stopped:
+        if seen.stopped:
             return self.base
-        if sight.phase in _OUTSIDE:
+        if seen.phase in _OUTSIDE:
             return self.base * BETWEEN
         if self.ordered:
             return self.base
-        if sight.busy:
+        if seen.busy:
             return self.base * COMPUTING
-        return self.base * READING if sight.phase is Phase.DATA else self.base
+        return self.base * READING if seen.phase is Phase.DATA else self.base
 
     @property
     def most(self) -> Seconds:
@@ -67,11 +67,11 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Look:
-    """A rank and the last sight of its worker. `sight`: None while nothing says that it stands still."""
+    """A rank and the last sight of its worker. `seen`: None while nothing says that it stands still."""
 
     rank: Rank
     worker: WorkerId
-    sight: WorkerSight | None
+    seen: WorkerObservation | None
     finished: bool = False
     """It has run its last step, and waits for the others."""
 
@@ -94,25 +94,25 @@ class HangVerdict:
 def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
     """Judge all workers that hold a rank: which of them hang."""
     present = [look for look in looks if not look.finished]
-    stopped = [look for look in present if look.sight is not None and look.sight.stopped]
+    stopped = [look for look in present if look.seen is not None and look.seen.stopped]
     if stopped:
         late = tuple(look for look in stopped if _overdue(look, bounds))
         if len(stopped) == len(looks):
             return HangVerdict(_given_up(present, bounds), tuple(stopped), "the processes of all ranks are stopped")
         hung = late if _others_wait(looks, stopped, bounds) else ()
         return HangVerdict(hung, tuple(stopped), "its process is stopped")
-    at_devices = [look for look in present if _at_device(look.sight, bounds)]
-    if at_devices and all(look in at_devices or _waits_for_sure(look.sight) for look in present):
+    at_devices = [look for look in present if _at_device(look.seen, bounds)]
+    if at_devices and all(look in at_devices or _waits_for_sure(look.seen) for look in present):
         anew = all(_overdue(look, bounds) for look in present)
         return HangVerdict(holding_up=tuple(present), why="all wait for their devices", anew=anew)
-    least = min((look.sight.progress for look in present if look.sight is not None), default=(0, 0, 0))
-    holding_up = tuple(look for look in present if not _waits(look.sight, least))
+    least = min((look.seen.progress for look in present if look.seen is not None), default=(0, 0, 0))
+    holding_up = tuple(look for look in present if not _waits(look.seen, least))
     if not holding_up:
         verdict = _all_wait(present, bounds)
-        late = tuple(look for look in present if look.sight is not None and look.sight.seconds >= bounds.base)
+        late = tuple(look for look in present if look.seen is not None and look.seen.seconds >= bounds.base)
         alone = len(present) < len(looks) and len(late) == len(present) > 0
         return replace(verdict, left_at=StepNo(least[1])) if alone else verdict
-    if any(look.sight is None for look in holding_up):
+    if any(look.seen is None for look in holding_up):
         return HangVerdict(holding_up=holding_up, why="it goes on")
     late = tuple(look for look in holding_up if _overdue(look, bounds))
     if len(late) < len(holding_up):
@@ -129,30 +129,30 @@ def _others_wait(looks: Sequence[Look], holding_up: Sequence[Look], bounds: Boun
     If all were slow together, the last one to be done is not to blame as soon as the first one waits for it.
     """
     others = [look for look in looks if look not in holding_up]
-    return all(look.sight is not None and look.sight.seconds >= bounds.base for look in others)
+    return all(look.seen is not None and look.seen.seconds >= bounds.base for look in others)
 
 
-def overdue(sight: WorkerSight | None, waited: Seconds, bounds: Bounds) -> bool:
+def overdue(seen: WorkerObservation | None, waited: Seconds, bounds: Bounds) -> bool:
     """True if a worker has left an order unanswered for too long: the others certainly wait for it."""
-    if sight is None:
+    if seen is None:
         return waited >= bounds.most
-    return min(sight.seconds, waited) >= bounds.base and sight.seconds >= bounds.for_(sight)
+    return min(seen.seconds, waited) >= bounds.base and seen.seconds >= bounds.for_(seen)
 
 
-def _at_device(sight: WorkerSight | None, bounds: Bounds) -> bool:
+def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
     """True if it waits for its device, as its page says: a worker that stands still for long has asked the device.
 
     A wait in the driver looks like work of the processor, which may take any time. Only a bound that the user ordered
     may come before that question, and holds for both.
     """
-    if sight is None:
+    if seen is None:
         return False
-    unknown = bounds.ordered and sight.waits is None and sight.busy and sight.phase in IN_BODY
-    return sight.awaits == DEVICE or unknown
+    unknown = bounds.ordered and seen.waits is None and seen.busy and seen.phase in IN_BODY
+    return seen.awaits == DEVICE or unknown
 
 
-def _waits_for_sure(sight: WorkerSight | None) -> bool:
-    return sight is not None and not sight.stopped and (sight.waits is True or sight.phase is Phase.WAITING)
+def _waits_for_sure(seen: WorkerObservation | None) -> bool:
+    return seen is not None and not seen.stopped and (seen.waits is True or seen.phase is Phase.WAITING)
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
@@ -177,52 +177,52 @@ def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
 
 
 def _overdue(look: Look, bounds: Bounds) -> bool:
-    return look.sight is not None and look.sight.seconds >= bounds.for_(look.sight)
+    return look.seen is not None and look.seen.seconds >= bounds.for_(look.seen)
 
 
-def _waits(sight: WorkerSight | None, least: tuple[int, int, int]) -> bool:
+def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
     """True if it waits for others: in a collective; if that cannot be seen, if it is further than the slowest."""
-    if sight is None:
+    if seen is None:
         return False
-    if sight.phase is Phase.WAITING:
+    if seen.phase is Phase.WAITING:
         return True
-    return sight.progress > least if sight.waits is None else sight.waits
+    return seen.progress > least if seen.waits is None else seen.waits
 
 
 def _all_wait(present: Sequence[Look], bounds: Bounds) -> HangVerdict:
     """Every rank waits in a collective. One that waits in another than all the rest has made that alone."""
-    names = [look.sight.awaits for look in present if look.sight is not None]
-    odd = tuple(look for look in present if look.sight is not None and names.count(look.sight.awaits) == 1)
+    names = [look.seen.awaits for look in present if look.seen is not None]
+    odd = tuple(look for look in present if look.seen is not None and names.count(look.seen.awaits) == 1)
     if len(present) > 2 and len(odd) == 1 and len(set(names)) == 2:
         bound = bounds.base * (1.0 if bounds.ordered else READING)
-        late = all(look.sight is not None and look.sight.seconds >= bound for look in present)
+        late = all(look.seen is not None and look.seen.seconds >= bound for look in present)
         return HangVerdict(odd if late else (), odd, "it waits in a collective that no other rank has called")
     return HangVerdict(_given_up(present, bounds), tuple(present), "all ranks wait for one another in collectives")
 
 
 def _given_up(present: Sequence[Look], bounds: Bounds) -> tuple[Look, ...]:
     """All of them, once none has done anything for longer than anything is waited for."""
-    done = all(look.sight is not None and look.sight.seconds >= bounds.most and not look.sight.busy for look in present)
+    done = all(look.seen is not None and look.seen.seconds >= bounds.most and not look.seen.busy for look in present)
     return tuple(present) if done else ()
 
 
 def _excuse(holding_up: Sequence[Look]) -> str:
-    sights = [look.sight for look in holding_up if look.sight is not None]
-    if any(sight.phase in _OUTSIDE for sight in sights):
+    observations = [look.seen for look in holding_up if look.seen is not None]
+    if any(seen.phase in _OUTSIDE for seen in observations):
         return "it is between two steps"
-    if any(sight.phase is Phase.DATA for sight in sights):
+    if any(seen.phase is Phase.DATA for seen in observations):
         return "it reads its batch"
-    return "it computes" if any(sight.busy for sight in sights) else "it stands still"
+    return "it computes" if any(seen.busy for seen in observations) else "it stands still"
 
 
-def told(look: Look) -> str:
+def describe(look: Look) -> str:
     """One rank in words."""
-    sight = look.sight
-    if sight is None:
+    seen = look.seen
+    if seen is None:
         return f"rank {look.rank}"
-    state = "stopped (state T)" if sight.stopped else "computing" if sight.busy else "not using the processor"
-    inside = f" in {sight.awaits}" if sight.awaits else f" in {sight.blocked}" if sight.blocked else ""
+    state = "stopped (state T)" if seen.stopped else "computing" if seen.busy else "not using the processor"
+    inside = f" in {seen.awaits}" if seen.awaits else f" in {seen.blocked}" if seen.blocked else ""
     return (
-        f"rank {look.rank}: no progress for {sight.seconds:.1f} s in {sight.phase.name.lower()} of step {sight.step}, "
-        f"after {sight.calls} collectives, {state}{inside}"
+        f"rank {look.rank}: no progress for {seen.seconds:.1f} s in {seen.phase.name.lower()} of step {seen.step}, "
+        f"after {seen.calls} collectives, {state}{inside}"
     )

@@ -21,7 +21,7 @@ class HeldCopies:
         """These are asked now; what was said of older generations is forgotten."""
         self.held, self._asked, self._awaited = {}, generation, set(nodes)
 
-    def tell(self, answer: CopiesHeld) -> None:
+    def apply(self, answer: CopiesHeld) -> None:
         """A node has answered."""
         if answer.generation == self._asked and answer.node in self._awaited:
             self._awaited.discard(answer.node)

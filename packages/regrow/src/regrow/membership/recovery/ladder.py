@@ -22,7 +22,7 @@ from regrow.membership.recovery.held_copies import HeldCopies
 from regrow.membership.recovery.lost_state import Losses
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.standbys import Standbys
-from regrow.membership.roster import BUILDING, NodeRecord, Seat, Stage, WorkerRecord
+from regrow.membership.roster import BUILDING, NodeRecord, RankSlot, Stage, WorkerRecord
 from regrow.membership.states import Building, Mending, Restarting, Waiting
 
 _KILLED_LOADER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Bus error)\b")
@@ -82,7 +82,7 @@ class Ladder:
 
     def lost(self, skip: Set[int] = frozenset()) -> list[Rank]:
         """The ranks that nobody fills, but for those of the replicas `skip`."""
-        lost = [worker.rank for worker in self._roster.seated(Stage.FENCED, Stage.GONE) if worker.rank is not None]
+        lost = [worker.rank for worker in self._roster.placed(Stage.FENCED, Stage.GONE) if worker.rank is not None]
         return sorted(rank for rank in lost if rank // self._spec.unit not in skip)
 
     @property
@@ -98,7 +98,7 @@ class Ladder:
         for rank in ranks:
             if rank not in tried and self.newcomers.hopeless(rank, elsewhere=False):
                 home = self._roster.home(rank)[0]
-                if self._free_seat(rank, [node for node in self._roster.usable_nodes() if node is not home]) is None:
+                if self._free_slot(rank, [node for node in self._roster.usable_nodes() if node is not home]) is None:
                     tried.append(rank)
         return tried
 
@@ -120,27 +120,27 @@ class Ladder:
             if self.newcomers.pause(rank, now):
                 continue
             self.newcomers.tried(rank)
-            seat = self._seat_for(rank, give_up=give_up)
-            if seat is None:
+            slot = self._slot_for(rank, give_up=give_up)
+            if slot is None:
                 stuck.append(rank)
                 continue
             home = self._roster.home(rank)[0]
-            moves = seat.node != home.node
+            moves = slot.node != home.node
             if moves and home.usable and self._left_behind(rank):
                 self._job.apart = rank, home.node
             holding = self._holder(rank).holding
             spares = [
                 each
-                for each in self._roster.standbys(seat.node)
-                if self._standbys.can_take(each, rank, seat.local_rank)
+                for each in self._roster.standbys(slot.node)
+                if self._standbys.can_take(each, rank, slot.local_rank)
             ]
             if spares:
                 standby = min(spares, key=lambda each: _PREFERENCE.get(each.stage, 9))
-                self._roster.seat(standby, rank, seat.local_rank, now)
-                self._standbys.start_if_seated(standby, now)
+                self._roster.place(standby, rank, slot.local_rank, now)
+                self._standbys.start_if_placed(standby, now)
                 proof_of_life.ask(standby, self._roster, self._orders, now)
             else:
-                self._job.spawn(seat, Role.JOINER, now)
+                self._job.spawn(slot, Role.JOINER, now)
             filled = self._holder(rank)
             filled.holding = filled.holding or holding  # of the rank, until it has built it
             self._job.incidents.climb("node" if moves else "standby" if spares else "fork")
@@ -149,42 +149,42 @@ class Ladder:
     def _holder(self, rank: Rank) -> WorkerRecord:
         return self._roster.workers[self._roster.places[rank]]
 
-    def _seat_for(self, rank: Rank, *, give_up: bool) -> Seat | None:
+    def _slot_for(self, rank: Rank, *, give_up: bool) -> RankSlot | None:
         """Seat for a lost rank: at home, or on another node if home is unusable or newcomers die there.
 
         A node in quarantine is used only if no other has room.
         """
         home, local_rank = self._roster.home(rank)
         if home.usable and not home.quarantined and self.newcomers.at_home(rank):
-            return Seat(home.node, rank, local_rank)
+            return RankSlot(home.node, rank, local_rank)
         others = [node for node in self._roster.usable_nodes() if node is not home]
-        if elsewhere := self._free_seat(rank, [node for node in others if not node.quarantined]):
+        if elsewhere := self._free_slot(rank, [node for node in others if not node.quarantined]):
             return elsewhere
         if home.usable and self.newcomers.at_home(rank):
-            return Seat(home.node, rank, local_rank)
-        at_home = Seat(home.node, rank, local_rank) if home.usable and not give_up else None
-        return self._free_seat(rank, others) or at_home
+            return RankSlot(home.node, rank, local_rank)
+        at_home = RankSlot(home.node, rank, local_rank) if home.usable and not give_up else None
+        return self._free_slot(rank, others) or at_home
 
     def _left_behind(self, rank: Rank) -> list[Rank]:
         return scaling.left_behind(self._roster, rank, self._roster.home(rank)[0].node, self._spec.unit)
 
-    def _free_seat(self, rank: Rank, nodes: list[NodeRecord]) -> Seat | None:
+    def _free_slot(self, rank: Rank, nodes: list[NodeRecord]) -> RankSlot | None:
         """Seat on one of these nodes: if others of its replica stay behind, on one with room for all there, if any."""
         behind = len(self._left_behind(rank))
         roomy = [node for node in nodes if len(node.free()) > behind]
         free = {node.node: slots for node in roomy or nodes if (slots := node.free())}
         others = {each: node for each, node in scaling.standing_at(self._roster).items() if each != rank}
         together = scaling.failing_together(self._roster)
-        seats = scaling.new_seats([rank], self._spec.unit, free, domains=together, held=others)
-        return seats[0] if seats else None
+        rank_slots = scaling.new_slots([rank], self._spec.unit, free, domains=together, held=others)
+        return rank_slots[0] if rank_slots else None
 
     def newcomer_failed(self, worker: WorkerRecord, now: Instant) -> None:
         """A worker was lost; if it was to fill a rank and was not built yet, or has told an error, that counts."""
-        if not worker.seated or worker.rank is None or worker.entered is not None:
+        if not worker.placed or worker.rank is None or worker.entered is not None:
             return
-        told = self._job.errors.of(worker.worker)
-        if worker.stage in BUILDING or told is not None:
-            self.newcomers.failed(worker.rank, told[0] if told is not None else None, now)
+        reported = self._job.errors.of(worker.worker)
+        if worker.stage in BUILDING or reported is not None:
+            self.newcomers.failed(worker.rank, reported[0] if reported is not None else None, now)
 
     def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
         """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
@@ -196,7 +196,7 @@ class Ladder:
         if (
             allowed is not None
             and self._job.restarts >= allowed
-            and not any(w.has_session for w in self._roster.seated())
+            and not any(w.has_session for w in self._roster.placed())
         ):
             own = self.own_error(worker) if worker else ""
             self._job.end(SCRIPT_ERROR, own or say.restarts_spent(allowed, cause), now)
@@ -242,20 +242,22 @@ class Ladder:
 
     def script_failed(self, now: Instant) -> None:
         """An error of the script before its first step, and nobody else's death explains it."""
-        gone = list(self._roster.seated(Stage.GONE))
+        gone = list(self._roster.placed(Stage.GONE))
         failed = [worker for worker in gone if worker.exit_code] or gone
-        told = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
-        code = told.exit_code or 0
+        reported = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
+        code = reported.exit_code or 0
         memory = self._job.kept is not None and self._from_memory < ATTEMPTS
-        error = self._job.errors.of(told.worker)
+        error = self._job.errors.of(reported.worker)
         killed = _KILLED_LOADER.search(error[0].traceback) if error is not None else None
         self._loaders += killed is not None
-        cause = f"rank {told.rank}: {killed[0]}" if killed is not None else f"rank {told.rank} {exit_text(code)}"
+        cause = (
+            f"rank {reported.rank}: {killed[0]}" if killed is not None else f"rank {reported.rank} {exit_text(code)}"
+        )
         again = memory or (killed is not None and self._loaders < ATTEMPTS)
         if again or (self._spec.max_restarts or 0) > self._job.restarts:
-            self.restart(cause, now, told)
+            self.restart(cause, now, reported)
         else:
-            self._job.end(SCRIPT_ERROR, self.own_error(told) or say.died_building(told.rank, code), now)
+            self._job.end(SCRIPT_ERROR, self.own_error(reported) or say.died_building(reported.rank, code), now)
 
     def breaks_devices(self, worker: WorkerRecord, now: Instant) -> bool:
         """A worker that trained was lost; whether it is the script that breaks its devices, which ends the job.
@@ -278,8 +280,8 @@ class Ladder:
 
     def own_error(self, worker: WorkerRecord) -> str:
         """The error that ended the worker's script, for people; empty where it told none."""
-        told = self._job.errors.of(worker.worker)
-        return say.script_error(worker.rank, told[1], told[0]) if told else ""
+        reported = self._job.errors.of(worker.worker)
+        return say.script_error(worker.rank, reported[1], reported[0]) if reported else ""
 
     def _spend(self, cause: str, now: Instant) -> bool:
         if self.budget.spend(now):

@@ -15,7 +15,7 @@ class _Length(NamedTuple):
     until: int
     length: int
 
-    def told(self) -> str:
+    def text(self) -> str:
         if not self.length:
             return f"until step {self.until}"
         return f"{self.until // self.length} epochs of {self.length} steps"
@@ -43,7 +43,7 @@ class Loaders:
         if mine == known:
             return ""
         return (
-            f"{_named(rank)} trains {mine.told()}, and {_named(whose)} {known.told()} ({shown.loader}): every rank "
+            f"{_named(rank)} trains {mine.text()}, and {_named(whose)} {known.text()} ({shown.loader}): every rank "
             "must run the same steps, so give one number that all ranks know, session.epochs(..., length=) or "
             "session.steps(..., until=); who has more data leaves the rest out"
         )
@@ -80,13 +80,13 @@ class Loaders:
         mine, share, shares = (first[0].digest, second[0].digest), second[0].share, second[0].shares
         if not all(mine) or mine[0] == mine[1] or first[0].share != share or first[0].shares != shares:
             return []  # what is the same in each step is no data that could be dealt out
-        told = self._seconds.setdefault(shares, {})
-        told[share] = rank, mine
-        alike = sorted(at for at, (_, digests) in told.items() if digests == mine)
+        reported = self._seconds.setdefault(shares, {})
+        reported[share] = rank, mine
+        alike = sorted(at for at, (_, digests) in reported.items() if digests == mine)
         if len(alike) < 2:
             return []
         self._said = True
-        ranks = sorted(whose for at in alike if (whose := told[at][0]) is not None)
+        ranks = sorted(whose for at in alike if (whose := reported[at][0]) is not None)
         return [
             f"{' and '.join(f'rank {each}' for each in ranks)} have read the same batches in steps 0 and 1, though "
             f"each has a share of its own: {shown.loader} does not tell ranks apart, so the world trains as much as "

@@ -17,7 +17,7 @@ class Losses:
 
     def __init__(self, roster: Roster, errors: ScriptErrors) -> None:
         self._roster, self._errors = roster, errors
-        self.told = ""
+        self.text = ""
         """The last error of a worker's own that the present incident has seen."""
         self._process = False
         self._first: tuple[Rank, StepNo, ErrorReport] | None = None
@@ -36,7 +36,7 @@ class Losses:
     def over(self) -> None:
         """A generation stands: nothing was lost for good."""
         self._passed = self._first or self._passed
-        self.told, self._process, self._first = "", False, None
+        self.text, self._process, self._first = "", False, None
 
     def passed(self) -> str:
         """The error of a body that has since been run again without it, for people; empty: there was none."""
@@ -46,8 +46,8 @@ class Losses:
     @property
     def torn(self) -> dict[Rank, StepNo]:
         """Ranks whose update was cut off, with its step."""
-        seated = self._roster.seated()
-        return {w.rank: w.torn_at for w in seated if w.rank is not None and w.torn_at is not None}
+        placed = self._roster.placed()
+        return {w.rank: w.torn_at for w in placed if w.rank is not None and w.torn_at is not None}
 
     def diagnosis(self, step: StepNo, cause: str) -> str:
         """Why the state is lost; only where a process was lost, or nobody knows, it is said to be lost with that."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.sights import ProveAlive
+from regrow.core.messages.observations import ProveAlive
 from regrow.membership.orders import Orders
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 

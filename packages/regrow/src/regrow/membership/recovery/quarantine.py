@@ -57,8 +57,8 @@ class Quarantine:
             self.failed(verdict.node, verdict.text, now)
 
     def _show(self, name: NodeId) -> None:
-        told = [*reversed(self._observed.get(name, {}).values()), *self._examined.get(name, [])]
-        self._roster.nodes[name].verdicts = told[:_KEPT]
+        reported = [*reversed(self._observed.get(name, {}).values()), *self._examined.get(name, [])]
+        self._roster.nodes[name].verdicts = reported[:_KEPT]
 
     def failed(self, name: NodeId, reason: str, now: Instant) -> None:
         """A node has failed once more."""

@@ -82,9 +82,9 @@ class Regroup:
     def copied(self, fact: CopiesHeld | StateKept, now: Instant) -> None:
         """A node has state in its memory, or has not."""
         if isinstance(fact, StateKept):
-            self.again.told(fact, now)
+            self.again.apply(fact, now)
         else:
-            self._generations.copies.tell(fact)
+            self._generations.copies.apply(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
         """Start all workers again from the state in memory if no newcomer can take a lost rank; True if none is tried.
@@ -94,7 +94,7 @@ class Regroup:
         job, ladder = self._job, self._ladder
         refuted = not job.replacements.allowed
         if refuted:
-            for worker in list(self._roster.seated()):
+            for worker in list(self._roster.placed()):
                 if worker.living and worker.entered is None:
                     self._orders.fence(worker, "no newcomer is equal to the rank that it would replace", now)
         lost = ladder.lost(drop)
@@ -130,12 +130,12 @@ class Regroup:
         """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
         roster, unit = self._roster, self._spec.unit
         after = self._job.replicas - len(drop) + len(newcomers) // unit
-        told = self._change(kind, reason, by).told(Generation(self._job.generation + 1), after, now)
+        reported = self._change(kind, reason, by).world_change(Generation(self._job.generation + 1), after, now)
         staying: list[WorkerRecord] = []
         for rank, name in roster.places.items():
             worker = roster.workers[name]
             if rank // unit in drop:
-                self._orders.dismiss(worker, "its replica leaves the job", told, now)
+                self._orders.dismiss(worker, "its replica leaves the job", reported, now)
             else:
                 staying.append(worker)
         for worker in newcomers:
@@ -153,45 +153,45 @@ class Regroup:
     ) -> None:
         """Everybody stands: candidates take the ranks for which they were built from those who have them."""
         replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
-        told = self._change(kind, reason, by).told(generation, replicas, now)
+        reported = self._change(kind, reason, by).world_change(generation, replicas, now)
         for worker in newcomers:
             rank = worker.candidate_for
             if rank is None:
                 continue
-            self._orders.dismiss(self._roster.workers[self._roster.places[rank]], "its rank moves", told, now)
+            self._orders.dismiss(self._roster.workers[self._roster.places[rank]], "its rank moves", reported, now)
             self._roster.nodes[worker.node].failed_candidates = 0
-            self._roster.seat(worker, rank, worker.local_rank, now)
+            self._roster.place(worker, rank, worker.local_rank, now)
 
     def hold(self, now: Instant) -> None:
         """Everybody stands, and there are too few places elsewhere: who must leave does, the others hold the state.
 
         Where these do not have all of it, it is saved, and the job ends.
         """
-        leaving = [worker for worker in self._roster.seated() if not self._roster.nodes[worker.node].usable]
+        leaving = [worker for worker in self._roster.placed() if not self._roster.nodes[worker.node].usable]
         if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
             replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
-            told = Change("preempt", replicas, "its node is given back").told(generation, replicas, now)
+            reported = Change("preempt", replicas, "its node is given back").world_change(generation, replicas, now)
             for worker in leaving:
-                self._orders.dismiss(worker, "its node is given back", told, now)
+                self._orders.dismiss(worker, "its node is given back", reported, now)
         elif self.can_save():
             self._save(now)
 
     def covered(self, without: Set[Rank]) -> bool:
         """True if the other ranks have the whole newest state."""
-        workers = list(self._roster.seated())
+        workers = list(self._roster.placed())
         newest = recovery_point.newest(_living(worker) for worker in workers)[1]
         left = {w.holding for w in workers if w.rank in newest and w.rank not in without}
         return left == {worker.holding for worker in workers}
 
     def held_without(self, without: Set[Rank]) -> bool:
         """True if living workers of other ranks have each part of the state, of some step."""
-        workers = [worker for worker in self._roster.seated() if worker.living and worker.state_at >= 0]
+        workers = [worker for worker in self._roster.placed() if worker.living and worker.state_at >= 0]
         return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
 
     def dispensable(self, ranks: Sequence[Rank]) -> list[Rank]:
         """Those of the ranks that can leave at once, so that somebody has each part of the state."""
         moving = set(ranks)
-        staying = {worker.holding for worker in self._roster.seated() if worker.rank not in moving}
+        staying = {worker.holding for worker in self._roster.placed() if worker.rank not in moving}
         can_go = []
         for rank in ranks:
             holding = self._roster.workers[self._roster.places[rank]].holding
@@ -211,7 +211,7 @@ class Regroup:
 
     def fixed(self) -> str:
         """Why this world can have no other size, for people; empty: it can."""
-        workers = list(self._roster.seated())
+        workers = list(self._roster.placed())
         own = self._unlike or next((worker.fixed for worker in workers if worker.fixed), "")
         holdings = [worker.holding for worker in workers]
         if own:
@@ -249,7 +249,7 @@ class Regroup:
     def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
         """Facts about each replica that decide which of them go."""
         roster, unit = self._roster, self._spec.unit
-        workers = list(roster.seated())
+        workers = list(roster.placed())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
         together, made = scaling.failing_together(roster), []
         for replica in range(len(workers) // unit):
@@ -269,7 +269,7 @@ class Regroup:
         """Choose the replicas that go, so that the newest state stays; none if it would not."""
         drop = scaling.leavers(self.standings(broken), count)
         unit = self._spec.unit
-        everybody = [_living(worker) for worker in self._roster.seated()]
+        everybody = [_living(worker) for worker in self._roster.placed()]
         staying = [each for each in everybody if each.rank // unit not in drop]
         return drop if recovery_point.newest(staying)[0] == recovery_point.newest(everybody)[0] else frozenset()
 
@@ -297,7 +297,7 @@ class Regroup:
         unit = self._spec.unit
         return all(
             worker.stage in (Stage.HALTED, Stage.READY)
-            for worker in self._roster.seated()
+            for worker in self._roster.placed()
             if worker.rank is not None and worker.rank // unit not in drop
         )
 

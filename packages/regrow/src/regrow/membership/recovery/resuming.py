@@ -78,7 +78,7 @@ class Resuming:
         job = self._job
         if not job.resumes or job.kept is not None:
             return True
-        steps = [worker.state_at for worker in job.roster.seated()]
+        steps = [worker.state_at for worker in job.roster.placed()]
         for step in sorted(job.refused.keys() - self._avoided, reverse=True):
             job.orders.note(f"the checkpoint of step {step} is not used: {job.refused[step]}", now)
         needed = job.spec.must_resume or (job.step > 0 and bool(job.refused))

@@ -61,13 +61,13 @@ class Standbys:
             if node.failed_standbys >= ATTEMPTS or node.quarantined or not node.usable:
                 continue
             for _ in range(self._wanted(node) - len(node.standbys)):
-                self._job.spawn(self._orders.standby_seat(node), Role.STANDBY, now)
+                self._job.spawn(self._orders.standby_slot(node), Role.STANDBY, now)
             self._roster.short.pop(node.node, None)
         self.proofs.advance(now)
 
     def _wanted(self, node: NodeRecord) -> int:
         """Number of standbys that a node should have: on a spare node, one for each rank that it may have to take."""
-        if self._spec.spares and not node.seats:
+        if self._spec.spares and not node.placed:
             return max(self._spec.standbys, self._spec.nproc)
         return self._spec.standbys
 
@@ -92,7 +92,7 @@ class Standbys:
 
     def shown(self, worker: WorkerRecord, shown: LoaderShown, now: Instant) -> None:
         """A worker comes to its loop, or has read its first batches there."""
-        rank = worker.rank if worker.seated else worker.candidate_for
+        rank = worker.rank if worker.placed else worker.candidate_for
         if text := self.loaders.refusal(shown, rank):
             self._unfit(worker, text, "it trains another number of steps", now)
             return
@@ -110,7 +110,7 @@ class Standbys:
         self._orders.note(f"{text}; it is not used", now, worker)
         if worker.role is Role.STANDBY:
             self.failed(worker, now)
-        elif worker.seated and worker.rank is not None:
+        elif worker.placed and worker.rank is not None:
             self.newcomers.failed(worker.rank, ErrorReport("StateError", text, text), now)
         self._orders.fence(worker, why, now)
 
@@ -134,7 +134,7 @@ class Standbys:
         roster, node = self._roster, self._roster.nodes[worker.node]
         if event.imported and not roster.learnt:
             roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
-        beside = worker.role.placed or any(seat.rank is not None for seat in node.seats.values())
+        beside = worker.role.placed or any(slot.rank is not None for slot in node.placed.values())
         if not (event.devices_taken and beside) or self._spec.warmth is not Warmth.BUILT:
             return
         asked = self._spec.warmth_asked
@@ -143,9 +143,9 @@ class Standbys:
             self._devices_said = True
             self._orders.note(TWICE_ON_A_DEVICE if asked else NO_FREE_DEVICE, now, worker)
 
-    def start_if_seated(self, worker: WorkerRecord, now: Instant) -> None:
+    def start_if_placed(self, worker: WorkerRecord, now: Instant) -> None:
         """An `imports` standby that has got a rank runs the script."""
-        if worker.stage is Stage.IDLE and worker.seated and worker.rank is not None:
+        if worker.stage is Stage.IDLE and worker.placed and worker.rank is not None:
             self._orders.start_script(worker, worker.rank, self._job.generation, now, world=self._job.world)
 
 
@@ -167,8 +167,8 @@ def narrow(roster: Roster, standby: WorkerRecord) -> PlaceInWorld | None:
 
     Where ranks have parts of the state of their own each standby is for one place, and was built for that.
     """
-    seats = [each for each in roster.nodes[standby.node].seats.values() if each.rank is not None]
-    for each in seats:
+    rank_slots = [each for each in roster.nodes[standby.node].placed.values() if each.rank is not None]
+    for each in rank_slots:
         rank = Rank(-1) if each.rank is None else each.rank
         meant = not roster.sharded or each.holding == standby.holding
         if meant and (found := stale(standby, rank, each.local_rank, roster.world)):
@@ -181,7 +181,7 @@ def see_early_reads(roster: Roster, orders: Orders, standby: WorkerRecord, now: 
 
     Others then wait before the script; that is said once.
     """
-    if standby.seated and standby.rank is not None:
+    if standby.placed and standby.rank is not None:
         wrong = stale(standby, standby.rank, standby.local_rank, roster.world)
     else:
         wrong = narrow(roster, standby)
@@ -204,7 +204,7 @@ def renew(roster: Roster, orders: Orders, now: Instant) -> None:
 
 def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:
     """A standby waits before the script: meanwhile it imports what that will."""
-    if roster.imports and not standby.seated:
+    if roster.imports and not standby.placed:
         orders.add(ImportModules(standby.worker, roster.imports, roster.environment))
 
 

@@ -4,7 +4,7 @@ import msgspec
 
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, NodeId, Rank, Seconds, StepNo, WorkerId
-from regrow.core.messages.sights import NodeSeen, TakeStacks, WorkerSight
+from regrow.core.messages.observations import NodeSeen, TakeStacks, WorkerObservation
 from regrow.core.phase import IN_BODY
 from regrow.membership import diagnosis as say
 from regrow.membership.job import Job
@@ -32,13 +32,13 @@ class Standstills:
     Args:
         job: whose workers they are.
         ladder: for those who hang.
-        mender: knows who has which part of the state.
+        regroup: knows who has which part of the state.
     """
 
-    def __init__(self, job: Job, ladder: Ladder, mender: Regroup) -> None:
-        self._job, self._ladder, self._mender = job, ladder, mender
+    def __init__(self, job: Job, ladder: Ladder, regroup: Regroup) -> None:
+        self._job, self._ladder, self._regroup = job, ladder, regroup
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
-        self._sights: dict[WorkerId, tuple[WorkerSight, Instant]] = {}
+        self._observations: dict[WorkerId, tuple[WorkerObservation, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
         """Workers that were judged to hang once, and when: a newer look must confirm it."""
@@ -61,36 +61,38 @@ class Standstills:
     def seen(self, event: NodeSeen, now: Instant) -> None:
         """An agent has looked at its workers."""
         self._longest[event.node] = event.longest
-        for sight in event.sights:
-            if sight.worker in self._roster.workers:
-                self._sights[sight.worker] = (sight, now)
-        begun = [s.step for s in event.sights if s.phase in IN_BODY and s.generation == self._job.generation]
+        for observation in event.observations:
+            if observation.worker in self._roster.workers:
+                self._observations[observation.worker] = (observation, now)
+        begun = [s.step for s in event.observations if s.phase in IN_BODY and s.generation == self._job.generation]
         if begun and isinstance(self._job.state, Training) and self._left_alone(max(begun), now):
             return
         if now - self._judged_at < min(_JUDGE_MOST_S, _JUDGE_A_RANK_S * len(self._roster.places)):
             return
         self._judged_at = now
-        if len(self._sights) > 2 * len(self._roster.workers):
-            self._sights = {name: seen for name, seen in self._sights.items() if name in self._roster.workers}
+        if len(self._observations) > 2 * len(self._roster.workers):
+            self._observations = {
+                name: seen for name, seen in self._observations.items() if name in self._roster.workers
+            }
         # Of who has been told to halt, `overdue` is asked.
         if isinstance(self._job.state, Training | Switching | Forming) and not self._roster.count(Stage.HALTING):
             self._judge(now)
 
-    def sight(self, worker: WorkerRecord, now: Instant) -> WorkerSight | None:
+    def observation(self, worker: WorkerRecord, now: Instant) -> WorkerObservation | None:
         """The last look at a worker; None where there is none that still says something."""
-        seen = self._sights.get(worker.worker)
+        seen = self._observations.get(worker.worker)
         return seen[0] if seen is not None and now - seen[1] <= FRESH_S else None
 
     def overdue(self, now: Instant) -> list[WorkerRecord]:
         """Workers that were ordered to halt, do not come, and hang; no other is ended for being late."""
-        late = [w for w in (*self._roster.seated(Stage.HALTING), *self._away()) if self._silent(w, now)]
+        late = [w for w in (*self._roster.placed(Stage.HALTING), *self._away()) if self._silent(w, now)]
         names = {worker.worker for worker in late}
         self._suspects = {name: at for name, at in self._suspects.items() if name in names}
         return self._given_up([worker for worker in late if self._confirmed(worker, now)], now)
 
     def waiting_for(self, now: Instant) -> None:
         """Say every minute for whom a halted job waits."""
-        looks = [self._look(w, now) for w in (*self._roster.seated(Stage.HALTING), *self._away())]
+        looks = [self._look(w, now) for w in (*self._roster.placed(Stage.HALTING), *self._away())]
         if looks:
             self._say(looks, "it has been told to stop its step", now)
 
@@ -105,21 +107,21 @@ class Standstills:
         return [self._roster.workers[name] for name in sorted(self._roster.away)]
 
     def _silent(self, worker: WorkerRecord, now: Instant) -> bool:
-        return hangs.overdue(self.sight(worker, now), now - worker.since, self.bounds)
+        return hangs.overdue(self.observation(worker, now), now - worker.since, self.bounds)
 
     def _look(self, worker: WorkerRecord, now: Instant) -> Look:
         rank = worker.rank if worker.rank is not None else Rank(-1)
-        sight = self.sight(worker, now)
-        if sight is not None and now - worker.since < sight.seconds:
+        observation = self.observation(worker, now)
+        if observation is not None and now - worker.since < observation.seconds:
             # What it did before it came to this stage is not held against it.
-            sight = msgspec.structs.replace(sight, seconds=now - worker.since)
-        return Look(rank, worker.worker, sight, finished=worker.stage is Stage.FINISHED)
+            observation = msgspec.structs.replace(observation, seconds=now - worker.since)
+        return Look(rank, worker.worker, observation, finished=worker.stage is Stage.FINISHED)
 
     def _judge(self, now: Instant) -> None:
-        workers = [w for w in self._roster.seated() if w.living]
+        workers = [w for w in self._roster.placed() if w.living]
         if any(worker.stage is Stage.JOINING for worker in workers):
             # Who waits for newcomers is not to blame; a newcomer whose process is stopped is.
-            workers = [w for w in workers if (s := self.sight(w, now)) is not None and s.stopped]
+            workers = [w for w in workers if (s := self.observation(w, now)) is not None and s.stopped]
             verdict = hangs.HangVerdict(tuple(x for x in (self._look(w, now) for w in workers) if self._late(x)))
             if len(verdict.hung) == len(self._roster.places):
                 return
@@ -129,7 +131,7 @@ class Standstills:
             self._at_devices(workers, verdict, now)
             return
         hung = [self._roster.workers[look.worker] for look in verdict.hung]
-        step = min((look.sight.step for look in verdict.hung if look.sight is not None), default=verdict.left_at)
+        step = min((look.seen.step for look in verdict.hung if look.seen is not None), default=verdict.left_at)
         if step is not None and self._left_alone(step, now):
             return
         if not hung:
@@ -151,9 +153,9 @@ class Standstills:
         if len(confirmed) < len(workers):
             return
         looks = [self._look(worker, now) for worker in workers]
-        lasted = min((look.sight.seconds for look in looks if look.sight is not None), default=0.0)
+        lasted = min((look.seen.seconds for look in looks if look.seen is not None), default=0.0)
         anew = self._anew + 1 if self._anew_at == self._job.step else 1
-        counts = {look.rank: look.sight.counts for look in looks if look.sight is not None}
+        counts = {look.rank: look.seen.counts for look in looks if look.seen is not None}
         late = set(hangs.behind(counts)) if anew > 1 else set()
         fenced = self._given_up([worker for worker in workers if worker.rank in late], now)
         if not fenced and (anew > _ANEW_MOST or lasted < _LIKE_SLOW * self._slow):
@@ -168,11 +170,11 @@ class Standstills:
             why = "it has called fewer collectives than the others, for the second time"
             self._fence(fenced, hangs.HangVerdict(behind, why=why), now)
             return
-        shown = "; ".join(hangs.told(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
+        shown = "; ".join(hangs.describe(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
         self._ladder.mend("standstill", [], f"{verdict.why}, and the groups are formed anew: {shown}", now, now)
 
     def _late(self, look: Look) -> bool:
-        return look.sight is not None and look.sight.seconds >= self.bounds.for_(look.sight)
+        return look.seen is not None and look.seen.seconds >= self.bounds.for_(look.seen)
 
     def _left_alone(self, step: StepNo, now: Instant) -> bool:
         """End the job if a rank has left its loop before a step that needs it; True if one has.
@@ -180,7 +182,7 @@ class Standstills:
         Args:
             step: the one in which the others stand still.
         """
-        left = [worker for worker in self._roster.seated(Stage.FINISHED) if worker.state_at <= step]
+        left = [worker for worker in self._roster.placed(Stage.FINISHED) if worker.state_at <= step]
         if not left or self._job.past_last_step:
             return False
         rank = left[0].rank if left[0].rank is not None else Rank(-1)
@@ -190,25 +192,25 @@ class Standstills:
     def _confirmed(self, worker: WorkerRecord, now: Instant) -> bool:
         """True if the worker was suspected before, and was looked at again since."""
         first = self._suspects.setdefault(worker.worker, now)
-        seen = self._sights.get(worker.worker)
+        seen = self._observations.get(worker.worker)
         return seen is None or seen[1] > first
 
     def _given_up(self, workers: list[WorkerRecord], now: Instant) -> list[WorkerRecord]:
         """Those that may be ended: not where somebody has the last of a part of the state, on suspicion alone."""
         ranks = {worker.rank for worker in workers if worker.rank is not None}
-        if not ranks or self._mender.held_without(ranks) or self._spec.buddy_every > 0:
+        if not ranks or self._regroup.held_without(ranks) or self._spec.buddy_every > 0:
             return workers
         if self._spec.hang_timeout is not None and self._spec.durable:
             return workers
-        patient = [w for w in workers if (s := self.sight(w, now)) is not None and s.seconds < self.bounds.most]
+        patient = [w for w in workers if (s := self.observation(w, now)) is not None and s.seconds < self.bounds.most]
         return [] if patient else workers
 
     def _fence(self, workers: list[WorkerRecord], verdict: hangs.HangVerdict, now: Instant) -> None:
         looks = {look.worker: look for look in verdict.hung}
-        details = [hangs.told(looks[worker.worker]) for worker in workers]
-        sights = [look.sight for look in verdict.hung if look.sight is not None]
-        since = now - max((sight.seconds for sight in sights), default=0.0)
-        if not all(sight.stopped for sight in sights):
+        details = [hangs.describe(looks[worker.worker]) for worker in workers]
+        observations = [look.seen for look in verdict.hung if look.seen is not None]
+        since = now - max((observation.seconds for observation in observations), default=0.0)
+        if not all(observation.stopped for observation in observations):
             self.fenced(workers)
         for worker in workers:
             self._orders.fence(worker, "it hangs", now, dump=True)
@@ -218,7 +220,7 @@ class Standstills:
 
     def _doubt(self, looks: list[Look], verdict: hangs.HangVerdict, now: Instant) -> None:
         """Nobody is to blame for sure, and everybody stands still: say it, and wait."""
-        still = [look.sight.seconds for look in looks if look.sight is not None]
+        still = [look.seen.seconds for look in looks if look.seen is not None]
         if len(still) < len(looks) or min(still, default=0.0) < min(_SAY_S, self.bounds.base):
             return
         self._say(list(verdict.holding_up or looks), verdict.why, now)
@@ -227,7 +229,7 @@ class Standstills:
         if now - self._said_at < _SAY_S:
             return
         self._said_at = now
-        shown = "; ".join(hangs.told(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
+        shown = "; ".join(hangs.describe(look) for look in looks[:4]) + (" ..." if len(looks) > 4 else "")
         self._orders.note(f"the training stands still, and regrow waits ({why}): {shown}; stacks are in the logs", now)
         for look in looks[:64]:
             self._orders.add(TakeStacks(look.worker, why))

@@ -25,7 +25,7 @@ from regrow.membership.states import (
 _STAYS_S: Seconds = 60.0
 """Time after its script's last line at which a process that is still there is reported."""
 _LOOK_S: Seconds = 1.0
-_HEARD_S: Seconds = 2.0
+_RECEIVED_S: Seconds = 2.0
 """Steps that ranks had made when the end was asked for are heard of by then: agents tell of them each 0.2 s."""
 
 
@@ -35,14 +35,14 @@ class Stopping:
     Args:
         job: what ends.
         checkpoints: of the job.
-        mender: saves the state of ranks that are halted since there is no room for them.
+        regroup: saves the state of ranks that are halted since there is no room for them.
     """
 
-    def __init__(self, job: Job, checkpoints: Checkpoints, mender: Regroup) -> None:
-        self._job, self._checkpoints, self._mender = job, checkpoints, mender
+    def __init__(self, job: Job, checkpoints: Checkpoints, regroup: Regroup) -> None:
+        self._job, self._checkpoints, self._regroup = job, checkpoints, regroup
         self._look_at: Instant = 0.0
-        self._heard_by: Instant | None = None
-        self._told = False
+        self._received_by: Instant | None = None
+        self._reported = False
         """True once the processes that stay were reported."""
 
     @property
@@ -53,9 +53,9 @@ class Stopping:
     @property
     def next_deadline(self) -> Instant | None:
         """Time at which `TimeAdvanced` is needed."""
-        hears = isinstance(self._job.state, Training) and self._checkpoints.saved_before_end
-        heard_by = self._heard_by if hears else None
-        return min((at for at in (self.deadline, heard_by) if at is not None), default=None)
+        all_receive = isinstance(self._job.state, Training) and self._checkpoints.saved_before_end
+        received_by = self._received_by if all_receive else None
+        return min((at for at in (self.deadline, received_by) if at is not None), default=None)
 
     def recalled(self, now: Instant) -> None:
         """Another coordinator was asked for the end: this one has what is left of the time."""
@@ -73,7 +73,7 @@ class Stopping:
         rising = isinstance(state, Restarting | Building) and self._job.kept is not None
         if rising or isinstance(state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
-            self._heard_by = now + min(_HEARD_S, event.patience) if isinstance(state, Training) else None
+            self._received_by = now + min(_RECEIVED_S, event.patience) if isinstance(state, Training) else None
         elif not isinstance(state, Saving | Closing | Releasing):
             self._job.stop_by = now
 
@@ -83,16 +83,16 @@ class Stopping:
             self._asked(self.deadline, now)
         if isinstance(self._job.state, Saving):
             self._saving(self._job.state, now)
-        elif isinstance(self._job.state, Closing | Releasing) and not self._told and now >= self._look_at:
+        elif isinstance(self._job.state, Closing | Releasing) and not self._reported and now >= self._look_at:
             self._look_at = now + _LOOK_S
-            self._tell_of_processes(now)
+            self._report_processes(now)
 
-    def _tell_of_processes(self, now: Instant) -> None:
+    def _report_processes(self, now: Instant) -> None:
         """All steps are done, and a process does not end: people see whose it is, and what keeps it."""
-        for worker in self._job.roster.seated():
+        for worker in self._job.roster.placed():
             since, threads = self._job.returned.get(worker.worker, (now, []))
             if worker.living and worker.stage is not Stage.FINISHED and now >= since + _STAYS_S:
-                self._told = True
+                self._reported = True
                 kept = "by threads that are no daemons: " + ", ".join(threads[:8]) if threads else "at its exit"
                 text = (
                     f"rank {worker.rank} has done its script's last line {_STAYS_S:.0f} s ago, and its process is "
@@ -117,27 +117,27 @@ class Stopping:
         elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
             job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
         elif isinstance(job.state, Waiting) and not job.state.saving:
-            self._mender.overdue(job.state, now)
+            self._regroup.overdue(job.state, now)
 
     def _awaits_news(self, now: Instant) -> bool:
         """True if a step may have been made that is not on disk, and was not heard of when the end was asked for."""
-        if self._heard_by is None or not self._checkpoints.saved_before_end:
+        if self._received_by is None or not self._checkpoints.saved_before_end:
             return False
         if not isinstance(self._job.state, Training) or not self._checkpoints.may_be_behind:
-            self._heard_by = None
+            self._received_by = None
         elif self._checkpoints.is_news(self._job.step):
-            self._heard_by = None
+            self._received_by = None
             self._checkpoints.save_before_end(self._job.step, 0.0, now)
             return True
-        elif now >= self._heard_by:
-            self._heard_by = None
-        return self._heard_by is not None
+        elif now >= self._received_by:
+            self._received_by = None
+        return self._received_by is not None
 
     def _all_returned(self) -> bool:
         """True if every rank's script has run to its end, so that the training is complete."""
         return all(
             worker.worker in self._job.returned or (worker.stage is Stage.GONE and worker.exit_code == 0)
-            for worker in self._job.roster.seated()
+            for worker in self._job.roster.placed()
         )
 
     def _may_have_more(self) -> bool:
@@ -145,7 +145,7 @@ class Stopping:
         if not isinstance(self._job.state, Mending | Retaining):
             return False
         step = self._checkpoints.savable()
-        halting = self._job.roster.count(Stage.HALTING) > 0 and self._mender.can_save()
+        halting = self._job.roster.count(Stage.HALTING) > 0 and self._regroup.can_save()
         return halting or (step is not None and self._checkpoints.is_news(step))
 
     def _halted_have_all(self) -> bool:
@@ -154,7 +154,7 @@ class Stopping:
 
     def _saving(self, state: Saving, now: Instant) -> None:
         """The job is over: save what halted workers have, as far as they have all of it."""
-        late = list(self._job.roster.seated(Stage.HALTING))
+        late = list(self._job.roster.placed(Stage.HALTING))
         if late and now < state.halt_by:
             return
         for worker in late:

@@ -100,7 +100,7 @@ class SlowRanks:
         self._named.pop(rank, None)
         self._slow.pop(rank, None)
 
-    def tell(self, rank: Rank, own: Seconds, ranks: int) -> "list[StragglerFound | StragglerOver]":
+    def apply(self, rank: Rank, own: Seconds, ranks: int) -> "list[StragglerFound | StragglerOver]":
         """A rank has committed a step. All `ranks` are compared as soon as each has told of one since the last time."""
         self._times[rank] = own
         if len(self._times) < ranks:
@@ -148,7 +148,7 @@ class Stragglers:
         self._places: dict[int, SlowRanks] = {}
         """Ranks at the same place in their replicas do the same work."""
         self._generation = Generation(0)
-        self._told: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
+        self._reported: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
         """The stragglers, with the names in their verdicts."""
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
@@ -161,7 +161,7 @@ class Stragglers:
         unit = self._spec.unit
         place = self._places.setdefault(worker.rank % unit, SlowRanks(self._spec.straggler_steps))
         own = event.own / max(1, len(event.parts))  # replicas may have unequal numbers of micro-batches
-        for found in place.tell(worker.rank, own, self._job.world // unit):
+        for found in place.apply(worker.rank, own, self._job.world // unit):
             if isinstance(found, StragglerFound):
                 self._found(found, now)
             else:
@@ -171,13 +171,13 @@ class Stragglers:
         if not self._spec.straggler_steps or event.own <= 0 or event.adopted or worker is None:
             return False
         trains = isinstance(self._job.state, Training) and event.generation == self._job.generation
-        return trains and worker.seated and worker.stage is Stage.MEMBER and event.rank in (None, worker.rank)
+        return trains and worker.placed and worker.stage is Stage.MEMBER and event.rank in (None, worker.rank)
 
     def _begin(self, generation: Generation, now: Instant) -> None:
         self._generation = generation
         for place in self._places.values():
             place.begin()
-        for rank, (name, _, _) in list(self._told.items()):
+        for rank, (name, _, _) in list(self._reported.items()):
             if self._roster.places.get(rank) != name:
                 self._places[rank % self._spec.unit].forget(rank)
                 self._over(rank, "another worker has its rank", now)
@@ -189,7 +189,7 @@ class Stragglers:
             f"rank {found.rank} has taken {found.own * 1e3:.0f} ms of its own for what takes the others "
             f"{found.usual * 1e3:.0f} ms, {found.steps} times in a row"
         )
-        self._told[found.rank] = (worker.worker, worker.node, device)
+        self._reported[found.rank] = (worker.worker, worker.node, device)
         self._quarantine.observed(
             HealthVerdict(worker.node, device, Severity.SUSPECT, Action.NONE, SOURCE, evidence), now
         )
@@ -197,7 +197,7 @@ class Stragglers:
             self._replace(worker, now)
 
     def _over(self, rank: Rank, why: str, now: Instant) -> None:
-        known = self._told.pop(rank, None)
+        known = self._reported.pop(rank, None)
         if known is not None:
             text = f"rank {rank}: {why}"
             self._quarantine.observed(HealthVerdict(known[1], known[2], Severity.OK, Action.NONE, SOURCE, text), now)
@@ -207,7 +207,7 @@ class Stragglers:
         node = self._roster.nodes[worker.node]
         others = [each for each in self._roster.usable_nodes() if each is not node and not each.quarantined]
         room = sum(len(each.free()) for each in others)
-        if room < len(node.seats):
+        if room < len(node.placed):
             text = f"rank {worker.rank} is a straggler and stays on {worker.node}: no other node has room for its ranks"
             self._orders.note(f"{text} (--spares keeps a node for that)", now)
             return

@@ -52,6 +52,6 @@ class Suspects:
             self._replace(worker, verdict.text, now)
 
     def _replace(self, worker: WorkerRecord, cause: str, now: Instant) -> None:
-        if isinstance(self._job.state, RUNNING) and worker.seated and worker.stage in IN_GENERATION:
+        if isinstance(self._job.state, RUNNING) and worker.placed and worker.stage in IN_GENERATION:
             self._job.orders.fence(worker, cause, now, dump=True)
             self._ladder.mend("log", [worker], cause, now, now)

@@ -102,13 +102,13 @@ class Coordinator:
     async def __aenter__(self) -> "Coordinator":
         """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
         app = web.Application(middlewares=[self._guard])
-        desk = HttpApi(self, self._machine.spec, lambda: self._machine.world, self._machine.snapshot)
-        app.add_routes([web.get("/agent", self._serve_agent), *desk.routes(), *self._routes])
+        api = HttpApi(self, self._machine.spec, lambda: self._machine.world, self._machine.snapshot)
+        app.add_routes([web.get("/agent", self._serve_agent), *api.routes(), *self._routes])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
             self._port = await http.listen(
-                self._runner, self._host, self._port, reuse=True, backlog=_BACKLOG, door="coordinator", strict=True
+                self._runner, self._host, self._port, reuse=True, backlog=_BACKLOG, endpoint="coordinator", strict=True
             )
         except OSError as error:
             await self._runner.cleanup()
@@ -350,7 +350,7 @@ class Coordinator:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        if (stranger := unknown(request, self._secret, door="coordinator")) is not None:
+        if (stranger := unknown(request, self._secret, endpoint="coordinator")) is not None:
             return stranger
         http.admit(request)
         try:

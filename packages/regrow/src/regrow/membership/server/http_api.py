@@ -17,7 +17,7 @@ from regrow.core.wire import UNREADABLE
 from regrow.membership.admission import LOCKED, JoinOffer, JoinRequest
 from regrow.membership.orders import AnswerScale, Deposed, EndJob
 from regrow.membership.server.http_replies import refusal, reply
-from regrow.membership.server.wishes import DrainWish, MoveWish, ScaleWish
+from regrow.membership.server.requests import DrainRequest, MoveRequest, ScaleRequest
 
 _LONGEST_REASON = 200
 _LONGEST_STOP: Seconds = 3600.0
@@ -141,33 +141,33 @@ class HttpApi:
         return web.json_response({}, status=202)
 
     async def _serve_scale(self, request: web.Request) -> web.Response:
-        wish = await _read(request, ScaleWish)
-        if isinstance(wish, web.Response):
-            return wish
-        if (wish.replicas is None) == (wish.ranks is None):
+        asked = await _read(request, ScaleRequest)
+        if isinstance(asked, web.Response):
+            return asked
+        if (asked.replicas is None) == (asked.ranks is None):
             return refusal(400, "either replicas or ranks must be given", "")
-        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        answer = self._host.submit(facts.ScaleRequested(wish.replicas or 0, reason, wish.stay, wish.ranks))
+        reason = asked.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        answer = self._host.submit(facts.ScaleRequested(asked.replicas or 0, reason, asked.stay, asked.ranks))
         return _ending() if answer is None else reply(answer)
 
     async def _serve_drain(self, request: web.Request) -> web.Response:
-        wish = await _read(request, DrainWish)
-        if isinstance(wish, web.Response):
-            return wish
-        if not 0 <= wish.grace < float("inf"):
-            return refusal(400, f"a grace of {wish.grace} s cannot be", "")
-        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        answer = self._host.submit(facts.DrainRequested(wish.node, wish.grace, reason, wish.certain))
+        asked = await _read(request, DrainRequest)
+        if isinstance(asked, web.Response):
+            return asked
+        if not 0 <= asked.grace < float("inf"):
+            return refusal(400, f"a grace of {asked.grace} s cannot be", "")
+        reason = asked.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        answer = self._host.submit(facts.DrainRequested(asked.node, asked.grace, reason, asked.certain))
         return _ending() if answer is None else reply(answer)
 
     async def _serve_move(self, request: web.Request) -> web.Response:
-        wish = await _read(request, MoveWish)
-        if isinstance(wish, web.Response):
-            return wish
-        if (wish.rank is None) == (not wish.node):
+        asked = await _read(request, MoveRequest)
+        if isinstance(asked, web.Response):
+            return asked
+        if (asked.rank is None) == (not asked.node):
             return refusal(400, "either a node or a rank must be given", "")
-        reason = wish.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
-        answer = self._host.submit(facts.MoveRequested(wish.node, wish.rank, wish.to, reason))
+        reason = asked.reason[:_LONGEST_REASON].strip() or "an operator asked for it"
+        answer = self._host.submit(facts.MoveRequested(asked.node, asked.rank, asked.to, reason))
         return _ending() if answer is None else reply(answer)
 
 

@@ -19,18 +19,18 @@ def refusal(status: int, error: str, hint: str) -> web.Response:
     return web.json_response({"error": error, "hint": hint}, status=status)
 
 
-def unknown(request: web.Request, secret: bytes, *, door: str) -> web.Response | None:
+def unknown(request: web.Request, secret: bytes, *, endpoint: str) -> web.Response | None:
     """Refusal for a caller who does not show the job's token; None: he does.
 
     Args:
         request: of the caller.
         secret: the header that is expected.
-        door: name under which the refusal is counted.
+        endpoint: name under which the refusal is counted.
     """
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
     if same_secret(given, secret):
         return None
-    refused.add(door, f"a request for {request.path} from {request.remote} without the job's token")
+    refused.add(endpoint, f"a request for {request.path} from {request.remote} without the job's token")
     return refusal(401, "the token is not this job's", "use the job's own, or ask who started it")
 
 

@@ -14,7 +14,7 @@ from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTime
 from regrow.core import http, tls
 from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Seconds
-from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
+from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Leader, Voter
 from regrow.core.process.tasks import Tasks
 from regrow.core.wire import UNREADABLE
 from regrow.membership.server.http_replies import refusal
@@ -36,7 +36,7 @@ class _Standing(Enum):
     """To another coordinator."""
 
 
-class LauncherDesk:
+class SuccessionApi:
     """Answers launchers; within `async with` it also looks after the voters.
 
     Args:
@@ -88,7 +88,7 @@ class LauncherDesk:
         self._stands = _Standing.GIVEN_WAY
         self._wake()
 
-    async def __aenter__(self) -> "LauncherDesk":
+    async def __aenter__(self) -> "SuccessionApi":
         """Look after the voters from now on."""
         self._tasks.start(self._look_after(), "looking after the launchers")
         self._tasks.start(self._keep_witness(), "keeping the witness")
@@ -109,15 +109,15 @@ class LauncherDesk:
             self._witness = None
 
     async def _keep_witness(self) -> None:
-        told = False
+        reported = False
         while (witness := self._witness) is not None:
             try:
                 if await witness.bind(self.voters):
                     self._advance()
             except Exception as error:  # noqa: BLE001 - as in `_look_after`
                 self._fail(error)
-            if not witness.answers and not told:
-                told = True
+            if not witness.answers and not reported:
+                reported = True
                 self._say(f"the witness at {witness.voter.address} does not answer; the job goes on without it")
             await asyncio.sleep(self.voters.lease / (4 if self.voters.settled else 20))
 
@@ -127,7 +127,7 @@ class LauncherDesk:
         except UNREADABLE as error:
             return refusal(400, f"POST /launcher is not understood: {error}", "do all nodes run the same regrow?")
         name, voters = present.voter.name, self.voters
-        voters.heard(present, self._clock.now())
+        voters.received(present, self._clock.now())
         self._advance()
         held = present.number if present.term == voters.term else 0
         loop = asyncio.get_running_loop()
@@ -193,7 +193,7 @@ class LauncherDesk:
         try:
             async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:
-                    self.voters.told(voter.name, msgspec.json.decode(await response.read(), type=Office))
+                    self.voters.notified(voter.name, msgspec.json.decode(await response.read(), type=Leader))
         except ClientConnectorError as error:
             if isinstance(error.os_error, ConnectionRefusedError):
                 self.voters.ended(voter.name, self._clock.now())

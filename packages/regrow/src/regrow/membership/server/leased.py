@@ -8,7 +8,7 @@ from regrow.core.exit_codes import RUN_AGAIN
 from regrow.core.ids import Instant, NodeId, Seconds
 from regrow.core.job import JobSpec
 from regrow.core.messages import facts
-from regrow.core.messages.elections import Office
+from regrow.core.messages.elections import Leader
 from regrow.core.messages.unions import Fact
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.hosted import Machine
@@ -33,7 +33,7 @@ class LeasedMachine:
         self._machine, self._voters, self._changed = machine, voters, changed
         self._held: list[tuple[Instant, Fact]] = []
         self._blocked_since: Instant | None = None
-        self._told_at: Instant = float("-inf")
+        self._reported_at: Instant = float("-inf")
         """Time when another node last reported a step."""
         self._look_at: Instant | None = None
         self._retired = False
@@ -65,7 +65,7 @@ class LeasedMachine:
         if self._retired:
             return []
         if isinstance(event, facts.NodeProgress) and event.node != self._voters.me.node:
-            self._told_at = now
+            self._reported_at = now
         self._held = [*((since, fact) for since, fact in self._held if not says_all_of(event, fact)), (now, event)]
         if not self._voters.may_decide(now):
             return self._wait(now)
@@ -88,7 +88,7 @@ class LeasedMachine:
         if self._voters.passed and now - self._blocked_since >= PASSED_S:
             return [Deposed(RUN_AGAIN, _PASSED, None)]
         # While others train with this coordinator's agents, its end would end all of that.
-        if now - max(self._blocked_since, self._told_at) < _GIVE_UP_S:
+        if now - max(self._blocked_since, self._reported_at) < _GIVE_UP_S:
             return []
         return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]
 
@@ -98,7 +98,7 @@ _PASSED = (
 )
 
 
-def _deposed(by: Office) -> Deposed:
+def _deposed(by: Leader) -> Deposed:
     text = f"another coordinator was elected meanwhile (term {by.term}, at {by.address}), so this one gives way"
     return Deposed(RUN_AGAIN, text, by)
 

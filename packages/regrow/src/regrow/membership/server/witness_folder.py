@@ -115,7 +115,7 @@ class WitnessFolder:
         word = WitnessWord(voters.term, voters.me.name, (voters.term, number))
         if not await self._take(word, began):
             return False
-        voters.heard(LauncherPresent(self.voter, voters.term, number, began), self._clock.now())
+        voters.received(LauncherPresent(self.voter, voters.term, number, began), self._clock.now())
         old = self._known.place - _KEPT
         if old > 0:
             self._disk.do(partial(place_file(self._folder, old).unlink, missing_ok=True))

@@ -79,7 +79,7 @@ class Succession:
             wanted=self._size.wanted,
             wanted_by=self._size.wanted_by,
             change=self._size.change,
-            telling=self._generations.telling,
+            announced=self._generations.announced,
             spent=list(self._ladder.budget.times),
             doubt=self._generations.doubts.open,
             quarantined={node.node: node.quarantined for node in nodes if node.quarantined},
@@ -147,7 +147,7 @@ class Succession:
                 self._roster.nodes[node].quarantined = reason
         for fact in failures:
             if not isinstance(self._job.state, Ended):
-                self._workers.tell(fact, now)
+                self._workers.apply(fact, now)
 
     def _recall(self, memory: JobMemory) -> None:
         self._job.restarts, self._job.resumes = memory.restarts, memory.resumes
@@ -159,7 +159,7 @@ class Succession:
         self._roster.named.update(memory.named)
         self._checkpoints.attempts = memory.checkpoints
         self._roster.first_build = memory.first_build
-        self._generations.telling, self._generations.doubts.open = memory.telling, memory.doubt
+        self._generations.announced, self._generations.doubts.open = memory.announced, memory.doubt
 
     def _enter_nodes(
         self,
@@ -180,14 +180,14 @@ class Succession:
     # --- a generation that was formed, or was being formed -----------------------------------------------------
 
     def _go_on(self, table: GenerationTable, now: Instant) -> None:
-        members = [self._seat(member, now) for member in table.members]
+        members = [self._place(member, now) for member in table.members]
         self._roster.sharded = len({worker.holding for worker in members}) > 1
         self._job.step = max([self._job.step, *(worker.state_at for worker in members)])
         self._enter_others(now)
         if (ended := self._turned(members)) is not None:
             self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
             self._job.goto(self._job.trainings.turn(ended, now))
-            self._tell_again(members, now)
+            self._apply_again(members, now)
             return
         mine = [self._pasts.get(worker.worker) for worker in members]
         if all(past is not None and _over(past) for past in mine) and any(past and past.released for past in mine):
@@ -211,7 +211,7 @@ class Succession:
         left = [worker.ended for worker in members if (past := self._pasts.get(worker.worker)) and past.released]
         return next((each for each in (*(known.get(one.training) for one in members), *left) if each is not None), None)
 
-    def _seat(self, member: Member, now: Instant) -> WorkerRecord:
+    def _place(self, member: Member, now: Instant) -> WorkerRecord:
         past = self._pasts.get(member.worker)
         if past is None:
             worker = WorkerRecord(member.worker, member.node, Role.RANK, None, member.local_rank, Stage.GONE, now)
@@ -220,7 +220,7 @@ class Succession:
             self._say_gone(worker, member.rank, NODE_LOST, record.NODE_LOST, now)
         else:
             worker = self._enter(past, now)
-        self._roster.seat(worker, member.rank, member.local_rank, now)
+        self._roster.place(worker, member.rank, member.local_rank, now)
         return worker
 
     def _say_gone(self, worker: WorkerRecord, rank: Rank, code: int, reason: str, now: Instant) -> None:
@@ -297,25 +297,25 @@ class Succession:
         else:
             cause = f"{self._loss.node}, which hosted the coordinator, was lost"
             self._ladder.mend("node", lost, cause, now, self._loss.at)
-        self._tell_again(members, now)
+        self._apply_again(members, now)
 
-    def _tell_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
+    def _apply_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
         """Handle again the facts that the last coordinator may not have dealt with: errors before ends."""
         pasts = [past for worker in members if (past := self._pasts.get(worker.worker)) is not None]
         errors = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
         for fact in errors:
             if fact is not None and not isinstance(self._job.state, Ended):
-                self._workers.tell(fact, now)
+                self._workers.apply(fact, now)
         for past in pasts:
             if past.code is not None and not isinstance(self._job.state, Ended):
-                self._workers.tell(facts.WorkerExited(past.worker, past.code, now), now)
+                self._workers.apply(facts.WorkerExited(past.worker, past.code, now), now)
 
     def _release(self, members: Sequence[WorkerRecord], now: Instant) -> None:
         self._job.goto(Releasing(now + self._spec.halt_deadline))
         self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
         self._orders.note(say.taken_over(len(members)), now)
         self._orders.release(Stage.FINISHED, now)
-        self._tell_again(members, now)
+        self._apply_again(members, now)
 
     # --- workers that build ------------------------------------------------------------------------------------
 
@@ -334,16 +334,16 @@ class Succession:
             rank for rank in range(table.head.world) if (p := builders.get(Rank(rank))) is None or self._given_up(p)
         ]
         for rank, past in sorted(builders.items()):
-            self._roster.seat(self._enter(past, now), rank, past.local_rank, now)
+            self._roster.place(self._enter(past, now), rank, past.local_rank, now)
         self._enter_others(now)
         if missing:
             self._roster.renumber([], now)
             self._roster.world = table.head.world  # if the next one has another size, that is to be said
             self._orders.note(say.not_standing(), now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
-            self._tell_again(list(self._roster.workers.values()), now)
+            self._apply_again(list(self._roster.workers.values()), now)
             return
-        self._tell_again(list(self._roster.seated()), now)
+        self._apply_again(list(self._roster.placed()), now)
         if isinstance(self._job.state, Building):
             self._orders.note(say.taken_over(table.head.world), now)
 

@@ -38,7 +38,7 @@ class Election:
         """Until then the coordinator counts on this launcher."""
         self.candidates: dict[str, str] = {}
         """Candidates since the coordinator has answered last: addresses, by name. Not all are known as voters."""
-        self._in_office = False
+        self._leads = False
         self._voted_for = ""
         """Candidate that it waits for."""
         self._next: Instant = float("-inf")
@@ -73,7 +73,7 @@ class Election:
         """True if the coordinator of this term is needed and has not answered since."""
         return self._missed >= term
 
-    def heard(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
+    def received(self, term: int, handover: Handover | None, lease: Seconds, now: Instant) -> bool:
         """The coordinator of this term has answered; False where a newer one is known, so that it is none any more."""
         if term < self.term:
             return False
@@ -84,20 +84,20 @@ class Election:
             self.handover = handover
         return True
 
-    def enter_office(self) -> None:
+    def become_leader(self) -> None:
         """This launcher hosts the coordinator, which counts on it until it is `released`, also after a pause."""
-        self._in_office = True
+        self._leads = True
 
     def released(self, now: Instant) -> None:
         """The process of the coordinator has certainly ended: it counts on nobody any more."""
-        self.bound_until, self._in_office = min(self.bound_until, now), False
+        self.bound_until, self._leads = min(self.bound_until, now), False
 
     def vote(self, asked: VoteAsked, now: Instant) -> bool:
         """Vote on a candidate; True if this launcher elects it."""
         self._seen = max(self._seen, asked.term)
         if asked.voter == self.me.name != asked.name:
             self.candidates[asked.name] = asked.address
-        if self._in_office or now < self.bound_until or asked.term <= self.term or asked.voter != self.me.name:
+        if self._leads or now < self.bound_until or asked.term <= self.term or asked.voter != self.me.name:
             return False
         if self.handover is not None and asked.version < self.handover.version:
             return False
@@ -113,7 +113,7 @@ class Election:
     def stand(self, now: Instant) -> VoteAsked | None:
         """Ask the others whether they would elect this launcher, if it is its turn."""
         turn, mine = self.turn, self.handover
-        if turn is None or mine is None or not self.possible or self._in_office:
+        if turn is None or mine is None or not self.possible or self._leads:
             return None
         if now < max(self.bound_until + _TURN_S * turn, self._next, self._waits_until):
             return None

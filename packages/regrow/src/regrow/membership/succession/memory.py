@@ -45,7 +45,7 @@ class JobMemory:
         resumes: whether workers that start the job again read a checkpoint.
         wanted, wanted_by: the number of replicas asked for, and why.
         change: of the world that all workers are being built for.
-        telling: a change of the world that workers may not all have heard of.
+        announced: a change of the world that workers may not all have heard of.
         spent: when faults were counted.
         doubt: states that are not to be trusted.
         quarantined: nodes on which nothing new is started, and why.
@@ -71,7 +71,7 @@ class JobMemory:
     wanted: int
     wanted_by: str
     change: Change | None = None
-    telling: WorldChange | None = None
+    announced: WorldChange | None = None
     spent: list[Instant] = field(default_factory=list)
     doubt: Doubt | None = None
     quarantined: dict[NodeId, str] = field(default_factory=dict)

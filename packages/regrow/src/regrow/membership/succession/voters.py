@@ -9,7 +9,7 @@ counts when a quorum of the new voters has it: then any two quorums that could d
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.elections import Handover, LauncherPresent, Office, Voter
+from regrow.core.messages.elections import Handover, LauncherPresent, Leader, Voter
 
 VOTE_LEASE: Seconds = 10.0
 """Time for which a launcher that has answered elects nobody else: as long as any node may be unreachable."""
@@ -45,7 +45,7 @@ class Voters:
     number: int = 1
     """Of the newest handover."""
     memory: bytes = b""
-    deposed_by: Office | None = None
+    deposed_by: Leader | None = None
     """Another coordinator, of a later term, where one is known."""
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
     """The voters of the newest handover that counts, and of all that were written after it, by its number."""
@@ -75,7 +75,7 @@ class Voters:
         """True if the newest voters count, so that they may be changed."""
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
-    def heard(self, present: LauncherPresent, now: Instant) -> None:
+    def received(self, present: LauncherPresent, now: Instant) -> None:
         """A launcher is there."""
         known = self._launchers.setdefault(present.voter.name, _Launcher(present.voter, now))
         if present.beat is not None:
@@ -89,12 +89,12 @@ class Voters:
         """True if a voter has voted in a later term: it no longer answers this coordinator, though none was elected."""
         return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
 
-    def told(self, name: str, office: Office) -> None:
+    def notified(self, name: str, leader: Leader) -> None:
         """A launcher has said whom it follows."""
-        if office.voted > self.term:
+        if leader.voted > self.term:
             self._passed.add(name)
-        if office.term > self.term:
-            self.deposed_by = office
+        if leader.term > self.term:
+            self.deposed_by = leader
 
     def ended(self, name: str, now: Instant) -> None:
         """The process of a launcher has certainly ended. If it was still bound, it has elected nobody, nor will it."""

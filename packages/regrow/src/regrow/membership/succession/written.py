@@ -34,7 +34,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     wanted: int
     wanted_by: str
     change: tuple[str, int, str, Instant | None] | None
-    telling: WorldChange | None
+    announced: WorldChange | None = msgspec.field(name="telling")
     spent: list[Instant]
     doubt: tuple[StepNo, list[Rank]] | None
     quarantined: dict[NodeId, str]
@@ -90,7 +90,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         wanted=memory.wanted,
         wanted_by=memory.wanted_by,
         change=None if change is None else (change.kind, change.before, change.reason, change.by),
-        telling=memory.telling,
+        announced=memory.announced,
         spent=memory.spent,
         doubt=None if doubt is None else (doubt.step, sorted(doubt.wrong)),
         quarantined=memory.quarantined,
@@ -104,7 +104,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         alone=memory.replacements.alone,
         unproven=memory.belief.doubt,
         newcomers=memory.belief.newcomers,
-        kept=None if memory.kept is None else (memory.kept.step, memory.kept.inside),
+        kept=None if memory.kept is None else (memory.kept.step, memory.kept.as_committed),
         finished=memory.finished,
         stopping=memory.stopping,
         stop_by=memory.stop_by,
@@ -135,7 +135,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
         wanted=written.wanted,
         wanted_by=written.wanted_by,
         change=change,
-        telling=written.telling,
+        announced=written.announced,
         spent=[at + ahead for at in written.spent],
         doubt=None if written.doubt is None else Doubt(written.doubt[0], frozenset(written.doubt[1])),
         quarantined=written.quarantined,

@@ -13,7 +13,7 @@ from regrow.observe.watch.present import JobFigures, Present, SuspectNode
 _MOST_NODES = 64
 
 
-class FiguresDesk:
+class FiguresApi:
     """Takes in what the coordinator hears, which is cheap, and adds up when somebody asks.
 
     Args:

@@ -98,7 +98,9 @@ class WatchSite:
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         try:
             await self._runner.setup()
-            self.port = await http.listen(self._runner, self._host, self._asked, reuse=True, anybody=True, door="watch")
+            self.port = await http.listen(
+                self._runner, self._host, self._asked, reuse=True, anybody=True, endpoint="watch"
+            )
         except OSError as error:
             await self._runner.cleanup()
             self._runner = None

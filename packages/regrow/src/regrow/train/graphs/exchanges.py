@@ -18,7 +18,7 @@ class Exchanges:
         self._first: Held = {}
         self._others: dict[int, dict[str, object]] = {}
         self._passing: set[int] = set()  # code without places that steps have put there: kept while it is there
-        self.told: dict[int, dict[str, bool]] = {}
+        self.encoded: dict[int, dict[str, bool]] = {}
         """By holder, places whose values steps have exchanged; True: data, which travels."""
         self.code = ""
         """Name of a place that has other code by now, or had code; empty: there is none."""
@@ -60,7 +60,7 @@ class Exchanges:
                 first[at] = now[at]  # a library puts what it has compiled in the place of a function
                 continue
             data = not (is_code(first.get(at)) or is_code(now.get(at)))
-            self.told.setdefault(id(holder), {})[at] = data
+            self.encoded.setdefault(id(holder), {})[at] = data
             if not data:
                 self.code = self.code or f"{getattr(holder, '__name__', type(holder).__name__)}{at}"
 
@@ -73,10 +73,10 @@ class Exchanges:
     def built(self) -> None:
         """Let all holders have what they had as they were first seen."""
         self.put_back(self._first)
-        self.told, self.code = {}, ""
+        self.encoded, self.code = {}, ""
 
     def take(self, holder: object, at: str, value: object, *, gone: bool) -> None:
         """Put a received value into its place. Raises `StateError` where it may not be."""
         self._first.setdefault(id(holder), (holder, places(holder)))
         receive(holder, at, value, gone=gone)
-        self.told.setdefault(id(holder), {})[at] = True
+        self.encoded.setdefault(id(holder), {})[at] = True

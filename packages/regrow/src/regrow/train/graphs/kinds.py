@@ -109,7 +109,7 @@ class ThingKind(enum.StrEnum):
     PYTHON = "python generator"
     TORCH = "torch generator"
     METHOD = "method"
-    TOLD = "object that says its state"
+    OWN_STATE = "object that says its state"
     OBJECT = "object"
 
 
@@ -208,7 +208,7 @@ def _of_object(value: object, path: str) -> ThingKind:
     if isinstance(value, GENERATOR_TYPES):
         raise NotCarried(path, value, "it has a state that its attributes do not show")
     if says_its_state(value):
-        return ThingKind.TOLD
+        return ThingKind.OWN_STATE
     if hasattr(value, "__next__"):
         raise NotCarried(path, value, "an iterator cannot be told its place")
     if kind is types.SimpleNamespace:

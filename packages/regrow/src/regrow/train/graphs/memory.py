@@ -21,10 +21,10 @@ from regrow.train.graphs.walk import (
     Piece,
     Thing,
     generator_state,
+    own_state,
     pieces,
     put_generator,
-    put_told,
-    told_state,
+    put_own_state,
 )
 
 
@@ -53,7 +53,7 @@ _CHANGES = frozenset(
         ThingKind.ARRAY,
         ThingKind.ITEMS,
         ThingKind.TENSOR,
-        ThingKind.TOLD,
+        ThingKind.OWN_STATE,
         ThingKind.OBJECT,
     }
 )
@@ -93,8 +93,8 @@ def _content(thing: Thing) -> Any:
     value, kind = thing.value, thing.kind
     if kind is ThingKind.OBJECT:
         return dict(getattr(value, "__dict__", {})), slot_values(value)
-    if kind is ThingKind.TOLD:
-        return held(told_state(value), None)
+    if kind is ThingKind.OWN_STATE:
+        return held(own_state(value), None)
     if kind is ThingKind.TENSOR:
         return value.detach()
     if kind is ThingKind.DICT:
@@ -113,8 +113,8 @@ def _put(thing: Thing, content: Any) -> None:
         if hasattr(value, "__dict__"):
             put_items(vars(value), attributes)
         put_slots(value, slots)
-    elif kind is ThingKind.TOLD:
-        put_told(value, fitted(told_state(value), content, in_place=True))
+    elif kind is ThingKind.OWN_STATE:
+        put_own_state(value, fitted(own_state(value), content, in_place=True))
     elif kind is ThingKind.TENSOR:
         put_tensor(value, content)
     elif kind is ThingKind.DICT:

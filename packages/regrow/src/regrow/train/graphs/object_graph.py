@@ -8,10 +8,10 @@ import numpy as np
 
 from regrow.core.errors import NotCarried, StateError
 from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.decode import Originals, decode_graph
+from regrow.train.graphs.encode import Left, encode_graph, try_to_encode
 from regrow.train.graphs.exchanges import Exchanges, Held
 from regrow.train.graphs.memory import Memory, go_back, remember
-from regrow.train.graphs.read import Originals, hear
-from regrow.train.graphs.tell import Left, tell, try_to_tell
 from regrow.train.graphs.walk import Thing, walk
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class ObjectGraph:
         self.missing: list[str] = []
         """Sentences on state that was not put back, or not received."""
         self._unfollowed: dict[int, tuple[object, str]] = {}
-        self._untold: dict[int, tuple[object, str]] = {}
+        self._unsent: dict[int, tuple[object, str]] = {}
         self._met: set[int] = set()
         self.settle()
 
@@ -130,24 +130,24 @@ class ObjectGraph:
 
         Raises `NotCarried` for what cannot be told; as steps count, that is left out.
         """
-        return self._without(self._untold, self._tell)
+        return self._without(self._unsent, self._encode_graph)
 
     def look_closely(self) -> None:
         """Let `apart` say all that cannot be told; copies no array. Raises what objects that say their state raise."""
-        self._without(self._untold, partial(self._tell, try_to_tell))
+        self._without(self._unsent, partial(self._encode_graph, try_to_encode))
 
-    def _tell(self, telling: Callable[..., dict[str, object]] = tell) -> dict[str, object]:
-        left = {**self._unfollowed, **self._untold}
+    def _encode_graph(self, encoding: Callable[..., dict[str, object]] = encode_graph) -> dict[str, object]:
+        left = {**self._unfollowed, **self._unsent}
         things, _ = self._look(left)
         there = {each: left[each] for each in left if each in self._met}
-        return telling(things, self._originals, self._classes, self._exchanges, there)
+        return encoding(things, self._originals, self._classes, self._exchanges, there)
 
     def load_state_dict(self, state_dict: object) -> None:
         """Take over a graph. Raises `StateError` where it does not fit what is here."""
         if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
             raise StateError(f"the state of {', '.join(self._roots)} that was received is none")
-        told = cast(dict[str, Any], state_dict)
-        names = hear(told, self._originals, self._classes, self._exchanges)
+        encoded = cast(dict[str, Any], state_dict)
+        names = decode_graph(encoded, self._originals, self._classes, self._exchanges)
         self.missing = [f"{name} is as the script has built it, though steps had changed it" for name in names]
 
 

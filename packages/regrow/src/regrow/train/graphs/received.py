@@ -38,11 +38,11 @@ def plain_dtype(descr: Any) -> np.dtype[Any]:
     return dtype
 
 
-def lengths(told: Any) -> list[int]:
+def lengths(received: Any) -> list[int]:
     """Numbers that are not negative, such as a shape. Raises `StateError`."""
-    if type(told) is not list or not all(type(each) is int and each >= 0 for each in told):
-        raise StateError(f"{told!r:.80} is no list of lengths")
-    return cast(list[int], told)
+    if type(received) is not list or not all(type(each) is int and each >= 0 for each in received):
+        raise StateError(f"{received!r:.80} is no list of lengths")
+    return cast(list[int], received)
 
 
 def count_of(shape: Any) -> int:
@@ -85,11 +85,11 @@ def refuse_beyond(shape: Any, strides: Any, first: Any, dtype: torch.dtype, nbyt
         raise StateError("a tensor would lie outside its memory")
 
 
-def seed_of(told: Any) -> np.random.SeedSequence | None:
+def seed_of(received: Any) -> np.random.SeedSequence | None:
     """Seed from which a bit generator spawns others. Raises `StateError`."""
-    if told is None:
+    if received is None:
         return None
-    entropy, key, pool, spawned = told
+    entropy, key, pool, spawned = received
     lengths([pool, spawned])
     if pool > _POOL:
         raise StateError(f"a seed has a pool of {pool}")

@@ -195,12 +195,12 @@ HOLDERS = frozenset({ThingKind.CONSTANT, ThingKind.ENUM})
 GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
 
 
-def told_state(value: Any) -> object:
+def own_state(value: Any) -> object:
     """State that an object says itself."""
     return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
 
 
-def put_told(value: Any, state: object) -> None:
+def put_own_state(value: Any, state: object) -> None:
     """Tell an object its state."""
     if hasattr(type(value), "load_state_dict"):
         value.load_state_dict(state)

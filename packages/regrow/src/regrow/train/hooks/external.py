@@ -64,7 +64,7 @@ class ExternalDraws:
         self._copies: dict[str, StepNo] = {}
         """Names of copies with the agent, and their steps."""
         self._calls = 0
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._store: AgentStore | None = None
         self._newest: _Newest | None = None
         self._looked_for = -1
@@ -171,8 +171,8 @@ class ExternalDraws:
         self._note(text, doubts=True)
 
     def _note(self, text: str, *, doubts: bool = False) -> None:
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._reported:
+            self._reported.add(text)
             self._member.send(WorkerNoted(self._member.worker, text, doubts=doubts))
 
     # --- copies that the agent of this node keeps ----------------------------------------------------------------
@@ -234,12 +234,12 @@ class ExternalDraws:
         self._write(_Newest(place[0], place[2], draws, self._member.groups.generation))
 
     def _write(self, newest: _Newest) -> None:
-        told = msgspec.msgpack.encode(newest)
-        self._asked(lambda store: store.set(f"external/{self._member.rank}", told))
+        reported = msgspec.msgpack.encode(newest)
+        self._asked(lambda store: store.set(f"external/{self._member.rank}", reported))
 
     def _told_newest(self) -> _Newest | None:
-        told = self._read(f"external/{self._member.rank}")
-        return None if told is None else msgspec.msgpack.decode(told, type=_Newest)
+        reported = self._read(f"external/{self._member.rank}")
+        return None if reported is None else msgspec.msgpack.decode(reported, type=_Newest)
 
     def _read(self, name: str) -> bytes | None:
         return self._asked(lambda store: store.get(name) if store.check([name]) else None)

@@ -28,11 +28,11 @@ class RegroupHooks:
     """The functions of one worker's script.
 
     Args:
-        member: how this process takes part in a job.
+        worker: how this process takes part in a job.
     """
 
-    def __init__(self, member: Participation) -> None:
-        self._member = member
+    def __init__(self, worker: Participation) -> None:
+        self._worker = worker
         self._pairs: list[_Pair] = []
 
     def __bool__(self) -> bool:
@@ -41,10 +41,10 @@ class RegroupHooks:
     def add(self, before: RegroupHook | None, after: RegroupHook | None, *, within: Seconds) -> None:
         """Call these at every change. Groups that stand already are told to `after` at once; its errors are raised."""
         pair = _Pair(before, after, within)
-        if not self._member.newcomer:
-            self._open(pair, self._member.groups.generation)
+        if not self._worker.newcomer:
+            self._open(pair, self._worker.groups.generation)
         self._pairs.append(pair)
-        self._member.body.awaits_causes = True
+        self._worker.body.awaits_causes = True
 
     def give_up(self) -> None:
         """The groups are given up. What `before` raises is told, and the job goes on: `after` decides."""
@@ -53,12 +53,12 @@ class RegroupHooks:
             if held is None or pair.before is None:
                 continue
             try:
-                with self._member.beside(_named("before", pair.before), pair.within, calls=False):
+                with self._worker.beside(_named("before", pair.before), pair.within, calls=False):
                     pair.before(held)
             except Exception as error:  # noqa: BLE001  whatever it is, the state here is still good
-                told = report(error)
-                self._member.note_of_script(
-                    f"{_named('before', pair.before)} raised {told.type}: {told.message} ({told.where}); the job goes "
+                why = report(error)
+                self._worker.note_of_script(
+                    f"{_named('before', pair.before)} raised {why.type}: {why.message} ({why.where}); the job goes "
                     "on, and what was not given up there is left to the `after` of the same call"
                 )
 
@@ -70,10 +70,10 @@ class RegroupHooks:
         """
         try:
             for pair in self._pairs:
-                if pair.held != self._member.groups.generation:
-                    self._open(pair, self._member.groups.generation)
+                if pair.held != self._worker.groups.generation:
+                    self._open(pair, self._worker.groups.generation)
         except Exception as error:
-            if not self._member.body.abort(error, state):
+            if not self._worker.body.abort(error, state):
                 raise
             return False
         return True
@@ -83,7 +83,7 @@ class RegroupHooks:
         if pair.after is None:
             return
         try:
-            with self._member.beside(_named("after", pair.after), pair.within, calls=True):
+            with self._worker.beside(_named("after", pair.after), pair.within, calls=True):
                 pair.after(generation)
         except Exception as error:
             error.add_note(f"in {_named('after', pair.after)}, for the groups of generation {generation}")

@@ -47,7 +47,7 @@ class ScaleHooks:
         """Call it at every change, after those that were added before it."""
         self._hooks.append(hook)
 
-    def tell(self, change: WorldChange | None, step: StepNo, *, leaving: bool = False) -> None:
+    def notify(self, change: WorldChange | None, step: StepNo, *, leaving: bool = False) -> None:
         """The world has changed so before `step`; what a hook raises is the script's error."""
         if change is None or change.kind not in _KINDS:
             return

@@ -53,12 +53,12 @@ def refutation(rank: Trace, newcomer: Trace, found: list[Difference], *, rank_nu
     """
     first = next((each for each in found if each.kind is not Computation.LOGGED), found[0])
     where = f"at step {rank.step} a newcomer in the place of rank {rank_number}"
-    told = f"{where} would not compute the same: {_what(first, rank_number)}"
+    text = f"{where} would not compute the same: {_what(first, rank_number)}"
     causes = likely(rank, newcomer, rank_number)
     if causes:
-        return f"{told}. Likely behind it: {'; '.join(causes)}"
+        return f"{text}. Likely behind it: {'; '.join(causes)}"
     return (
-        f"{told}. Nothing that the script keeps differs: likely behind it are a file or a service that it reads in its "
+        f"{text}. Nothing that the script keeps differs: likely behind it are a file or a service that it reads in its "
         "body, or kernels that do not repeat themselves"
     )
 
@@ -80,25 +80,25 @@ def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
         if (mine := newcomer.around.get(path)) is None or mine.digest != theirs.digest
     ]
     differing += [(path, None, mine) for path, mine in newcomer.around.items() if path not in rank.around]
-    told = _told([each for each in differing if _mentions(each[0], used)], rank_number)
-    if not told:
+    text = _sentences([each for each in differing if _mentions(each[0], used)], rank_number)
+    if not text:
         memos = [path for path, seen in newcomer.around.items() if seen.what == "memo" and _mentions(path, used)]
-        told = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
+        text = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
         # What a library's code has read, or what has no name of its own: it is known by what holds it.
-        told += _told([each for each in differing if _mentions_some(each[0], used)], rank_number)
-    return told[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
+        text += _sentences([each for each in differing if _mentions_some(each[0], used)], rank_number)
+    return text[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
 
 
-def _told(differing: list[_Differing], rank_number: Rank) -> list[str]:
+def _sentences(differing: list[_Differing], rank_number: Rank) -> list[str]:
     """In words, the likeliest first; what something else holds that was told is left out."""
-    told: list[str] = []
+    text: list[str] = []
     seen: set[str] = set()
     for path, theirs, mine in sorted(differing, key=lambda each: (_place(each), len(each[0]))):
         if any(path.startswith((f"{known}[", f"{known}.")) for known in seen):
             continue
         seen.add(path)
-        told.append(_cause(path, theirs, mine, rank_number))
-    return told
+        text.append(_cause(path, theirs, mine, rank_number))
+    return text
 
 
 def _place(differing: _Differing) -> int:

@@ -71,11 +71,11 @@ class Shadow:
 
     Args:
         loop: whose steps.
-        standing: what the loop rests on.
+        context: what the loop rests on.
     """
 
-    def __init__(self, loop: ShadowedLoop, standing: LoopContext) -> None:
-        self._loop, self._standing = loop, standing
+    def __init__(self, loop: ShadowedLoop, context: LoopContext) -> None:
+        self._loop, self._context = loop, context
         self._recorder: Recorder | None = None
         self._how = PLAIN
         self._spent: Seconds = 0.0
@@ -89,13 +89,13 @@ class Shadow:
 
     def enters(self) -> None:
         """The script comes into a body."""
-        recorder, proofs = self._recorder, self._standing.member.proofs
+        recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
         since = time.monotonic()
-        state = self._standing.protected()
+        state = self._context.protected()
         if self._how == CLOSELY:
-            left_out = [*self._standing.objects, *state.parameters(), state]
+            left_out = [*self._context.objects, *state.parameters(), state]
             hooked = dict(hooks(self._modules()))
             recorder.trace.around = hooked | surroundings(script_frames(sys._getframe(1)), left_out)
         recorder.watch(state.looker.parameters, self._modules() if self._how == CLOSELY else ())
@@ -106,7 +106,7 @@ class Shadow:
             self._listener.start(script_frames(sys._getframe(1)))
 
     def _modules(self) -> Iterator[tuple[str, nn.Module]]:
-        for thing in self._standing.objects:
+        for thing in self._context.objects:
             if isinstance(thing, nn.Module) and compiled_module(thing) is None:
                 yield from ((name or "the model", each) for name, each in unwrapped(thing).named_modules())
 
@@ -134,12 +134,12 @@ class Shadow:
 
     def left(self, error: BaseException | None) -> None:
         """The script is out of the body."""
-        recorder, proofs = self._recorder, self._standing.member.proofs
+        recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
         if self._listener is not None:
             self._listener.stop()
-            recorder.trace.used, recorder.trace.called = self._listener.heard()
+            recorder.trace.used, recorder.trace.called = self._listener.reads()
             self._listener = None
         proofs.listen(None)
         since = time.monotonic()
@@ -151,7 +151,7 @@ class Shadow:
 
     def _changed(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
         """Digests of what updates have made, without what each rank or the end of the step changes too."""
-        state = self._standing.protected()
+        state = self._context.protected()
         buffers = frozenset(state.buffers_of_no(()))
         sample = self._recorder.trace.step if self._recorder and state.nbytes() > _WHOLE_BYTES else None
         return digests(state, buffers, sample=sample)
@@ -160,7 +160,7 @@ class Shadow:
 
     def begins(self, number: StepNo, batch: object) -> None:
         """A step of this worker's own begins: let a newcomer see it, if one wants to."""
-        proofs = self._standing.member.proofs
+        proofs = self._context.worker.proofs
         if proofs is None or not (how := proofs.wanted):
             return
         since = time.monotonic()
@@ -172,7 +172,7 @@ class Shadow:
 
     def ends(self, *, well: bool) -> None:
         """A step of this worker's own is over; `well`: it has happened here."""
-        recorder, proofs = self._recorder, self._standing.member.proofs
+        recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None or self._proving:
             return
         self._recorder = None
@@ -190,23 +190,23 @@ class Shadow:
 
     def prove(self) -> Iterator[Step]:
         """A newcomer waits: do what it is asked to prove, until it has a place."""
-        proofs = self._standing.member.proofs
+        proofs = self._context.worker.proofs
         while proofs is not None and (order := proofs.await_order()) is not None:
             why = self.cannot()
             if why:
-                self._unproven(order, why, lasting=True)
+                self._unproven(order, why, permanent=True)
                 continue
             yield from self._proof(order)
 
     def cannot(self) -> str:
         """Why nothing can be compared here, for people; empty: it can."""
-        if self._standing.regroups:
+        if self._context.regroups:
             return "what it builds with session.on_regroup stands among ranks, and not in a shadow"
-        if self._standing.member.reads_once:
+        if self._context.worker.reads_once:
             return "its batches come from an iterator, which cannot be asked for one again"
-        if self._standing.draws.used:
+        if self._context.draws.used:
             return "its body draws from outside by step.external, which a shadow must not"
-        if any(is_accelerator(each.device) for each in self._standing.protected().parameters()):
+        if any(is_accelerator(each.device) for each in self._context.protected().parameters()):
             return "its kernels on an accelerator need not repeat themselves bit for bit"
         if not self.can_skip:
             return (
@@ -223,7 +223,7 @@ class Shadow:
             self._proven(order, first)
             return
         if why := self.cannot():  # known since this body
-            self._unproven(order, why, lasting=True)
+            self._unproven(order, why, permanent=True)
             return
         second = yield from self._attempt(order, CLOSELY)
         if second is None:
@@ -232,13 +232,13 @@ class Shadow:
             self._unproven(order, f"{first.found[0].label} differed at step {first.step}, and nothing did once more")
             return
         if (why := _not_comparable(second)) or (why := _not_comparable(first)):
-            self._unproven(order, why, lasting=True)
+            self._unproven(order, why, permanent=True)
             return
         reason = refutation(second.rank, second.newcomer, second.found, rank_number=order.rank)
-        self._tell(ReplacementRefuted, order, second.step, reason)
+        self._refute(ReplacementRefuted, order, second.step, reason)
 
     def _attempt(self, order: ProveReplacement, how: str) -> Generator[Step, None, _Ran | None]:
-        state, since = self._standing.protected(), time.monotonic()
+        state, since = self._context.protected(), time.monotonic()
         variables = state.variables
         variables.asks()
         before, gradients = variables.take(), copied_gradients(state.parameters())
@@ -258,13 +258,13 @@ class Shadow:
             variables.put_back(before)
             # A body that was cut off has left some, to which the next would add, and the stage of its scaler.
             give_gradients(state.parameters(), gradients)
-            grad_scalers.begin_anew(self._standing.objects)
+            grad_scalers.begin_anew(self._context.objects)
         return ran
 
     def _run(
         self, order: ProveReplacement, how: str, state: ProtectedState, since: float
     ) -> Generator[Step, None, _Ran | None]:
-        proofs, batches = self._standing.member.proofs, self._standing.data()
+        proofs, batches = self._context.worker.proofs, self._context.data()
         if proofs is None:
             return None
         step: Step | None = None
@@ -301,15 +301,15 @@ class Shadow:
     def _in_place(self, proofs: ProofParty, order: ProveReplacement) -> Iterator[None]:
         """Within this, this worker is that rank, with collectives that are answered locally."""
         try:
-            with proofs.in_place(order), self._standing.member.echo():
-                self._standing.follow_place()
+            with proofs.in_place(order), self._context.worker.echo():
+                self._context.follow_place()
                 yield
         finally:
-            self._standing.follow_place()
+            self._context.follow_place()
 
     def _raised(self) -> str:
         """Describe the error that ended the body. Raises `GenerationHalted` if this worker is needed."""
-        error, proofs = self._error, self._standing.member.proofs
+        error, proofs = self._error, self._context.worker.proofs
         if isinstance(error, GenerationHalted) or (proofs is not None and proofs.over):
             raise GenerationHalted("this worker is needed")
         if isinstance(error, _SHORT_OF_MEMORY):
@@ -330,28 +330,30 @@ class Shadow:
     # --- what is told ---------------------------------------------------------------------------------------------
 
     def _proven(self, order: ProveReplacement, ran: _Ran) -> None:
-        member, proofs = self._standing.member, self._standing.member.proofs
+        worker, proofs = self._context.worker, self._context.worker.proofs
         if ran.rank.failed or ran.newcomer.failed:
             self._unproven(order, f"what it computes cannot be looked at: {ran.rank.failed or ran.newcomer.failed}")
             return
         for each in ran.found[:1]:
-            member.note_of_script(
+            worker.note_of_script(
                 f"{each.label} is {each.rank} on rank {order.rank} and {each.newcomer} in a newcomer at the same step: "
                 "a clock, or what each process has for itself; all that it computes is the same"
             )
         if proofs is not None:
-            fact = ReplacementProven(member.worker, order.generation, order.rank, ran.step, ran.rank.held, ran.seconds)
-            proofs.tell(fact)
+            fact = ReplacementProven(
+                worker.worker_id, order.generation, order.rank, ran.step, ran.rank.held, ran.seconds
+            )
+            proofs.report(fact)
 
-    def _unproven(self, order: ProveReplacement, reason: str, *, lasting: bool = False) -> None:
-        member = self._standing.member
-        if member.proofs is not None:
-            member.proofs.tell(ReplacementUnproven(member.worker, order.generation, order.rank, reason, lasting))
+    def _unproven(self, order: ProveReplacement, reason: str, *, permanent: bool = False) -> None:
+        worker = self._context.worker
+        if worker.proofs is not None:
+            worker.proofs.report(ReplacementUnproven(worker.worker_id, order.generation, order.rank, reason, permanent))
 
-    def _tell(self, kind: Callable[..., ReplacementRefuted], order: ProveReplacement, step: StepNo, why: str) -> None:
-        member = self._standing.member
-        if member.proofs is not None:
-            member.proofs.tell(kind(member.worker, order.generation, order.rank, step, why))
+    def _refute(self, kind: Callable[..., ReplacementRefuted], order: ProveReplacement, step: StepNo, why: str) -> None:
+        worker = self._context.worker
+        if worker.proofs is not None:
+            worker.proofs.report(kind(worker.worker_id, order.generation, order.rank, step, why))
 
 
 def _not_comparable(ran: _Ran) -> str:

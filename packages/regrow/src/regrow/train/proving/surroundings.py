@@ -102,7 +102,7 @@ def _look(value: object) -> SeenAround | None:
     match value:
         case bool() | None:
             return SeenAround(digest_text(repr(value)), "setting", repr(value))
-        case float() | int() if _tells_time(value):
+        case float() | int() if _is_clock(value):
             return SeenAround(digest_text(repr(value)), "clock", repr(value))
         case int():
             return SeenAround(digest_text(repr(value)[:1000]), "count", repr(value)[:_SHORT])
@@ -125,7 +125,7 @@ def _look(value: object) -> SeenAround | None:
     return hidden.look(value)
 
 
-def _tells_time(value: float) -> bool:
+def _is_clock(value: float) -> bool:
     """True if this may be a clock's reading since this process began, in seconds or nanoseconds."""
     now = time.time(), time.monotonic()
     number = float(value) if abs(value) < 1e300 else 0.0
@@ -250,13 +250,13 @@ class BodyListener:
         for frame in frames:
             self._takes(frame.f_code, after=frame.f_lasti)
         self._before = sys.getprofile()
-        sys.setprofile(self._hear)
+        sys.setprofile(self._trace)
 
     def stop(self) -> None:
         """Listen no more."""
         sys.setprofile(self._before)
 
-    def heard(self) -> tuple[list[str], list[str]]:
+    def reads(self) -> tuple[list[str], list[str]]:
         """The names that the body has used, and what it has called."""
         return sorted(self.names), list(self.called.values())
 
@@ -265,7 +265,7 @@ class BodyListener:
         if not code.co_filename.startswith(_NOT_LOOKED_AT):
             self.names |= names_read(code, after=after)
 
-    def _hear(self, frame: FrameType, event: str, arg: object) -> None:
+    def _trace(self, frame: FrameType, event: str, arg: object) -> None:
         code = frame.f_code
         if event == "call" and code not in self._codes:
             self._takes(code)

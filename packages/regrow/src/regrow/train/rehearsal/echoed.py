@@ -10,12 +10,12 @@ from regrow.train.worker.participation import Participation
 
 
 @contextlib.contextmanager
-def echoed(member: Participation, state: ProtectedState, modules: Modules) -> Iterator[None]:
+def echoed(worker: Participation, state: ProtectedState, modules: Modules) -> Iterator[None]:
     """Within this, collectives are answered locally; afterwards the state is as it was. `Rehearsed` ends it early."""
-    kept = state.capture() if member.holds_initial_state else None
+    kept = state.capture() if worker.holds_initial_state else None
     attributes = state.modes.attributes()
     state.begin(closely=True)
-    with member.echo():
+    with worker.echo():
         try:
             yield
         except Rehearsed:

@@ -73,7 +73,7 @@ def difference(before: dict[str, object], after: dict[str, object]) -> str:
     """The path of something that is not what it was; empty: nothing, but for what a clock has said."""
     for path in [*after, *before]:
         one, other = before.get(path, _ABSENT), after.get(path, _ABSENT)
-        if one != other and not (_tells_time(one) or _tells_time(other)):
+        if one != other and not (_is_clock(one) or _is_clock(other)):
             return path.removeprefix(".")
     return ""
 
@@ -130,7 +130,7 @@ def _of_tensor(tensor: torch.Tensor) -> object:
     return _of_array(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
 
 
-def _tells_time(value: object) -> bool:
+def _is_clock(value: object) -> bool:
     if type(value) is not float:
         return False
     return any(born - 60 <= value <= now for born, now in zip(_BORN, (time.time(), time.monotonic()), strict=True))

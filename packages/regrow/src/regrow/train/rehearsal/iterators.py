@@ -40,17 +40,17 @@ def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:
 
 def position(iterator: object) -> list[object]:
     """Objects that an iterator holds now; other objects once something is taken from it. They are kept alive."""
-    told: list[object] = []
+    found: list[object] = []
     near, seen = [iterator], set[int]()
-    while near and len(told) < _MOST:
+    while near and len(found) < _MOST:
         each = near.pop(0)
         if id(each) in seen:
             continue
         seen.add(id(each))
         held = list(_held(each))
-        told += held
+        found += held
         near += [inner for inner in held if isinstance(inner, tuple) or is_iterator(inner)]
-    return told
+    return found
 
 
 def advanced(before: list[object], after: list[object]) -> bool:

@@ -70,8 +70,8 @@ def _returns_array(thing: object) -> bool:
 
 
 def _has_spaces(thing: object) -> bool:
-    told = {*getattr(thing, "__dict__", ()), *dir(type(thing))}
-    return bool(told & {"observation_space", "action_space", "observation_spec"})
+    found = {*getattr(thing, "__dict__", ()), *dir(type(thing))}
+    return bool(found & {"observation_space", "action_space", "observation_spec"})
 
 
 _SOME = object()
@@ -100,5 +100,5 @@ def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:
 
 
 def _names(function: ast.FunctionDef) -> set[str]:
-    told = function.args
-    return {each.arg for each in (*told.posonlyargs, *told.args, *told.kwonlyargs)} - {"self"}
+    found = function.args
+    return {each.arg for each in (*found.posonlyargs, *found.args, *found.kwonlyargs)} - {"self"}

@@ -30,11 +30,11 @@ class Rehearsal:
 
     Args:
         owner: of the steps.
-        standing: what the loop rests on.
+        context: what the loop rests on.
     """
 
-    def __init__(self, owner: StepOwner, standing: LoopContext) -> None:
-        self._owner, self._standing = owner, standing
+    def __init__(self, owner: StepOwner, context: LoopContext) -> None:
+        self._owner, self._context = owner, context
         self._unprotected: Unprotected | None = None
         self._to_watch = _WATCHED_STEPS
         self._seeded: set[str] = set()
@@ -48,40 +48,40 @@ class Rehearsal:
         Args:
             steps: the iterators that the script goes through.
         """
-        member, state = self._standing.member, self._standing.protected()
-        if member.holds_initial_state:
+        worker, state = self._context.worker, self._context.protected()
+        if worker.holds_initial_state:
             self._refuse_counters(*steps)
         yield from self._body()
         left = Leftovers(state.parameters())
-        if left and not member.rehearsed():
+        if left and not worker.rehearsed():
             with left.refuse_to_add():
                 yield from self._body()
-        check_update(member, state)
+        check_update(worker, state)
         if too_large := beyond_a_message(state):
-            member.note_of_script(too_large)
+            worker.note_of_script(too_large)
 
     def prove_loader(self) -> None:
         """Behind the rehearsal, what it has changed being as before: make ready for step 0.
 
         Raises `UsageError` where the loader gives another batch there now.
         """
-        batches = self._standing.data()
-        if self._standing.member.holds_initial_state and (note := batches.prove(self._owner.began)):
-            self._standing.member.note_of_script(note)
+        batches = self._context.data()
+        if self._context.worker.holds_initial_state and (note := batches.prove(self._owner.began)):
+            self._context.worker.note_of_script(note)
         batches.seek(self._owner.began)
 
     def _body(self) -> Iterator[Step]:
         first = self._owner.began
-        batch = self._standing.data().batch(first)
-        variables = self._standing.protected().variables
-        variables.follow(script_frames, keepers(script_frames(), self._standing.held()))
+        batch = self._context.data().batch(first)
+        variables = self._context.protected().variables
+        variables.follow(script_frames, keepers(script_frames(), self._context.held()))
         variables.asks()
         before = variables.take()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
         self._watch(sys._getframe(1))
         yield step
         self.step = None
-        self._standing.protected().between.ends()
+        self._context.protected().between.ends()
         self.iterated(step)
         variables.take()  # what has changed is learnt
         variables.put_back(before)
@@ -92,36 +92,36 @@ class Rehearsal:
         Args:
             echoing: within this collectives are answered locally from now on.
         """
-        member = self._standing.member
-        number, inside = (StepNo(0), 0) if member.holds_initial_state else member.await_position()
+        worker = self._context.worker
+        number, inside = (StepNo(0), 0) if worker.holds_initial_state else worker.await_position()
         if not inside or number <= self._owner.began:
             return None
         before = StepNo(number - 1)
-        echoing.enter_context(member.echo())
-        return Step(self._owner, before, self._standing.data().batch(before), rehearsal=True, replay=True)
+        echoing.enter_context(worker.echo())
+        return Step(self._owner, before, self._context.data().batch(before), rehearsal=True, replay=True)
 
     def asked(self) -> None:
         """The script asks for a step: its own plain variables go with that."""
-        if not self._standing.member.rehearses:
+        if not self._context.worker.rehearses:
             return
-        variables = self._standing.protected().variables
+        variables = self._context.protected().variables
         variables.asks()
         while variables.notes:
-            self._standing.member.note_of_script(variables.notes.pop())
+            self._context.worker.note_of_script(variables.notes.pop())
 
     def watch_first_steps(self) -> None:
         """A step begins: in the first ones a script does what it does only after a step that has happened."""
         self._gathering.begins()
-        if self._to_watch and self._standing.member.rehearses:
+        if self._to_watch and self._context.worker.rehearses:
             self._to_watch -= 1
             self._watch(sys._getframe(1))
 
     def _watch(self, innermost: FrameType) -> None:
         if self._unprotected is not None:  # of a body that was cut off
             self._unprotected.stop()
-        if self._standing.member.holds_initial_state:
-            state, objects, frames = self._standing.protected(), self._standing.objects, script_frames(innermost)
-            seeds, draws = self.step is not None or bool(self._seeded), self._standing.draws.outside
+        if self._context.worker.holds_initial_state:
+            state, objects, frames = self._context.protected(), self._context.objects, script_frames(innermost)
+            seeds, draws = self.step is not None or bool(self._seeded), self._context.draws.outside
             self._unprotected = Unprotected(
                 state, objects, frames, seeds=seeds, first=self.step is not None, outside=draws
             )
@@ -131,7 +131,7 @@ class Rehearsal:
         if self._unprotected is not None:
             self._unprotected.refuse_drawn()
             self._seeded |= self._unprotected.seeded
-            if self.step is not None and self._standing.data().dealer is None:  # which fetches in the body
+            if self.step is not None and self._context.data().dealer is None:  # which fetches in the body
                 self._unprotected.refuse_taken()
 
     def ended(self) -> None:
@@ -149,7 +149,7 @@ class Rehearsal:
         """
         if not step.entered:
             raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
-        if not step.rehearsal and self._steps < _GATHERING_STEPS and self._standing.member.holds_initial_state:
+        if not step.rehearsal and self._steps < _GATHERING_STEPS and self._context.worker.holds_initial_state:
             self._follow_gradients(step)
         watched, self._unprotected = self._unprotected, None
         if watched is not None:
@@ -159,7 +159,7 @@ class Rehearsal:
 
     def _follow_gradients(self, step: Step) -> None:
         self._steps += 1
-        state = self._standing.protected()
+        state = self._context.protected()
         most = self._steps == _GATHERING_STEPS or self._gathering.found or not step.committed
         try:
             updated = most or state.parameters_changed()
@@ -168,8 +168,8 @@ class Rehearsal:
         self._gathering.ended(state.parameters(), updated=updated)
         if self._gathering.found:
             self._steps = _GATHERING_STEPS
-            told = f"{GATHERED}: a fault between the two loses them. To mend that, {INSIDE_ONE}"
-            self._standing.member.note_of_script(told)
+            reported = f"{GATHERED}: a fault between the two loses them. To mend that, {INSIDE_ONE}"
+            self._context.worker.note_of_script(reported)
 
     @staticmethod
     def _refuse_counters(*steps: object) -> None:
@@ -204,9 +204,9 @@ def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM)
     )
 
 
-def check_update(member: Participation, state: ProtectedState) -> None:
+def check_update(worker: Participation, state: ProtectedState) -> None:
     """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
-    if member.rehearsed():
+    if worker.rehearsed():
         return
     if state.parameters_changed():
         raise UsageError(
@@ -214,7 +214,7 @@ def check_update(member: Participation, state: ProtectedState) -> None:
             hint="protect the optimizer too, or call step.update() before the change",
         )
     if state.optimizers():
-        member.note_of_script(
+        worker.note_of_script(
             "the rehearsed body made no update: no protected optimizer has stepped. Where gradients are "
             "gathered over several steps, gather them inside one; where another optimizer steps, protect it"
         )

@@ -22,12 +22,12 @@ class Seeding:
     """
 
     def __init__(self, generators: Iterable[Generator]) -> None:
-        told = (each for each in generators if isinstance(each, torch.Generator | random.Random))
-        self._stood = {id(each): drawn_so_far(each) for each in told}
+        found = (each for each in generators if isinstance(each, torch.Generator | random.Random))
+        self._stood = {id(each): drawn_so_far(each) for each in found}
         self._seeded: set[int] = set()
         self._listening = bool(self._stood) and sys.getprofile() is None
         if self._listening:
-            sys.setprofile(self._hear)
+            sys.setprofile(self._trace)
 
     def stop(self) -> None:
         """See no more."""
@@ -39,7 +39,7 @@ class Seeding:
         """True if the script gave a seed before anything was drawn."""
         return id(generator) in self._seeded
 
-    def _hear(self, frame: FrameType, event: str, arg: Any) -> None:
+    def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
         if event != "c_call" or arg.__name__ not in ("manual_seed", "seed"):
             return
         generator = arg.__self__

@@ -23,7 +23,7 @@ from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
 from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state
 from regrow.train.graphs.object_graph import living
-from regrow.train.graphs.walk import told_state
+from regrow.train.graphs.walk import own_state
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.environments import Generator
@@ -138,7 +138,7 @@ class Unprotected:
                 self._refuse(name, thing, "seeds in some steps only, and draws from,")
 
     def _refuse(self, name: str, thing: Looked, does: str) -> None:
-        if self._look(thing) != self._looks[name] and not any(_tells_of(each, thing) for each in self._stateful):
+        if self._look(thing) != self._looks[name] and not any(_state_covers(each, thing) for each in self._stateful):
             raise UsageError(
                 f"the loop's body {does} `{name}` ({type(thing).__name__}), which is not protected: after a fault "
                 "ranks would have different ones",
@@ -202,7 +202,9 @@ class Unprotected:
         """Raises `UsageError` for what is made to change, though it has not yet: it may at the first epoch's end."""
         for name, thing in self._things.items():
             sets_rate = isinstance(thing, LRScheduler) and any(thing.optimizer is mine for mine in self._optimizers)
-            average = isinstance(thing, AveragedModel) and not any(_tells_of(each, thing) for each in self._stateful)
+            average = isinstance(thing, AveragedModel) and not any(
+                _state_covers(each, thing) for each in self._stateful
+            )
             if sets_rate or average:
                 raise UsageError(
                     f"`{name}` ({type(thing).__name__}) follows what is protected, at some step if not at the first, "
@@ -261,14 +263,14 @@ def _below(things: Iterable[object]) -> Iterator[object]:
         near = [each for thing in near for _, each in _held("", thing)]
 
 
-def _tells_of(protected: object, thing: Looked) -> bool:
+def _state_covers(protected: object, thing: Looked) -> bool:
     """True if the state of a protected object contains that of something it holds."""
     with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
-        parts = list(_parts(told_state(protected)))
+        parts = list(_parts(own_state(protected)))
         if isinstance(thing, nn.Module):
-            told = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
+            reported = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
             own = [each for each in chain(thing.parameters(), nn.Module.buffers(thing)) if each.numel()]
-            return bool(own) and all(each.data_ptr() in told for each in own)
+            return bool(own) and all(each.data_ptr() in reported for each in own)
         state = _state_of(thing)
         return any(type(each) is not str and token(each) == state for each in parts)
     return False

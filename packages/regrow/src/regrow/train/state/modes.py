@@ -80,7 +80,7 @@ class Modes:
 
     # --- as others read and receive them -----------------------------------------------------------------------
 
-    def told(self) -> dict[str, object]:
+    def state(self) -> dict[str, object]:
         """The modes as plain values, exceptions alone."""
         return {
             "evaluating": [path for path, module in self._modules.items() if not module.training],
@@ -89,16 +89,16 @@ class Modes:
             "values": [[path, key, getattr(self._modules[path], key, None)] for path, key in self.living],
         }
 
-    def hear(self, told: Mapping[str, object]) -> None:
-        """Take over what `told` says on another worker; modules that are not here are passed over."""
-        evaluating, frozen = _texts(told.get("evaluating")), _texts(told.get("frozen"))
+    def receive(self, state: Mapping[str, object]) -> None:
+        """Take over what `state` says on another worker; modules that are not here are passed over."""
+        evaluating, frozen = _texts(state.get("evaluating")), _texts(state.get("frozen"))
         for path, module in self._modules.items():
             module.training = path not in evaluating
         for name, parameter in self._parameters.items():
             if parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
-        self.calls_between = self.calls_between or bool(told.get("between"))
-        values = told.get("values")
+        self.calls_between = self.calls_between or bool(state.get("between"))
+        values = state.get("values")
         for path, key, value in values if isinstance(values, list) else ():
             if path in self._modules:
                 setattr(self._modules[path], key, value)

@@ -18,7 +18,7 @@ from regrow.comm.torch_private.module_buffers import buffers_of
 from regrow.core.errors import StateError, UsageError
 from regrow.train.graphs.kinds import can_be_followed, says_its_state
 from regrow.train.graphs.object_graph import ObjectGraph
-from regrow.train.graphs.walk import put_told, told_state
+from regrow.train.graphs.walk import own_state, put_own_state
 
 RESERVED = "regrow"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -140,10 +140,10 @@ class _SaysItsState:
         self._thing = thing
 
     def state_dict(self) -> object:
-        return told_state(self._thing)
+        return own_state(self._thing)
 
     def load_state_dict(self, state_dict: object) -> None:
-        put_told(self._thing, state_dict)
+        put_own_state(self._thing, state_dict)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

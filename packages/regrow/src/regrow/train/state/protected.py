@@ -145,7 +145,7 @@ class ProtectedState:
         self._looked = self.looker.look(closely=True) if closely else None
         self._updating = False
 
-    def begin_region(self, entry: Moment, scope: Scope) -> None:
+    def begin_restartable(self, entry: Moment, scope: Scope) -> None:
         """Remember the start of a restartable function, in a moment of its own."""
         self.attributes.take()
         self._undo.begin(scope, start=entry)
@@ -294,10 +294,10 @@ class ProtectedState:
             objects={
                 name: packed(self._roster.objects[name].state_dict(), name) for name in sorted(self._roster.objects)
             },
-            modes=b"" if canonical else encode(self.modes.told(), path="modes"),
+            modes=b"" if canonical else encode(self.modes.state(), path="modes"),
         )
         entries = [TensorEntry.of(name, table[name]) for name in sorted(table)]
-        variables = {} if canonical else self.variables.told()
+        variables = {} if canonical else self.variables.encoded()
         return Inventory(step, entries, msgspec.msgpack.encode(python), variables), table
 
     def _settings(self, optimizer: str) -> list[dict[str, object]]:
@@ -378,8 +378,8 @@ class ProtectedState:
             for name, optimizer in self._roster.optimizers.items():
                 put_optimizer(optimizer, self._roster.optimized[name], arrival.settings[name], arrival.state[name])
         if isinstance(arrival.modes, dict):
-            self.modes.hear(arrival.modes)
-        self.variables.hear(arrival.variables)
+            self.modes.receive(arrival.modes)
+        self.variables.receive(arrival.variables)
         for moment in self._moments:
             moment.forget()
         self.state_at = arrival.step

@@ -77,7 +77,7 @@ class Variables:
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
         """Answers of collectives since the last step, if newcomers may come to them."""
-        self.hear_answers: Callable[[bytes], object] = len
+        self.receive_answers: Callable[[bytes], object] = len
         self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
@@ -201,11 +201,11 @@ class Variables:
 
     # --- as others read and receive them -----------------------------------------------------------------------
 
-    def told(self) -> dict[str, bytes]:
+    def encoded(self) -> dict[str, bytes]:
         """The variables that change, as they are now, each with how it is to be taken over."""
-        return self.values_told() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
+        return self.encoded_values() | ({_ANSWERS: answers} if (answers := self.answers()) else {})
 
-    def values_told(self) -> dict[str, bytes]:
+    def encoded_values(self) -> dict[str, bytes]:
         """The same without what collectives have answered."""
         if self._left is not None:
             return self._left if self._instead is None else self._instead
@@ -216,23 +216,23 @@ class Variables:
         return {_OVER: b""} if self.over else {}
 
     def _encoded(self, values: Mapping[str, Values]) -> dict[str, bytes]:
-        told: dict[str, bytes] = {}
-        self._encode(values, told)
-        return told
+        reported: dict[str, bytes] = {}
+        self._encode(values, reported)
+        return reported
 
     @_leaves_training_alone
-    def _encode(self, values: Mapping[str, Values], told: dict[str, bytes]) -> None:
+    def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
         for name, key in sorted(self._living):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
-            if kept is _MISSING or any(map(self._tells_time, atoms(kept))):
+            if kept is _MISSING or any(map(self._is_clock, atoms(kept))):
                 continue
             value = copied(kept)
             in_place = isinstance(first, PlainCopy) and isinstance(kept, PlainCopy) and first.thing is kept.thing
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
                 keep(value)
-                told[f"{name}\n{key}"] = encode([in_place, value])
+                reported[f"{name}\n{key}"] = encode([in_place, value])
 
-    def _tells_time(self, value: object) -> bool:
+    def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
         In seconds or nanoseconds.
@@ -244,19 +244,19 @@ class Variables:
         return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(self._since, until, strict=True))
 
     @_leaves_training_alone
-    def hear(self, told: Mapping[str, bytes]) -> None:
+    def receive(self, reported: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
-        told = dict(told)
-        self.hear_answers(told.pop(_ANSWERS, b""))
+        reported = dict(reported)
+        self.receive_answers(reported.pop(_ANSWERS, b""))
         self._unheard = self.take()
         if self._left is None:
-            self.over = _OVER in told
+            self.over = _OVER in reported
         else:
-            self._left = told | self._mark
+            self._left = reported | self._mark
         changed: dict[str, Values] = defaultdict(dict)
-        spaces = self._spaces() if told else {}
+        spaces = self._spaces() if reported else {}
         now = {name: space.read() for name, space in spaces.items()}
-        for place, data in told.items():
+        for place, data in reported.items():
             name, _, key = place.partition("\n")
             if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
                 continue
@@ -278,7 +278,7 @@ class Variables:
             over: after a step that has happened, so that none follows.
         """
         self.over = self.over or over
-        self._left = self.values_told() | self._mark
+        self._left = self.encoded_values() | self._mark
         self.close()
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from regrow.comm.flight import FLIGHT
 from regrow.core.ids import Seconds
-from regrow.core.messages.sights import DEVICE
+from regrow.core.messages.observations import DEVICE
 from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import StreamPoint
 

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from regrow.agent.workers.link import WorkerLink
 from regrow.comm.group_ranks import RankInWorld
 from regrow.comm.groups import Groups
-from regrow.comm.set_up.desk import AgentDesk
+from regrow.comm.set_up.notes import AgentNotes
 from regrow.comm.set_up.recording import Recording
 from regrow.comm.set_up.replay import Replay
 from regrow.core.ids import NO_STATE, Seconds
@@ -114,15 +114,15 @@ class SetUpHearing:
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self._groups = link, groups
         env = link.env
-        self._desk = AgentDesk(env.store, env.token, build=env.restarts + len(env.finished), rank=env.rank)
-        seated, unit = RankInWorld(env.rank, env.world), env.spec.unit
+        self._notes = AgentNotes(env.store, env.token, build=env.restarts + len(env.finished), rank=env.rank)
+        rank_in_world, unit = RankInWorld(env.rank, env.world), env.spec.unit
         self._kind: Recording | Replay
         if env.role is Role.RANK:
-            self._kind = Recording(self._desk, seated, unit)
+            self._kind = Recording(self._notes, rank_in_world, unit)
         else:
             self._kind = Replay(
-                self._desk,
-                seated,
+                self._notes,
+                rank_in_world,
                 unit,
                 patience=env.spec.build_deadline,
                 refuted=self._refute,
@@ -140,7 +140,7 @@ class SetUpHearing:
         Raises `SetUpDiffers` or `DeadlineExceeded` where a newcomer has not heard all.
         """
         self._kind.settle(_tensors(state))
-        self._desk.close()
+        self._notes.close()
         if not isinstance(self._kind, Recording):
             return ""
         if self._kind.refused:

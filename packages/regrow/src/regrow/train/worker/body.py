@@ -24,7 +24,7 @@ from regrow.train.worker.finite import NumberCheck
 from regrow.train.worker.interrupt import ForwardInterrupt
 from regrow.train.worker.own_time import OwnTime
 from regrow.train.worker.recovery import Recovery
-from regrow.train.worker.rejoin import tell_fault
+from regrow.train.worker.rejoin import report_fault
 from regrow.train.worker.update_gate import UpdateGate
 from regrow.train.worker.updates import Updates
 
@@ -201,7 +201,7 @@ class Body(CallObserver):
             whole, cut_off = self._control.all_whole, self.interrupt.struck
             self._gate.enter(last_collective, self.recovery, interrupted=cut_off, asks=self._asks() or whole)
         self._faults.leave()
-        self._faults.strike(FaultStage.COMMIT, self._control.step)
+        self._faults.inject(FaultStage.COMMIT, self._control.step)
         return self.conclude()
 
     def conclude(self) -> bool:
@@ -253,7 +253,7 @@ class Body(CallObserver):
             error.add_note(self.reads())
         if news and not isinstance(error, StepGivenUp):
             kind = FaultKind.COLLECTIVE if self._symptom(error) else FaultKind.BODY
-            tell_fault(self._link, self._control.generation, step, kind, error)
+            report_fault(self._link, self._control.generation, step, kind, error)
         return True
 
     def _put_back(self, state: ProtectedState, step: StepNo) -> None:
@@ -274,7 +274,7 @@ class Body(CallObserver):
 
     def abandon(self) -> None:
         """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
-        self._control.inside = 0
+        self._control.restart_index = 0
         self.left()
         self._faults.leave()
         self.begun = self._whole = False
@@ -286,7 +286,7 @@ class Body(CallObserver):
             return False
         self._counted = True
         self._counts.begin(self._control.generation, self._link.env.world)
-        self._faults.strike(FaultStage.BEGIN, number)
+        self._faults.inject(FaultStage.BEGIN, number)
         self._faults.enter(number)
         self._link.board.enter(Phase.COMPUTING)
         self.own.begin()
@@ -294,7 +294,7 @@ class Body(CallObserver):
             self._finite.begin()
         return True
 
-    def enter_region(self, number: int, training: ProtectedState | None) -> bool:
+    def enter_restartable(self, number: int, training: ProtectedState | None) -> bool:
         """The `number`th restartable function since the last step starts; False when the generation is over.
 
         Args:
@@ -302,15 +302,15 @@ class Body(CallObserver):
         """
         if not self.begin(training):
             return False
-        self._control.inside, self.entered, self._counted = number, True, False
+        self._control.restart_index, self.entered, self._counted = number, True, False
         (self._faults.enter if training is not None else self._faults.enter_between)(self._control.step)
         phase = Phase.COMPUTING if training is not None else Phase.REGION
         self._link.board.enter(phase, step=self._control.step, generation=self._control.generation)
         return True
 
-    def leave_region(self, following: int) -> None:
+    def leave_restartable(self, following: int) -> None:
         """A restartable function has ended well; `following` may be run next."""
         self._faults.leave()
-        self._control.inside, self.begun, self.entered = following, False, False
+        self._control.restart_index, self.begun, self.entered = following, False, False
         self._control.rest()
         self._link.board.enter(Phase.OUTSIDE)

@@ -134,8 +134,8 @@ class Comparison:
         count = len(blocks(mine.inventory, mine.left_out))
         was = self._suspects is not None and self._suspects.witness
         words = _WIRE.pack(env.rank, holding, mine.digest.whole, self._witness, was, far is not None, far or 0.0, count)
-        heard = self._groups.gather(torch.frombuffer(bytearray(words), dtype=torch.uint8))
-        said = [_WIRE.unpack(bytes(each.tolist())) for each in heard]
+        received = self._groups.gather(torch.frombuffer(bytearray(words), dtype=torch.uint8))
+        said = [_WIRE.unpack(bytes(each.tolist())) for each in received]
         statements = [
             Statement(Rank(rank), whose, what, witness, distance if known else None, was)
             for rank, whose, what, witness, was, known, distance, _ in said

@@ -13,8 +13,8 @@ from regrow.core.exit_codes import LOST_AGENT
 from regrow.core.ids import NO_STATE, Generation, StepNo
 from regrow.core.messages import facts, orders
 from regrow.core.messages.copies import KeepState, SnapshotStored, TakeSnapshot
+from regrow.core.messages.observations import ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.replacements import ProveReplacement
-from regrow.core.messages.sights import ProveAlive, StacksTaken, TakeStacks, WorkerAlive
 from regrow.core.messages.vocabulary import FaultSpec
 from regrow.step.machine import Aborted, Adopted, Committed, Computing, Resumed, Stopped, Transaction, Updating
 from regrow.train.worker.stacks import stacks
@@ -104,12 +104,12 @@ class Control(WorkerPlace):
         """True if bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
         self.all_whole = False
         """True if all ranks of this generation do so."""
-        self.inside = 0
+        self.restart_index = 0
         """Restartable function after its last step that this worker is in or may run next, from 1; 0: none."""
-        self.first_inside = 0
-        """Value of `inside` when a step has been committed."""
+        self.first_restart = 0
+        """Value of `restart_index` when a step has been committed."""
         self._untold: Generation | None = None
-        self._standing = False  # whether the script waits for the coordinator's word
+        self._waiting = False  # whether the script waits for the coordinator's word
         self._stood: Generation | None = None
         """The newest generation of which was said that the script waits for the one after it."""
 
@@ -188,12 +188,12 @@ class Control(WorkerPlace):
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
         with self._changed:  # else the script may say that it stands before this says that it does not yet
-            stands = self._standing
+            stands = self._waiting
             if stands:
                 self._stood = generation
-            inside = self.first_inside if ready else self.inside  # where it will be when it has rolled forward
+            index = self.first_restart if ready else self.restart_index  # where it will be when it has rolled forward
             name = self.link.env.worker
-            halted = facts.WorkerHalted(name, generation, state_at, ready, inside, self.verified, stands=stands)
+            halted = facts.WorkerHalted(name, generation, state_at, ready, index, self.verified, stands=stands)
             if self.whole_body or state_at == NO_STATE:
                 halted = msgspec.structs.replace(halted, whole_body=self.whole_body, step=self.step)
             self.link.send(halted)
@@ -202,14 +202,14 @@ class Control(WorkerPlace):
     def _at_rest(self) -> Iterator[None]:
         """Within this the script waits for the coordinator: who is halted says so, since nobody goes on before."""
         with self._changed:
-            self._standing = True
+            self._waiting = True
             halted, state_at = self._transaction.halted, self._transaction.state_at
             if halted is not None and state_at is not None and halted != self._stood:
                 self._send_halted(halted, state_at, self._transaction.is_ready)
             try:
                 yield
             finally:
-                self._standing = False
+                self._waiting = False
 
     def pass_boundary(self) -> bool:
         """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
@@ -217,7 +217,7 @@ class Control(WorkerPlace):
             if self._transaction.pass_boundary(self.generation):
                 return True
             self._untold = self.generation
-        self._tell()
+        self._notify()
         return False
 
     def begin(self) -> bool:
@@ -229,7 +229,7 @@ class Control(WorkerPlace):
         """All that the update needs is there; False where no body runs."""
         with self._changed:
             ready = self._transaction.ready()
-        self._tell()
+        self._notify()
         return ready
 
     def update(self) -> bool:
@@ -256,21 +256,21 @@ class Control(WorkerPlace):
         with self._changed:
             outcome = self._transaction.commit()
             if isinstance(outcome, Committed):
-                self.inside = self.first_inside
-        self._tell()
+                self.restart_index = self.first_restart
+        self._notify()
         return outcome
 
     def fail(self) -> None:
         """The body has ended with an error."""
         with self._changed:
             self._transaction.fail()
-        self._tell()
+        self._notify()
 
     def rest(self) -> None:
         """A body without an update has ended well."""
         with self._changed:
             self._transaction.rest()
-        self._tell()
+        self._notify()
 
     @property
     def state_at(self) -> StepNo | None:
@@ -298,16 +298,16 @@ class Control(WorkerPlace):
         """The own state is now `state@step`."""
         with self._changed:
             self._transaction.replaced(step)
-        self._tell()
+        self._notify()
 
     def resume(
-        self, generation: Generation, step: StepNo, *, sharded: bool = False, inside: bool = True
+        self, generation: Generation, step: StepNo, *, sharded: bool = False, restarts: bool = True
     ) -> Resumed | Adopted | None:
         """The new generation stands; None when it was given up meanwhile.
 
         Args:
             sharded: its ranks have different parts of the state, and vote.
-            inside: restartable functions after the last step are still to be run.
+            restarts: restartable functions after the last step are still to be run.
         """
         with self._changed:
             if self.is_over(generation):
@@ -315,12 +315,12 @@ class Control(WorkerPlace):
             before = self._transaction.step
             outcome = self._transaction.resume(step, sharded=sharded)
             if isinstance(outcome, Adopted):
-                self.inside = self.first_inside if inside else 0
+                self.restart_index = self.first_restart if restarts else 0
             elif step != before:
-                self.inside = 0
+                self.restart_index = 0
             return outcome
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         """Say where the state stands, if that could not be said when the halt came."""
         with self._changed:
             generation, state_at = self._untold, self._transaction.state_at

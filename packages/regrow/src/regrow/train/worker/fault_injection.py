@@ -46,7 +46,7 @@ class FaultInjector(CallObserver):
         self._armed: dict[str, FaultSpec] = {}
         self._hooks: list[Any] = []
         self._step = StepNo(-1)
-        self._heard: FaultStage | None = None
+        self._received: FaultStage | None = None
 
     @property
     def armed(self) -> bool:
@@ -66,28 +66,28 @@ class FaultInjector(CallObserver):
         """A step's body is about to run: set the hooks for those faults that strike from within torch."""
         self._step = step
         if self._due(FaultStage.FORWARD):
-            self._hooks.append(register_module_forward_pre_hook(lambda *_: self.strike(FaultStage.FORWARD, step)))
+            self._hooks.append(register_module_forward_pre_hook(lambda *_: self.inject(FaultStage.FORWARD, step)))
         if self._due(FaultStage.BACKWARD):
             self._hooks += self._in_backward(step)
         if self._due(FaultStage.REDUCE):
-            self._hear(FaultStage.REDUCE)
+            self._receive(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
         """A restartable function between two steps is about to run."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
-            self._hear(FaultStage.BETWEEN)
+            self._receive(FaultStage.BETWEEN)
 
     def answered(self, name: str) -> None:
         """As `CallObserver.answered`; heard only while one of these stages is due."""
-        stage = self._heard
+        stage = self._received
         if stage is not None and (stage is FaultStage.BETWEEN or "reduce" in name):
-            self.strike(stage, self._step)
+            self.inject(stage, self._step)
 
-    def _hear(self, stage: FaultStage) -> None:
-        if self._heard is None:
+    def _receive(self, stage: FaultStage) -> None:
+        if self._received is None:
             self._groups.observers = (*self._groups.observers, self)
-        self._heard = stage
+        self._received = stage
 
     def _in_backward(self, step: StepNo) -> list[Any]:
         # A frozen parameter has no gradient to hook.
@@ -95,10 +95,10 @@ class FaultInjector(CallObserver):
         middle = len(trained) // 2
         if not trained or is_distributed(trained[middle]):
             # The forward runs on what was gathered, so nothing flows back to the shard itself.
-            return [register_module_full_backward_pre_hook(lambda *_: self.strike(FaultStage.BACKWARD, step))]
+            return [register_module_full_backward_pre_hook(lambda *_: self.inject(FaultStage.BACKWARD, step))]
         # The middle one may get no gradient in this body, as that of an average of weights; the next one does.
         return [
-            parameter.register_hook(lambda grad: self.strike(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
+            parameter.register_hook(lambda grad: self.inject(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
             for parameter in trained[: middle + 1]
         ]
 
@@ -107,16 +107,16 @@ class FaultInjector(CallObserver):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        if self._heard is not None:
+        if self._received is not None:
             self._groups.observers = tuple(each for each in self._groups.observers if each is not self)
-            self._heard = None
+            self._received = None
 
     def _due(self, stage: FaultStage) -> FaultSpec | None:
         if not self._armed:
             return None
-        return next((spec for spec in self._armed.values() if self._strikes(spec, stage)), None)
+        return next((spec for spec in self._armed.values() if self._applies(spec, stage)), None)
 
-    def _strikes(self, spec: FaultSpec, stage: FaultStage) -> bool:
+    def _applies(self, spec: FaultSpec, stage: FaultStage) -> bool:
         if stage in (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL):
             # A recovery belongs to no exact step: the first one at the step or after it.
             return spec.stage is stage and (spec.step is None or self._step >= spec.step)
@@ -125,7 +125,7 @@ class FaultInjector(CallObserver):
         at_once = spec.stage is FaultStage.NOW and stage is FaultStage.FORWARD
         return (spec.stage is stage or at_once) and spec.step in (None, self._step)
 
-    def strike(self, stage: FaultStage, step: StepNo) -> None:
+    def inject(self, stage: FaultStage, step: StepNo) -> None:
         """If a fault is due at this stage of this step, suffer it."""
         self._step = step
         spec = self._due(stage)

@@ -78,10 +78,10 @@ class AttemptBody(Protocol):
     def abandon(self) -> None:
         """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
 
-    def enter_region(self, number: int, training: ProtectedState | None) -> bool:
+    def enter_restartable(self, number: int, training: ProtectedState | None) -> bool:
         """The `number`th restartable function since the last step starts; False when the generation is over."""
 
-    def leave_region(self, following: int) -> None:
+    def leave_restartable(self, following: int) -> None:
         """A restartable function has ended well; `following` may be run next."""
 
 
@@ -121,7 +121,7 @@ class ProofParty(Protocol):
     def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
         """Trace of the rank's computation in the step."""
 
-    def tell(self, fact: ReplacementFact) -> None:
+    def report(self, fact: ReplacementFact) -> None:
         """Say what came of it."""
 
 
@@ -171,7 +171,7 @@ class WorkerGroups(Protocol):
 class Participation(Protocol):
     """A worker's part in its job. `supervised.py` and `standalone.py` have one each; one test holds both to it."""
 
-    worker: WorkerId
+    worker_id: WorkerId
     early: EarlyReads
     """Reads by the script of its place before its loop."""
     rehearses: bool
@@ -221,7 +221,7 @@ class Participation(Protocol):
         """True if the generation is over."""
 
     @property
-    def inside(self) -> int:
+    def restart_index(self) -> int:
         """The restartable function that all run again before they go on; 0: none."""
 
     @property

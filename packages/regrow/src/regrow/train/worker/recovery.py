@@ -65,7 +65,7 @@ class Recovery:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._receiving: Hydration | Restoration | None = None
-        self.inside = 0
+        self.restart_index = 0
         """The restartable function that all run again before they go on; 0: none."""
         self.held_up: Seconds = 0.0
         """Time that the newest update has waited for readers of this worker's state."""
@@ -96,7 +96,7 @@ class Recovery:
         self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
         self._take_place(form)
         self.faults.replace(form.faults)
-        self.inside, self.control.over = form.inside, self.control.over or form.over
+        self.restart_index, self.control.over = form.restart_index, self.control.over or form.over
         self.sharded = len({member.holding for member in form.members}) > 1
         holder = form.rank in form.holders
         if self.comparison is not None:
@@ -110,12 +110,12 @@ class Recovery:
             raise StateError(f"rank {form.rank} should have state@{form.step}, but its own was torn")
         if holder:
             self._offer(form)
-        self.faults.strike(FaultStage.FORM, form.step)
+        self.faults.inject(FaultStage.FORM, form.step)
         form_s, report = self._enter_groups(form) if holder else self._receive(form)
         if self.comparison is not None and not holder:
             self.comparison.received()
         self.copies.rewind(form.step)
-        outcome = self.control.resume(form.generation, form.step, sharded=self.sharded, inside=form.inside > 0)
+        outcome = self.control.resume(form.generation, form.step, sharded=self.sharded, restarts=form.restart_index > 0)
         if outcome is None:
             raise GenerationHalted(f"generation {form.generation} was given up before it began")
         self.link.send(
@@ -137,7 +137,7 @@ class Recovery:
         # At once: nothing that this worker does before its next update changes what the newcomers read.
         # Newcomers that come to functions between two steps run all that stands there.
         between = self.state.between
-        with between.as_committed(form.step, over=form.over) if form.inside else contextlib.nullcontext():
+        with between.as_committed(form.step, over=form.over) if form.restart_index else contextlib.nullcontext():
             self.frozen.freeze(form.step, whole_body=form.whole_body)
         self.server.offer(form.generation, form.step, self.accelerator.point())
 
@@ -154,7 +154,7 @@ class Recovery:
         if (env.rank, env.local_rank, env.world) != (form.rank, form.local_rank, world):
             self.link.take_place(placed(env, rank=form.rank, local_rank=form.local_rank, world=world))
             publish_rank(form.rank, form.local_rank, world)
-            self.link.early.seat(form.rank)
+            self.link.early.take_rank(form.rank)
 
     def _form_groups(self, form: orders.FormGeneration) -> Seconds:
         if self.groups.serves(form.generation):
@@ -165,7 +165,7 @@ class Recovery:
 
     def _enter_groups(self, form: orders.FormGeneration) -> tuple[Seconds, HydrationReport]:
         form_s = self._form_groups(form)
-        self.faults.strike(FaultStage.HYDRATE, form.step)
+        self.faults.inject(FaultStage.HYDRATE, form.step)
         return form_s, HydrationReport(0, 0.0, 0)
 
     def _receive(self, form: orders.FormGeneration) -> tuple[Seconds, HydrationReport]:

@@ -30,7 +30,7 @@ class WorkerReleased(SystemExit):
         self.change = change
 
 
-def tell_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
+def report_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
     """Something has gone wrong here, and the coordinator must decide.
 
     Where it is this worker's accelerator, for good, that is known by the end of the process.
@@ -94,7 +94,7 @@ class Rejoin:
                 continue
             except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must hear of it and decide
                 if not self._control.is_over(form.generation):
-                    tell_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
+                    report_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
                 continue
             self._control.resized = form.change is not None
             # It is told again while the new world does not stand; who has stood in it already has heard of it.
@@ -130,7 +130,9 @@ class Rejoin:
             error = f"rank {self._link.env.rank} stands before step {control.step}"
         else:
             between = self._state.between
-            then = between.as_committed(order.step, over=control.over) if order.inside else contextlib.nullcontext()
+            then = (
+                between.as_committed(order.step, over=control.over) if order.as_committed else contextlib.nullcontext()
+            )
             try:
                 self._recovery.accelerator.wait()
                 with then:

@@ -105,16 +105,16 @@ class Sampler:
         whole = last or part is not None
         if self._failed or not self._replicated:
             return
-        self._tell_begun(wait=whole)
+        self._report_begun(wait=whole)
         if whole:
-            self._tell_whole(step, part)
+            self._report_whole(step, part)
         elif self._made_anew(step):
-            self._tell_made(step)
+            self._report_made(step)
         elif step > 0 and step % self._pace.every == 0:  # what all start from was compared before
-            self._tell_begun(wait=True)
+            self._report_begun(wait=True)
             self._begin(step)
 
-    def _tell_whole(self, step: StepNo, part: int | None) -> None:
+    def _report_whole(self, step: StepNo, part: int | None) -> None:
         found = self.look(part=part)
         if found is None:
             return
@@ -137,9 +137,9 @@ class Sampler:
             step_s = (started - self._last[1]) / (step - self._last[0])
         self._begun = _Begun(fact, list(blocks), LateBytes(list(blocks.values())), spent, step_s)
         self._last = step, started + spent
-        self._tell_begun(wait=False)
+        self._report_begun(wait=False)
 
-    def _tell_begun(self, *, wait: bool) -> None:
+    def _report_begun(self, *, wait: bool) -> None:
         """Tell the sample that was begun, if its bytes are there, or are waited for."""
         begun = self._begun
         if begun is None:
@@ -168,7 +168,7 @@ class Sampler:
         self._looks_at_made += 1
         return True
 
-    def _tell_made(self, step: StepNo) -> None:
+    def _report_made(self, step: StepNo) -> None:
         found = self.look(made=True)
         if found is not None:
             made = {name: value for name, value in found[0].items() if self._state.is_optimizers(name)}
@@ -176,8 +176,8 @@ class Sampler:
             self._link.send(msgspec.structs.replace(self._fact(step), tensors=tensors, made=made))
 
     def _variables(self) -> dict[str, int]:
-        told = self._state.variables.values_told()
-        return {place: xxhash.xxh3_64_intdigest(value) for place, value in told.items() if "\n" in place}
+        reported = self._state.variables.encoded_values()
+        return {place: xxhash.xxh3_64_intdigest(value) for place, value in reported.items() if "\n" in place}
 
     def _part_at(self, step: StepNo) -> int | None:
         """Part to look at before `step`, after a recovery; None: no part."""

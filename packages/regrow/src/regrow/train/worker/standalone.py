@@ -41,8 +41,8 @@ class StandaloneBody:
     """A body that is never given up: an error in it is the script's."""
 
     complete = entered = in_flight = awaits_causes = False
-    watch = logged = enter = before_update = stepped = left = abandon = leave_region = _nothing
-    begin_step = enter_region = _yes
+    watch = logged = enter = before_update = stepped = left = abandon = leave_restartable = _nothing
+    begin_step = enter_restartable = _yes
     conclude = abort = _no
     own_time: Seconds = 0.0
     reads: Callable[[], str] = str
@@ -77,7 +77,7 @@ class StandaloneGroups:
 class StandaloneWorker:
     """A script under plain `python`, or under another launcher."""
 
-    worker = WorkerId("")
+    worker_id = WorkerId("")
     rehearses = False
     reads_once = False
     holds_initial_state = True
@@ -86,7 +86,7 @@ class StandaloneWorker:
     proofs: ProofParty | None = None
     halted = over = leaves_others = False
     generation = 0
-    inside = 0
+    restart_index = 0
     trial_steps = 0
     unit = nproc = 1
     one_node = True

@@ -97,8 +97,8 @@ class Beside:
         groups.in_hook = hook
         for name in _LISTENERS:
             setattr(groups, name, None)
-        heard = tuple(each for each in observers if each.in_hooks)
-        groups.observers = heard if calls else (_Refusal(hook), *heard)
+        received = tuple(each for each in observers if each.in_hooks)
+        groups.observers = received if calls else (_Refusal(hook), *received)
         try:
             beating.start()
             with generators_kept():

@@ -39,7 +39,7 @@ from regrow.train.worker.failed_device import judge_failure
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.recovery import site_of
-from regrow.train.worker.rejoin import Rejoin, WorkerReleased, tell_fault
+from regrow.train.worker.rejoin import Rejoin, WorkerReleased, report_fault
 from regrow.train.worker.shadowing.shadow_proofs import ShadowProofs
 from regrow.train.worker.stray_calls import Beside, StrayCalls
 from regrow.train.worker.update_gate import UpdateGate
@@ -56,7 +56,7 @@ class SupervisedWorker:
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self.groups = link, groups
-        self.worker, self.early = link.env.worker, link.early
+        self.worker_id, self.early = link.env.worker, link.early
         self.trial_steps = link.env.spec.trial_steps
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
@@ -91,32 +91,32 @@ class SupervisedWorker:
     def open(cls, link: WorkerLink) -> "SupervisedWorker":
         """Make the groups of this worker's generation (echo groups for a newcomer) and start to take orders."""
         env, groups = link.env, Groups()
-        member = cls(link, groups)
+        worker = cls(link, groups)
         groups.unit = env.spec.unit
         if env.spec.elastic:
             device_mesh.watch()
         formation = None
         if env.role is Role.RANK:
             formation = Formation(env.generation, env.rank, env.world, env.store, site_of(env))
-        link.excused = lambda: member.control.halted or groups.refused or groups.broke()
+        link.excused = lambda: worker.control.halted or groups.refused or groups.broke()
         link.failing = partial(judge_failure, link)
-        link.advice = lambda: member._stray.advice() if member._state is not None else ""
-        member.control.start()
+        link.advice = lambda: worker._stray.advice() if worker._state is not None else ""
+        worker.control.start()
         groups.early = link.early if link.early.watching else None
-        member._set_up = SetUpHearing(link, groups)
+        worker._set_up = SetUpHearing(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
-        if told := expected_names.shortfalls():
-            member.note_of_script(told)
+        if reported := expected_names.shortfalls():
+            worker.note_of_script(reported)
         FLIGHT.show = link.board.show_flight
-        nccl.ERRORS.tell = member._tell_groups_error
+        nccl.ERRORS.report = worker._report_groups_error
         WAITS.standing = link.board.standing
-        return member
+        return worker
 
-    def _tell_groups_error(self, why: str) -> None:
+    def _report_groups_error(self, why: str) -> None:
         """A device's groups have seen an error by themselves; the thread that trains may wait for them for ever."""
         if not self.control.halted:
             error = StateError(f"the groups of its device have failed ({why})")
-            tell_fault(self._link, self.control.generation, self.control.step, FaultKind.GROUPS, error)
+            report_fault(self._link, self.control.generation, self.control.step, FaultKind.GROUPS, error)
 
     # --- who this is -------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class SupervisedWorker:
     def echo(self) -> Iterator[None]:
         """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
         if not self.reads_once:
-            self._hear_no_more()
+            self._stop_listening()
         self._reached(BUILD)
         with self.body.rehearsal(), self.groups.echo():
             yield
@@ -204,7 +204,7 @@ class SupervisedWorker:
             stages.stop()
         return {} if self._link.env.role is Role.STANDBY else stages.seconds
 
-    def _hear_no_more(self) -> None:
+    def _stop_listening(self) -> None:
         """The script has come to its loop."""
         self.early.stop()
         self.groups.early = None
@@ -243,7 +243,7 @@ class SupervisedWorker:
     ) -> None:
         """As `Participation.arrive`."""
         self._state = state
-        self._hear_no_more()
+        self._stop_listening()
         if accelerators.in_use() is not None and torch.accelerator.device_count() > 1:
             self.early.bind(f"{accelerators.kind().upper()} device {torch.accelerator.current_device_index()}")
         self._gate.accelerator = accelerator_of(state.parameters())
@@ -255,7 +255,7 @@ class SupervisedWorker:
         if env.begins:
             reads = durable is not None and env.resume
             read = durable.load(state, env.rank, env.avoid) if durable and reads else Read(self.training.began, {})
-        told = "" if self._set_up is None else self._set_up.settle(state)
+        reported = "" if self._set_up is None else self._set_up.settle(state)
         holding = state.layout()
         self._link.board.enter(Phase.WAITING)
         self._link.send(
@@ -269,8 +269,8 @@ class SupervisedWorker:
                 whole_body=self.body.whole_body,
                 sharded=self.groups.count > 1 or state.parted(),
                 microbatches=microbatches,
-                fixed=fixed or self.groups.fixed() or told,
-                between=self.control.first_inside > 0,
+                fixed=fixed or self.groups.fixed() or reported,
+                between=self.control.first_restart > 0,
                 early=self.early.found,
                 parts=recovery.first_look() if env.begins else {},
                 imported=installed(self._link.modules) if self.rank == 0 else [],
@@ -308,14 +308,14 @@ class SupervisedWorker:
     def fetches(self, number: StepNo) -> None:
         """The batch of a step is about to be fetched."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
-        self._faults.strike(FaultStage.DATA, number)
+        self._faults.inject(FaultStage.DATA, number)
 
     @contextmanager
     def fetching(self, loader: object) -> Iterator[None]:
         """Within this, the script's loader fetches a batch, and may call no collectives."""
         with self.body.fetching.of(loader):
             yield
-        self._hear_no_more()
+        self._stop_listening()
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
         """Put what was read for a step where the agent finds it should this worker die in it."""
@@ -324,7 +324,7 @@ class SupervisedWorker:
 
     def pass_boundary(self) -> bool:
         """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
-        self._faults.strike(FaultStage.AFTER, StepNo(self.control.step - 1))
+        self._faults.inject(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
     def turn(self) -> None:
@@ -333,23 +333,23 @@ class SupervisedWorker:
 
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
-        self.control.first_inside = following
+        self.control.first_restart = following
 
     def place_after_step(self, following: int) -> None:
         """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
-        self.control.inside = following
+        self.control.restart_index = following
         if following == 0:
             self.control.reformed = False
 
     def await_position(self) -> tuple[StepNo, int]:
         """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
         form = self.control.peek_form()
-        return form.step, 0 if form.over else form.inside
+        return form.step, 0 if form.over else form.restart_index
 
     @property
-    def inside(self) -> int:
+    def restart_index(self) -> int:
         """The restartable function that all run again before they go on; 0: none."""
-        return self.body.recovery.inside if self.body.recovery is not None else 0
+        return self.body.recovery.restart_index if self.body.recovery is not None else 0
 
     @property
     def waiting(self) -> Rejoin:

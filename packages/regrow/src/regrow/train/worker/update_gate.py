@@ -15,7 +15,7 @@ from regrow.train.worker.control import Control
 from regrow.train.worker.fault_injection import FaultInjector
 from regrow.train.worker.finite import NumberCheck
 from regrow.train.worker.recovery import Recovery
-from regrow.train.worker.rejoin import tell_fault
+from regrow.train.worker.rejoin import report_fault
 
 WITHDRAW_S: Seconds = 60.0
 
@@ -83,7 +83,7 @@ class UpdateGate:
         self.ready()
         if recovery.sharded or asks:
             self._agree(step)
-        self._faults.strike(FaultStage.UPDATE, step)
+        self._faults.inject(FaultStage.UPDATE, step)
         recovery.withdraw(time.monotonic() + WITHDRAW_S)
         if not self._control.update():
             raise GenerationHalted(f"step {step} was given up before its update")
@@ -95,14 +95,14 @@ class UpdateGate:
         Raises `GenerationHalted` when the step must run again.
         """
         if self._control.ready() and self._vote(step):
-            self._faults.strike(FaultStage.VOTE, step)
+            self._faults.inject(FaultStage.VOTE, step)
             if self._control.update():
                 return
         self._link.board.enter(Phase.WAITING)
         if not self._control.await_verdict():
             raise GenerationHalted(f"step {step} was given up: not all ranks were ready for its update")
         self._link.board.enter(Phase.UPDATING)
-        self._faults.strike(FaultStage.ROLL, step)
+        self._faults.inject(FaultStage.ROLL, step)
 
     def _vote(self, step: StepNo) -> bool:
         """Wait until every rank is ready; False: the generation is over, or about to be."""
@@ -113,7 +113,7 @@ class UpdateGate:
             self._groups.vote()
         except RuntimeError as error:  # what a collective raises, halted or broken
             if not self._over():
-                tell_fault(self._link, self._control.generation, step, FaultKind.COLLECTIVE, error)
+                report_fault(self._link, self._control.generation, step, FaultKind.COLLECTIVE, error)
             return False
         return True
 

@@ -11,7 +11,7 @@ from regrow.core.ids import Instant, Rank, Seconds, WorkerId
 from regrow.core.messages.replacements import ReplacementUnproven, not_proven
 from regrow.core.messages.vocabulary import Role
 from regrow.membership.job import Job
-from regrow.membership.roster import Seat, Stage, WorkerRecord
+from regrow.membership.roster import RankSlot, Stage, WorkerRecord
 
 QUIET_S: Seconds = 10.0
 """Time of steps, besides the time of building, before a prover is made: short jobs have none."""
@@ -43,7 +43,7 @@ class Prover:
         self._pause: Seconds = AGAIN_S
         self._tries = 0
         self._shown = False
-        self._told = ""
+        self._reported = ""
         """Why it could not be made, as its agent has said."""
 
     @property
@@ -87,9 +87,9 @@ class Prover:
             return "no worker is made on a node that is given back, or in quarantine"
         witness = fit[-1]
         self._begun, self._not_before, self._tries = now, now + self._pause, 0
-        self._shown, self._told = False, ""
-        seat = Seat(witness.node, witness.rank or Rank(0), witness.local_rank)
-        self._name = self._job.spawn(seat, Role.PROVER, now)
+        self._shown, self._reported = False, ""
+        slot = RankSlot(witness.node, witness.rank or Rank(0), witness.local_rank)
+        self._name = self._job.spawn(slot, Role.PROVER, now)
         return ""
 
     def look(self, now: Instant) -> None:
@@ -137,13 +137,13 @@ class Prover:
 
     def refused(self, fact: ReplacementUnproven) -> None:
         """Its agent says why it is not made."""
-        self._told = fact.reason
+        self._reported = fact.reason
 
     def lost(self, worker: WorkerRecord, code: int, now: Instant) -> None:
         """It has ended by itself."""
         error = self._job.errors.of(worker.worker)
-        if self._told:
-            why = self._told
+        if self._reported:
+            why = self._reported
         elif error is not None:
             why = f"a newcomer's script fails before its first step: {error[0].type}: {error[0].message}"
         else:

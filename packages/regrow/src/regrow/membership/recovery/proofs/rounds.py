@@ -85,7 +85,7 @@ class Proofs:
         if self._job.step < self._first:
             return
         self._due = now + _LOOK_S
-        holdings = {each.holding: None for each in self._roster.seated(Stage.MEMBER)}
+        holdings = {each.holding: None for each in self._roster.placed(Stage.MEMBER)}
         missing = [each for each in holdings if each not in self._done]
         if holdings and not missing and self._order_rank_0(now):
             return
@@ -124,12 +124,12 @@ class Proofs:
         return True
 
     def _alike(self, holding: str) -> list[WorkerRecord]:
-        return [each for each in self._roster.seated(Stage.MEMBER) if each.holding == holding and each.rank is not None]
+        return [each for each in self._roster.placed(Stage.MEMBER) if each.holding == holding and each.rank is not None]
 
     def _order_rank_0(self, now: Instant) -> bool:
         """Once in a world, let a standby prove rank 0, if no proof of it was made; False: nothing is waited for."""
         due, self._rank_0_due = self._rank_0_due and Rank(0) not in self._turns, False
-        holding = next((each.holding for each in self._roster.seated(Stage.MEMBER) if each.rank == 0), None)
+        holding = next((each.holding for each in self._roster.placed(Stage.MEMBER) if each.rank == 0), None)
         return due and holding is not None and self._order(holding, now, of=[Rank(0)])
 
     def _order(self, holding: str, now: Instant, *, of: Collection[Rank] = ()) -> bool:
@@ -203,7 +203,7 @@ class Proofs:
             self._open = None
             self._made.unfit(text, now)
 
-    def told(self, fact: ReplacementFact, now: Instant) -> None:
+    def apply(self, fact: ReplacementFact, now: Instant) -> None:
         """Take the result of a proof."""
         proof, made = self._open, self._made.is_it(fact.worker)
         if made and proof is None and isinstance(fact, ReplacementUnproven):
@@ -222,9 +222,9 @@ class Proofs:
                 self._made.showed()
         elif isinstance(fact, ReplacementUnproven):
             replacements.unproven = fact.reason
-            self._over = fact.lasting
+            self._over = fact.permanent
             self._due, self._again = now + self._again, min(2 * self._again, _MOST_AGAIN_S)
-            if made and fact.lasting:
+            if made and fact.permanent:
                 self._made.end("nothing can be proven", now)
             elif made:
                 self._made.showed_nothing(fact.reason, now)

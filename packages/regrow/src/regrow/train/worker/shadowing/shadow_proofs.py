@@ -95,21 +95,21 @@ class ShadowProofs:
         """Within this, this worker is that rank, as far as its script can see."""
         env = self._link.env
         self._control.proving = True
-        self._seat(order.rank, order.local_rank, order.world or env.world)
+        self._take_rank(order.rank, order.local_rank, order.world or env.world)
         try:
             yield
         finally:
             self.listen(None)
-            self._seat(Rank(env.rank), env.local_rank, env.world)
+            self._take_rank(Rank(env.rank), env.local_rank, env.world)
             self._control.proving = False
             self._body.interrupt.clear()
 
-    def _seat(self, rank: Rank, local_rank: int, world: int) -> None:
+    def _take_rank(self, rank: Rank, local_rank: int, world: int) -> None:
         env = self._link.env
         if (env.rank, env.local_rank, env.world) != (rank, local_rank, world):
             self._link.take_place(placed(env, rank=rank, local_rank=local_rank, world=world))
             publish_rank(rank, local_rank, world)
-            self._groups.seat(rank, world)
+            self._groups.take_rank(rank, world)
 
     def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
         """Get the rank's state before its next step, whose number is returned. Raises what `Hydration.run` does."""
@@ -146,7 +146,7 @@ class ShadowProofs:
         if self.over:
             raise GenerationHalted("this worker is needed")
 
-    def tell(self, fact: ReplacementFact) -> None:
+    def report(self, fact: ReplacementFact) -> None:
         """Say what came of it. One that was made for this counts all that it has computed, its building included."""
         if isinstance(fact, ReplacementProven) and self._link.env.role is Role.PROVER:
             spent = time.process_time()

@@ -7,25 +7,25 @@ from pathlib import Path
 
 import msgspec
 
-from regrow_clusters.slurm.reading import JobWishes
+from regrow_clusters.slurm.reading import JobRequests
 
 
-def wishes_file(home: Path, run: str) -> Path:
+def requests_file(home: Path, run: str) -> Path:
     """File of the requests to a run of that name, in a home of records."""
     return home / "slurm" / f"{run}.json"
 
 
-def read_wishes(file: Path) -> JobWishes:
+def read_requests(file: Path) -> JobRequests:
     """Read the requests; empty if there are none."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=JobWishes)
+        return msgspec.json.decode(file.read_bytes(), type=JobRequests)
     except (OSError, msgspec.MsgspecError):
-        return JobWishes()
+        return JobRequests()
 
 
-def write_wishes(file: Path, wishes: JobWishes) -> None:
+def write_requests(file: Path, requests: JobRequests) -> None:
     """Replace it whole. Raises `OSError`."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = file.with_suffix(".new")
-    new.write_bytes(msgspec.json.encode(wishes))
+    new.write_bytes(msgspec.json.encode(requests))
     new.replace(file)

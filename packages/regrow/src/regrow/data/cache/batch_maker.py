@@ -56,7 +56,7 @@ class _Batch(list[Address]):
     key = Key(0, 0, 1)
 
 
-class Lane:
+class BatchMaker:
     """Makes the batches of the entries that it is told to make.
 
     With loader workers they come in any order, and `take` waits for none while `ready` says so.

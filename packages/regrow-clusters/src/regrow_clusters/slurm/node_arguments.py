@@ -17,7 +17,7 @@ _PORTS: Final = 12000
 """Below those that the kernel gives out by itself."""
 
 
-class NodeSeat(msgspec.Struct, frozen=True):
+class GangNode(msgspec.Struct, frozen=True):
     """Slurm's settings of a task. `hosts`: of its Slurm job, in short form; `result`: the batch script's folder."""
 
     job_id: int
@@ -33,7 +33,7 @@ class NodeSeat(msgspec.Struct, frozen=True):
         """Host on which the batch script runs."""
         return host_list(self.hosts)[0]
 
-    def in_order(self, hosts: str) -> "NodeSeat":
+    def in_order(self, hosts: str) -> "GangNode":
         """The seat by another order of the same hosts; without one, as Slurm has it."""
         order = hosts.split(",")
         if sorted(order) != sorted(host_list(self.hosts)):
@@ -51,47 +51,47 @@ def run_name(part: JobPart, job_id: int) -> str:
     return f"{part.spec.name}-{job_id}"
 
 
-def gang_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
+def gang_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> list[str]:
     """`regrow run` on a node of the gang. `at`: the coordinator's address; `own`: this node's."""
     spec = part.spec
     sizes, each = allowed_sizes(spec.elastic_spec()), spec.nodes_per_replica
-    words = [
+    arguments = [
         "run",
-        f"--job={run_name(part, seat.job_id)}",
+        f"--job={run_name(part, gang_node.job_id)}",
         f"--nnodes={spec.gang_nodes}:{sizes[-1] * each + spec.spares}",
-        f"--node-rank={seat.index}",
+        f"--node-rank={gang_node.index}",
         f"--nproc-per-node={spec.ranks_per_node}",
         f"--replicas={sizes[0]}:{sizes[-1]}",
         f"--replica-ranks={each * spec.ranks_per_node}",
         f"--rdzv-endpoint={at}",
         f"--drain-grace={spec.grace:g}s",
         *([] if spec.elect else ["--no-elect"]),  # whoever is left submits the gang anew
-        *_here(seat, own),
+        *_here(gang_node, own),
     ]
     if spec.spares:
-        words.append(f"--spares={spec.spares}")
+        arguments.append(f"--spares={spec.spares}")
     if sizes != list(range(sizes[0], sizes[-1] + 1)):
-        words.append(f"--replica-sizes={','.join(map(str, sizes))}")
+        arguments.append(f"--replica-sizes={','.join(map(str, sizes))}")
     if spec.checkpoint_dir:
-        words.append(f"--checkpoint-dir={spec.checkpoint_dir}")
+        arguments.append(f"--checkpoint-dir={spec.checkpoint_dir}")
         if part.attempt > 1:
-            words.append("--resume=auto")
-    return [*words, *spec.run_flags, *spec.script]
+            arguments.append("--resume=auto")
+    return [*arguments, *spec.run_flags, *spec.script]
 
 
-def replica_words(part: JobPart, seat: NodeSeat, at: str, own: str) -> list[str]:
+def replica_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> list[str]:
     """`regrow agent` on a node of a replica beyond the gang."""
-    name = nodes_of_replica(part.spec, part.place or 0, seat.job_id)[seat.index]
-    return ["agent", f"--join={at}", f"--name={name}", f"--grace={part.spec.grace:g}s", *_here(seat, own)]
+    name = nodes_of_replica(part.spec, part.place or 0, gang_node.job_id)[gang_node.index]
+    return ["agent", f"--join={at}", f"--name={name}", f"--grace={part.spec.grace:g}s", *_here(gang_node, own)]
 
 
-def _here(seat: NodeSeat, own: str) -> list[str]:
-    domain = failure_domain(seat.topology, seat.topology_pattern)
+def _here(gang_node: GangNode, own: str) -> list[str]:
+    domain = failure_domain(gang_node.topology, gang_node.topology_pattern)
     return [f"--bind={own}", f"--local-addr={own}", *([f"--domain={domain}"] if domain else [])]
 
 
-def exit_code(code: int, *, told_to_leave: bool) -> int:
+def exit_code(code: int, *, asked_to_leave: bool) -> int:
     """Of a Slurm task, by that of what it ran: 0 done, 75 come back later, 93 the same again would end the same way."""
     if code == OK:
-        return RUN_AGAIN if told_to_leave else OK
+        return RUN_AGAIN if asked_to_leave else OK
     return RUN_AGAIN if code == RUN_AGAIN or code < 0 else DO_NOT_RESTART

@@ -9,7 +9,7 @@ DEVICE = "the device"
 """Name for the wait of a worker whose work is enqueued, and which waits until its accelerator has come to its end."""
 
 
-class WorkerSight(msgspec.Struct, frozen=True):
+class WorkerObservation(msgspec.Struct, frozen=True):
     """One look at a worker.
 
     `seconds`: since it showed a sign of progress last (a phase, a collective). `calls`: collectives of the step.
@@ -47,7 +47,7 @@ class NodeSeen(msgspec.Struct, frozen=True, tag=True):
     """
 
     node: NodeId
-    sights: list[WorkerSight]
+    observations: list[WorkerObservation] = msgspec.field(name="sights")
     longest: Seconds = 0.0
 
 

@@ -5,7 +5,7 @@ import msgspec
 from regrow.core.ids import NodeId, Rank, Seconds
 
 
-class ScaleWish(msgspec.Struct, frozen=True):
+class ScaleRequest(msgspec.Struct, frozen=True):
     """`POST /scale`: the job shall have this number of replicas, or ranks; one of the two.
 
     `stay`: how long the capacity is expected to be there, in seconds; None: no end is known.
@@ -17,7 +17,7 @@ class ScaleWish(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class DrainWish(msgspec.Struct, frozen=True):
+class DrainRequest(msgspec.Struct, frozen=True):
     """`POST /drain`: a node is to be given back, within `grace` seconds.
 
     `certain`: it goes in any case, so the job cannot refuse.
@@ -29,7 +29,7 @@ class DrainWish(msgspec.Struct, frozen=True):
     certain: bool = False
 
 
-class MoveWish(msgspec.Struct, frozen=True):
+class MoveRequest(msgspec.Struct, frozen=True):
     """`POST /move`: the ranks of `node`, or `rank` alone, go on on node `to`, or where there is room.
 
     One of `node` and `rank` is given.

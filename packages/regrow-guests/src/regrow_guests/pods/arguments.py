@@ -27,7 +27,7 @@ class PodPlace(msgspec.Struct, frozen=True):
     checkpoint_dir: str = ""
 
 
-def run_words(pod: PodPlace, given: Sequence[str]) -> list[str]:
+def run_arguments(pod: PodPlace, given: Sequence[str]) -> list[str]:
     """Arguments of `regrow`; `given`: flags of the user, the script, and its arguments.
 
     The world has one size, written as a range: without one, a pod that is asked to end would stop the whole job.

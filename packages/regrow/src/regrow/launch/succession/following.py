@@ -18,7 +18,7 @@ from regrow.core.messages.elections import (
     CoordinatorPresent,
     Handover,
     LauncherPresent,
-    Office,
+    Leader,
     VoteAnswered,
     VoteAsked,
     Voter,
@@ -40,7 +40,7 @@ _UNASKED_S: Seconds = 5.0
 """Time that a launcher that knows of too few voters waits for the request of one that knows of more."""
 
 
-class Deputy:
+class FollowingLauncher:
     """Open it with `async with`; from `follow` on it knows who is coordinator.
 
     Args:
@@ -49,7 +49,7 @@ class Deputy:
         bind: where to listen.
         advertise: under which host the other nodes reach it.
         say: tells the user.
-        take_office: makes this launcher the host of the coordinator, in a term, with the votes of these; its URL.
+        become_leader: makes this launcher the host of the coordinator, in a term, with the votes of these; its URL.
         clock: for leases.
     """
 
@@ -61,17 +61,17 @@ class Deputy:
         bind: str,
         advertise: str,
         say: Callable[[str], None],
-        take_office: "Callable[[Elected], Awaitable[str]]",
+        become_leader: "Callable[[Elected], Awaitable[str]]",
         clock: Clock | None = None,
     ) -> None:
-        self.office: Office | None = None
+        self.leader: Leader | None = None
         """The coordinator, as far as is known."""
         self.ended = False
         """True once the coordinator has said that the job has ended."""
         self._node, self._bind, self._advertise = node, bind, advertise
         self._headers = {"Authorization": f"Bearer {token}"}
         self._secret = self._headers["Authorization"].encode()
-        self._say, self._take_office = say, take_office
+        self._say, self._become_leader = say, become_leader
         self._clock = clock or MonotonicClock()
         self._election = Election(Voter("", node, ""))
         self._lease = VOTE_LEASE
@@ -88,14 +88,14 @@ class Deputy:
         self._task: asyncio.Task[None] | None = None
         self.port = 0
 
-    async def __aenter__(self) -> "Deputy":
+    async def __aenter__(self) -> "FollowingLauncher":
         """Listen."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes([web.post("/vote", self._serve_vote), web.get("/leader", self._serve_leader)])
         app.add_routes([web.post("/needed", self._serve_needed)])
         self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
         await self._runner.setup()
-        self.port = await http.listen(self._runner, self._bind, 0, door="launcher", strict=True)
+        self.port = await http.listen(self._runner, self._bind, 0, endpoint="launcher", strict=True)
         me = Voter(f"{self._node}@{secrets.token_hex(8)}", self._node, address_of(self._advertise, self.port))
         self._election = Election(me)
         self._session = http.session(headers=self._headers)
@@ -122,39 +122,39 @@ class Deputy:
         host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
         return tls.url(address_of(host, self.port))
 
-    def follow(self, office: Office) -> None:
+    def follow(self, leader: Leader) -> None:
         """This coordinator is the one that there is, as far as is known."""
-        self.office = office
+        self.leader = leader
         self._election.follow(self._lease, self._clock.now())
         self._task = supervised(self._run(), "following the coordinator", self._cannot_follow)
 
-    async def next(self, term: int) -> Office | None:
+    async def next(self, term: int) -> Leader | None:
         """Wait for a coordinator of a later term; None: the job is over, or has lost its coordinator."""
-        while not self._over and (self.office is None or self.office.term <= term):
+        while not self._over and (self.leader is None or self.leader.term <= term):
             await self._news.wait()
-        return self.office if self.office is not None and self.office.term > term else None
+        return self.leader if self.leader is not None and self.leader.term > term else None
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
 
     def _end(self) -> None:
         self._over = True
-        self._tell()
+        self._notify()
 
     # --- following ---------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
-            while self.office is not None and not self._over:
-                if not await self._attend(self.office):
+            while self.leader is not None and not self._over:
+                if not await self._attend(self.leader):
                     return
-                office = await self._find_next(self.office)
-                if office is None:
+                leader = await self._find_next(self.leader)
+                if leader is None:
                     return
-                self.office, self._beat = office, None
+                self.leader, self._beat = leader, None
                 self._election.follow(self._lease, self._clock.now())
-                self._tell()
+                self._notify()
         finally:
             self._end()
 
@@ -162,22 +162,22 @@ class Deputy:
         """Whatever it is, this node follows nobody any more, and says why."""
         self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
 
-    async def _attend(self, office: Office) -> bool:
+    async def _attend(self, leader: Leader) -> bool:
         """Answer the coordinator's beats until another one is to be found; False: the job has ended."""
         election, failed_at, pause = self._election, None, _AGAIN_S
         while True:
             unreachable = False
             try:
-                answer = await self._present(office)
+                answer = await self._present(leader)
             except aiohttp.ClientConnectorError as error:
                 if isinstance(error.os_error, ConnectionRefusedError):
                     # Nothing listens there any more: its process has ended.
                     election.released(now := self._clock.now())
                     self._lost_at = failed_at or now
                     return True
-                unreachable = not await http.is_only_silent(office.address, _ASK_S)
+                unreachable = not await http.is_only_silent(leader.address, _ASK_S)
             except aiohttp.ConnectionTimeoutError:
-                unreachable = not await http.is_only_silent(office.address, _ASK_S)
+                unreachable = not await http.is_only_silent(leader.address, _ASK_S)
             except (aiohttp.ClientError, TimeoutError, *UNREADABLE):
                 failed_at = failed_at or self._clock.now()
             else:
@@ -185,7 +185,7 @@ class Deputy:
                     self.ended = True
                     return False
                 now = self._clock.now()
-                if not election.heard(answer.term, answer.handover, answer.lease, now):
+                if not election.received(answer.term, answer.handover, answer.lease, now):
                     return True
                 self._beat, self._lease = answer.beat, answer.lease
                 self._ahead = now - answer.beat
@@ -194,25 +194,25 @@ class Deputy:
             # A process that is paused answers nothing either, but its machine takes connections; and training does not
             # need a coordinator between faults.
             if self._clock.now() >= election.bound_until and (
-                election.misses(office.term) or unreachable or await self._ask_around(office.term) is not None
+                election.misses(leader.term) or unreachable or await self._ask_around(leader.term) is not None
             ):
                 return True
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
-    async def _present(self, office: Office) -> CoordinatorPresent:
+    async def _present(self, leader: Leader) -> CoordinatorPresent:
         if self._session is None:
             raise RuntimeError("the deputy is not open")
         handover = self._election.handover
         term, number = (0, 0) if handover is None else handover.version
         body = msgspec.msgpack.encode(LauncherPresent(self._election.me, term, number, self._beat))
         timeout = aiohttp.ClientTimeout(total=self._lease / 2, sock_connect=_ASK_S)
-        async with self._session.post(f"{office.address}/launcher", data=body, timeout=timeout) as response:
+        async with self._session.post(f"{leader.address}/launcher", data=body, timeout=timeout) as response:
             return msgspec.msgpack.decode(await response.read(), type=CoordinatorPresent)
 
     # --- electing ----------------------------------------------------------------------------------------------
 
-    async def _find_next(self, lost: Office) -> Office | None:
+    async def _find_next(self, lost: Leader) -> Leader | None:
         """Whoever is elected, this launcher or another, or who was lost, if its link is back before.
 
         None: nobody is within the time for it.
@@ -224,16 +224,16 @@ class Deputy:
         finally:
             self._looking = False
 
-    async def _await_return(self, lost: Office) -> bool:
+    async def _await_return(self, lost: Leader) -> bool:
         """Until that coordinator answers; whether it is still one for this launcher."""
         while True:
             await asyncio.sleep(_LONGEST_PAUSE_S)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, *UNREADABLE):
                 answer = await self._present(lost)
                 now = self._clock.now()
-                return self._election.heard(answer.term, answer.handover, answer.lease, now) or answer.ended
+                return self._election.received(answer.term, answer.handover, answer.lease, now) or answer.ended
 
-    async def _elect(self, lost: Office, returns: asyncio.Task[bool]) -> Office | None:
+    async def _elect(self, lost: Leader, returns: asyncio.Task[bool]) -> Leader | None:
         """As `_find_next`; `returns`: whether the lost one answers again."""
         election, since = self._election, self._clock.now()
         while self._clock.now() < since + self._patience and not self._over:
@@ -247,9 +247,9 @@ class Deputy:
                 if asked is None or election.handover is None:
                     continue
                 if election.wins(await self._collect(asked)) and election.term == asked.term:
-                    election.enter_office()
+                    election.become_leader()
                     elected = Elected(election.me, asked.term, election.handover, self._ahead, self._lost_at)
-                    return Office(asked.term, await self._take_office(elected))
+                    return Leader(asked.term, await self._become_leader(elected))
             await asyncio.sleep(_AGAIN_S)
         return None
 
@@ -275,13 +275,13 @@ class Deputy:
         answer = await self._ask("POST", voter.address, "/vote", msgspec.msgpack.encode(asked.to(voter.name)))
         return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
 
-    async def _ask_around(self, term: int) -> Office | None:
+    async def _ask_around(self, term: int) -> Leader | None:
         """The coordinator of the latest term, of whom another voter knows, where that is a later one."""
         voters = {voter.address for voter in self._others() if not is_witness(voter)}
         asked = [self._ask("GET", address, "/leader") for address in voters | {*self._election.candidates.values()}]
         answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
-        offices = [msgspec.json.decode(answer, type=Office) for answer in answers]
-        return max((office for office in offices if office.term > term), key=lambda office: office.term, default=None)
+        leaders = [msgspec.json.decode(answer, type=Leader) for answer in answers]
+        return max((leader for leader in leaders if leader.term > term), key=lambda leader: leader.term, default=None)
 
     async def _ask(self, method: str, address: str, path: str, body: bytes | None = None) -> bytes | None:
         if self._session is None:
@@ -307,15 +307,15 @@ class Deputy:
 
     async def _serve_leader(self, request: web.Request) -> web.Response:
         """Serve the present coordinator. `?after=TERM&when=later`: once there is a later term's; `lost`: it is gone."""
-        if self.office is None:
+        if self.leader is None:
             return refusal(503, "no coordinator is known yet", "")
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
         if when == "now":
-            return reply(msgspec.structs.replace(self.office, voted=self._election.term))
+            return reply(msgspec.structs.replace(self.leader, voted=self._election.term))
         if when == "lost" and await self._returns(after, request):
             return refusal(409, "that coordinator is there, and has given this agent up", "")
-        office = await self.next(after)
-        return refusal(410, "the job has no coordinator any more", "") if office is None else reply(office)
+        leader = await self.next(after)
+        return refusal(410, "the job has no coordinator any more", "") if leader is None else reply(leader)
 
     async def _serve_needed(self, request: web.Request) -> web.Response:
         """`?after=TERM`: an agent needs the coordinator of this term, which does not answer it."""
@@ -328,21 +328,21 @@ class Deputy:
         One that only a pause has kept from answering may have been voted out meanwhile: while another is looked for, it
         is not believed. False too when the asker hangs up.
         """
-        while not self._over and self.office is not None and self.office.term <= term and asked.transport is not None:
-            if await self._stands(self.office) and not self._looking and self.office.term <= term:
+        while not self._over and self.leader is not None and self.leader.term <= term and asked.transport is not None:
+            if await self._stands(self.leader) and not self._looking and self.leader.term <= term:
                 return True
             self._election.miss(term)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._news.wait(), _LONGEST_PAUSE_S)
         return False
 
-    async def _stands(self, office: Office) -> bool:
+    async def _stands(self, leader: Leader) -> bool:
         """True if the coordinator answers now."""
         if self._session is None:
             return False
         try:
             timeout = aiohttp.ClientTimeout(total=2 * _ASK_S)
-            async with self._session.get(f"{office.address}/time", timeout=timeout) as response:
+            async with self._session.get(f"{leader.address}/time", timeout=timeout) as response:
                 return response.status == 200
         except (aiohttp.ClientError, TimeoutError):
             return False
@@ -351,7 +351,7 @@ class Deputy:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        stranger = unknown(request, self._secret, door="launcher")
+        stranger = unknown(request, self._secret, endpoint="launcher")
         if stranger is not None:
             return stranger
         http.admit(request)

@@ -82,9 +82,9 @@ async def test_two_workers_that_want_it_get_one_producer_for_each_loader(tmp_pat
         (first,), (second,) = await producers(tmp_path, 1), await producers(tmp_path, 1, loader=1)
         bench.note_processes()
         assert {first, second} < {child.pid for child in bench.children()}
-        log = await logged(bench, "producer-0.log", "made for 0 standby 0 0 CacheSeat(folder=")
+        log = await logged(bench, "producer-0.log", "made for 0 standby 0 0 CacheSettings(folder=")
         assert "budget=1048576" in log
-        await logged(bench, "rank1.log", "cache: CacheSeat(folder=")
+        await logged(bench, "rank1.log", "cache: CacheSettings(folder=")
         assert len(list(tmp_path.glob("producer-*.pid"))) == 2
         assert "made for" not in bench.shown(), "what it prints, the worker prints too"
         assert len(bench.coordinator.all(facts.WorkerStarted)) == 2, "the coordinator does not know of producers"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from regrow.core.errors import NoRoom
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.data import CacheSeat
+from regrow.core.messages.data import CacheSettings
 from regrow.data.cache.folder import CacheFolder
 from regrow.data.cache.keeping import Keeping
 from regrow.data.cache.layout import Draft, Encoded, Key, discard
@@ -17,23 +17,23 @@ _SPARED = 0.75
 """Part to which the entries are reduced if the file system is full before the budget is."""
 
 
-class Shelf:
+class EntryStore:
     """Puts entries into the cache and makes room for them. For one thread.
 
     The first step's entries stay, though every reader has passed them: a worker that takes a lost one's place rehearses
     with them.
 
     Args:
-        seat: the cache. Its budget is for all loaders together.
+        settings: the cache. Its budget is for all loaders together.
         identity: whose entries.
 
     Raises `CacheUnusable` where the folder cannot be read.
     """
 
-    def __init__(self, seat: CacheSeat, identity: bytes) -> None:
-        self.folder = CacheFolder(Path(seat.folder), identity, seat.budget)
-        self._keeping = Keeping(seat.budget)
-        self._budget = seat.budget
+    def __init__(self, settings: CacheSettings, identity: bytes) -> None:
+        self.folder = CacheFolder(Path(settings.folder), identity, settings.budget)
+        self._keeping = Keeping(settings.budget)
+        self._budget = settings.budget
         self._others = 0
         self._others_at: Instant | None = None
         self.estimate = max(self.folder.entries.values(), default=0)

@@ -26,7 +26,7 @@ class _Seen:
     commit: facts.WorkerCommitted | None = None
 
 
-class NodeSight:
+class WorkerStates:
     """Hears all facts and orders of a node; as large as its workers are many."""
 
     def __init__(self) -> None:
@@ -56,12 +56,12 @@ class NodeSight:
             case _:
                 pass
 
-    def told(self, fact: AgentFact) -> None:
+    def sent(self, fact: AgentFact) -> None:
         """The coordinator is told something, or would be if it were there."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
-                    self.told(commit)
+                    self.sent(commit)
             case facts.WorkerStarted() if (seen := self._workers.get(fact.worker)) is not None:
                 seen.pid = fact.pid
             case facts.WorkerReady() if (seen := self._workers.get(fact.worker)) is not None and seen.standby:
@@ -101,7 +101,7 @@ class NodeSight:
 
 
 def node_series(
-    sight: NodeSight,
+    worker_states: WorkerStates,
     *,
     job: JobId,
     node: NodeId,
@@ -112,19 +112,19 @@ def node_series(
     """Metrics that the agent of a node serves; all have the label `node`.
 
     Args:
-        sight: of its workers.
+        worker_states: of its workers.
         job, node: of the agent.
         memory: bytes by their use.
         offset: of the wall clock from the clock of the agent.
         refused: connections, by the endpoint at which they came.
     """
     here = {"node": str(node)}
-    steps, last = sight.step_seconds(), sight.last_commit()
+    steps, last = worker_states.step_seconds(), worker_states.last_commit()
     step_seconds = {"median": median(steps), "max": steps[-1]} if steps else {}
     return [
         series_of("regrow_job_info", "The job.", [({"job": str(job)} | here, 1)]),
-        series_of("regrow_workers", "Workers by what they do.", _labelled(here, "state", sight.counts())),
-        series_of("regrow_generation", "Number of the agreed membership.", [(here, sight.generation)]),
+        series_of("regrow_workers", "Workers by what they do.", _labelled(here, "state", worker_states.counts())),
+        series_of("regrow_generation", "Number of the agreed membership.", [(here, worker_states.generation)]),
         series_of("regrow_step_seconds", "Newest step of the ranks.", _labelled(here, "stat", step_seconds)),
         series_of(
             "regrow_newest_timestamp_seconds",
@@ -133,7 +133,10 @@ def node_series(
         ),
         series_of("regrow_memory_bytes", "Memory by what it is used for.", _labelled(here, "of", memory)),
         series_of(
-            "regrow_hydrated_bytes_total", "State received from peers.", [(here, float(sight.hydrated))], "counter"
+            "regrow_hydrated_bytes_total",
+            "State received from peers.",
+            [(here, float(worker_states.hydrated))],
+            "counter",
         ),
         refusals_of(refused, here),
     ]

@@ -17,12 +17,12 @@ from regrow.core.messages.elections import (
     CoordinatorPresent,
     Handover,
     LauncherPresent,
-    Office,
+    Leader,
     VoteAnswered,
     VoteAsked,
     Voter,
 )
-from regrow.launch.succession.deputy import Deputy, Elected
+from regrow.launch.succession.following import Elected, FollowingLauncher
 from regrow.membership.succession.voters import VOTE_LEASE
 
 LONG_S = 60.0
@@ -57,8 +57,8 @@ class Peers:
         self.follower = ""
         """Its name."""
 
-    def office(self, term: int) -> Office:
-        return Office(term, f"http://{self.address}/{term}")
+    def leader_of(self, term: int) -> Leader:
+        return Leader(term, f"http://{self.address}/{term}")
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
@@ -121,22 +121,24 @@ class Peers:
         return web.Response(body=msgspec.msgpack.encode(VoteAnswered(False, 1)))
 
     async def _tell(self, _: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(self.office(self.leader)))
+        return web.Response(body=msgspec.json.encode(self.leader_of(self.leader)))
 
 
 class Follower:
     """A deputy that follows the second coordinator, after the first was lost."""
 
-    def __init__(self, peers: Peers, deputy: Deputy, clock: ManualClock, session: aiohttp.ClientSession) -> None:
-        self.peers, self.deputy, self.clock, self._session = peers, deputy, clock, session
+    def __init__(
+        self, peers: Peers, follower: FollowingLauncher, clock: ManualClock, session: aiohttp.ClientSession
+    ) -> None:
+        self.peers, self.follower, self.clock, self._session = peers, follower, clock, session
 
     async def ask(self, path: str, method: str = "POST") -> int:
-        async with self._session.request(method, f"{self.deputy.url}{path}") as response:
+        async with self._session.request(method, f"{self.follower.url}{path}") as response:
             return response.status
 
     async def votes(self, asked: VoteAsked) -> bool:
         body = msgspec.msgpack.encode(asked)
-        async with self._session.post(f"{self.deputy.url}/vote", data=body) as response:
+        async with self._session.post(f"{self.follower.url}/vote", data=body) as response:
             return msgspec.msgpack.decode(await response.read(), type=VoteAnswered).granted
 
 
@@ -153,29 +155,29 @@ async def following(*, answered: bool, voters: tuple[int, ...] = (0, 2)) -> Asyn
     async with (
         peers.serving(),
         aiohttp.ClientSession(headers=headers) as session,
-        Deputy(
+        FollowingLauncher(
             NodeId("node1"),
             token="secret",
             bind="127.0.0.1",
             advertise="127.0.0.1",
             say=lambda _: None,
-            take_office=elected,
+            become_leader=elected,
             clock=clock,
-        ) as deputy,
+        ) as follower,
     ):
-        deputy.follow(peers.office(1))
+        follower.follow(peers.leader_of(1))
         await peers.until(lambda: peers.presents[1] > 1)  # it has the handover
         await peers.silence(1)
         peers.silent |= set() if answered else {2}
         peers.leader = 2
         clock.time += VOTE_LEASE
         async with asyncio.timeout(LONG_S):
-            assert await deputy.next(1) == peers.office(2)
+            assert await follower.next(1) == peers.leader_of(2)
         if answered:
             await peers.until(lambda: peers.presents[2] > 1)
             await peers.silence(2)
             clock.time += VOTE_LEASE
-        yield Follower(peers, deputy, clock, session)
+        yield Follower(peers, follower, clock, session)
 
 
 async def test_a_launcher_that_knows_of_too_few_voters_finds_who_was_elected_by_that_it_was_asked_for_its_vote() -> (
@@ -187,7 +189,7 @@ async def test_a_launcher_that_knows_of_too_few_voters_finds_who_was_elected_by_
         asked = VoteAsked(3, "node5@x", (2, 9), address=it.peers.address, voter=it.peers.follower)
         assert await it.votes(asked)
         async with asyncio.timeout(LONG_S):
-            assert await it.deputy.next(2) == it.peers.office(3)
+            assert await it.follower.next(2) == it.peers.leader_of(3)
 
 
 @pytest.mark.parametrize("miss", ["/needed?after=1", "/needed"])
@@ -240,7 +242,7 @@ async def test_a_launcher_whose_link_is_back_before_another_is_elected_follows_t
         asked = it.peers.votes_asked
         await it.peers.until(lambda: it.peers.presents[2] > before + 30)
         assert it.peers.votes_asked == asked
-        assert it.deputy.office == it.peers.office(2)
+        assert it.follower.leader == it.peers.leader_of(2)
 
 
 async def test_a_new_coordinator_has_its_lease_to_answer_at_all_though_it_is_missed() -> None:
@@ -260,7 +262,7 @@ async def test_an_agent_says_which_coordinator_it_misses(monkeypatch: pytest.Mon
         return web.json_response({})
 
     async def leader(_: web.Request) -> web.Response:
-        return web.Response(body=msgspec.json.encode(Office(4, "http://host1:1")))
+        return web.Response(body=msgspec.json.encode(Leader(4, "http://host1:1")))
 
     app = web.Application()
     app.add_routes([web.post("/needed", needed), web.get("/leader", leader)])
@@ -271,7 +273,7 @@ async def test_an_agent_says_which_coordinator_it_misses(monkeypatch: pytest.Mon
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         async with aiohttp.ClientSession() as session, asyncio.timeout(LONG_S):
             agent = NextCoordinator(config(launcher=url, term=3))
-            telling = asyncio.create_task(agent.tell_need(session))
+            telling = asyncio.create_task(agent.report_need(session))
             agent.sent(facts.WorkerExited(WorkerId("w"), -9, 0.0))
             assert await missed.get() == "3"
             await agent.find(session)

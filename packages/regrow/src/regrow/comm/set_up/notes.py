@@ -9,12 +9,12 @@ from regrow.core.errors import DeadlineExceeded, ProtocolError
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.store import TIMEOUT, AnswersAsked, AnswersNoted
 
-_TELL_S: Seconds = 60.0
+_SEND_S: Seconds = 60.0
 _ANSWER_S: Seconds = 120.0
 _SLICE_S: Seconds = 30.0
 
 
-class Desk(Protocol):
+class SetUpNotes(Protocol):
     """Place where notes are kept."""
 
     def note(self, answers: dict[str, bytes]) -> None:
@@ -30,7 +30,7 @@ class Desk(Protocol):
         ...
 
 
-class AgentDesk:
+class AgentNotes:
     """The agent's.
 
     Args:
@@ -46,19 +46,19 @@ class AgentDesk:
         self._lock = threading.Lock()
 
     def note(self, answers: dict[str, bytes]) -> None:
-        """As `Desk.note`."""
-        told = AnswersNoted(self._build, self._rank, answers, quiet=True) if answers else None
-        if told is None:
+        """As `SetUpNotes.note`."""
+        message = AnswersNoted(self._build, self._rank, answers, quiet=True) if answers else None
+        if message is None:
             return
         with self._lock, self._connections.lent() as connection:  # in the order of the calls
-            connection.tell(told, _TELL_S)
+            connection.send(message, _SEND_S)
 
     def have(self, names: list[str]) -> set[str]:
-        """As `Desk.have`."""
+        """As `SetUpNotes.have`."""
         return set(self._ask(AnswersAsked(self._build, self._rank, names, 0.0, here=True)))
 
     def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
-        """As `Desk.ask`."""
+        """As `SetUpNotes.ask`."""
         while True:
             left = max(0.0, until - time.monotonic())
             found = self._ask(AnswersAsked(self._build, rank, names, min(left, _SLICE_S)))

@@ -44,7 +44,7 @@ def gang_pods(job: TrainingJob, pods: Sequence[PodSeen]) -> list[PodSeen] | None
     return [found[at] for at in range(count * each)] if len(found) == count * each else None
 
 
-def seats(job: TrainingJob, gang: Sequence[PodSeen], paths: Paths) -> list[int]:
+def node_ranks(job: TrainingJob, gang: Sequence[PodSeen], paths: Paths) -> list[int]:
     """For each of the gang's pods the number of its node in the job.
 
     Near ones are neighbours, at every level; pods of a replica stay together, for it leaves as a whole. The first one
@@ -57,8 +57,8 @@ def seats(job: TrainingJob, gang: Sequence[PodSeen], paths: Paths) -> list[int]:
     for block in _near([_common([full[at] for at in block]) for block in blocks]):
         inside = _near([full[at] for at in blocks[block]])
         order.extend(blocks[block][at] for at in inside)
-    seat_of = {at: seat for seat, at in enumerate(order)}
-    return [seat_of[at] for at in range(len(gang))]
+    rank_of = {at: rank for rank, at in enumerate(order)}
+    return [rank_of[at] for at in range(len(gang))]
 
 
 def _near(paths: Sequence[Sequence[str]]) -> list[int]:

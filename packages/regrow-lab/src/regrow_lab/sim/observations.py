@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from regrow.core.ids import Instant, NodeId, Seconds, WorkerId
-from regrow.core.messages.sights import DEVICE, NodeSeen, WorkerSight
+from regrow.core.messages.observations import DEVICE, NodeSeen, WorkerObservation
 from regrow.core.phase import Phase
 from regrow_lab.sim.network import Alarm
 from regrow_lab.sim.script import IN_STEP, PHASES, Doing
@@ -22,10 +22,10 @@ def watched(worker: SimWorker) -> bool:
     return worker.hung or worker.stalled or worker.doing in _WATCHED
 
 
-def sight(worker: SimWorker, now: Instant) -> WorkerSight:
+def observe(worker: SimWorker, now: Instant) -> WorkerObservation:
     """Sight that its agent has of it."""
     stuck = worker.hung or worker.stalled
-    return WorkerSight(
+    return WorkerObservation(
         worker=worker.worker,
         generation=worker.generation,
         step=worker.state,
@@ -44,7 +44,7 @@ class Lookout:
 
     Args:
         workers: all that there are.
-        heard: whether the agent of a worker can reach the coordinator.
+        reachable: whether the agent of a worker can reach the coordinator.
         now: the time.
         at: does something then.
         say: tells the coordinator.
@@ -54,12 +54,12 @@ class Lookout:
         self,
         workers: Mapping[WorkerId, SimWorker],
         *,
-        heard: Callable[[SimWorker], bool],
+        reachable: Callable[[SimWorker], bool],
         now: Callable[[], Instant],
         at: Callable[[Instant, Callable[[], None]], None],
         say: Callable[[NodeId, NodeSeen], None],
     ) -> None:
-        self._workers, self._heard = workers, heard
+        self._workers, self._received = workers, reachable
         self._now, self._say = now, say
         self._next = Alarm(at, self._look)
 
@@ -70,13 +70,13 @@ class Lookout:
     def _look(self) -> None:
         """All agents tell what they see."""
         now = self._now()
-        seen: dict[NodeId, list[WorkerSight]] = {}
+        seen: dict[NodeId, list[WorkerObservation]] = {}
         for worker in self._workers.values():
-            if worker.alive and self._heard(worker):
-                seen.setdefault(worker.spawn.node, []).append(sight(worker, now))
-        if any(each.seconds >= LOOK_S for sights in seen.values() for each in sights):
-            for node, sights in seen.items():
-                self._say(node, NodeSeen(node, sights, 0.5))
+            if worker.alive and self._received(worker):
+                seen.setdefault(worker.spawn.node, []).append(observe(worker, now))
+        if any(each.seconds >= LOOK_S for observations in seen.values() for each in observations):
+            for node, observations in seen.items():
+                self._say(node, NodeSeen(node, observations, 0.5))
         still = [now - worker.since for worker in self._workers.values() if worker.alive and watched(worker)]
         if still:
             self._next.set(now + (SELDOM_S if min(still) >= STILL_S else LOOK_S))

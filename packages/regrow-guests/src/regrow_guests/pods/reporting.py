@@ -41,7 +41,7 @@ class StatusServer(msgspec.Struct, frozen=True):
     token: Path
 
 
-class Teller:
+class StatusReporter:
     """Tells a TrainJob's status how far the job is.
 
     Args:
@@ -57,7 +57,7 @@ class Teller:
         self._pace = TrainJobProgress(steps)
         self._last: JobFigures | None = None
 
-    def tell(self) -> str:
+    def report(self) -> str:
         """Ask and tell once. Returns a line for people if the server did not take it, else nothing."""
         try:
             self._last = self._client.figures()
@@ -92,11 +92,11 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         return None
 
 
-class _Telling:
+class _Reporting:
     """Tells in a thread of its own, which may be stuck in it for ever: a server can drip its answer."""
 
-    def __init__(self, teller: Teller) -> None:
-        self._teller = teller
+    def __init__(self, reporter: StatusReporter) -> None:
+        self._reporter = reporter
         self._thread: threading.Thread | None = None
         self._began = 0.0
         self._trouble = ""
@@ -112,12 +112,12 @@ class _Telling:
                 self._trouble = self._trouble or "the TrainJob's status was not told: its server takes long"
             return
         self._began = time.monotonic()
-        self._thread = threading.Thread(target=self._tell, name="telling", daemon=True)
+        self._thread = threading.Thread(target=self._report, name="telling", daemon=True)
         self._thread.start()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         try:
-            self._trouble = self._teller.tell() or self._trouble
+            self._trouble = self._reporter.report() or self._trouble
         except Exception as error:  # noqa: BLE001 - the training does not depend on it
             self._trouble = f"the TrainJob's status was not told: {type(error).__name__}: {error}"
 
@@ -128,14 +128,14 @@ def _say(line: str) -> None:
         os.write(1, line.encode(errors="replace"))
 
 
-def run_and_tell(words: list[str], teller: Teller, *, every: Seconds = EVERY) -> int:
+def run_and_report(words: list[str], reporter: StatusReporter, *, every: Seconds = EVERY) -> int:
     """Run `regrow WORDS`, which gets the signals of this process, to its end; its exit code. For a main thread."""
     node = subprocess.Popen(tied.command(words))
-    telling = _Telling(teller)
+    reporting = _Reporting(reporter)
     with _passed_on(node):
         while (code := _ended(node, every)) is None:
             with contextlib.suppress(RuntimeError):  # there is no room for a thread now
-                telling.again()
+                reporting.again()
     return 128 - code if code < 0 else code
 
 

@@ -9,11 +9,11 @@ import torch
 from regrow.core.errors import NotCarried
 from regrow.hydration.codec import dtype_name, encode
 from regrow.train.graphs.classes import Classes
+from regrow.train.graphs.decode import LEFT, Originals, method_of
 from regrow.train.graphs.exchanges import Exchanges
 from regrow.train.graphs.kinds import ThingKind, raise_all, slot_values
 from regrow.train.graphs.outside import Given, built_alike
 from regrow.train.graphs.places import Count, places
-from regrow.train.graphs.read import LEFT, Originals, method_of
 from regrow.train.graphs.walk import (
     GENERATORS,
     HOLDERS,
@@ -23,9 +23,9 @@ from regrow.train.graphs.walk import (
     array_key,
     base_of,
     generator_state,
+    own_state,
     pieces,
     storage_key,
-    told_state,
 )
 
 _NAMED = frozenset(
@@ -45,22 +45,22 @@ Left = Mapping[int, tuple[object, str]]
 """By the id of what is left out: that, and its path."""
 
 
-def tell(
+def encode_graph(
     things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
 ) -> dict[str, object]:
     """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
-    return _Teller(things, originals, classes, exchanges, left).told()
+    return _Encoder(things, originals, classes, exchanges, left).encoded()
 
 
-def try_to_tell(
+def try_to_encode(
     things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
 ) -> dict[str, object]:
-    """Raises `NotCarried` where `tell` does, and copies no memory of arrays. Returns nothing."""
-    _Teller(things, originals, classes, exchanges, left).nodes()
+    """Raises `NotCarried` where `encode_graph` does, and copies no memory of arrays. Returns nothing."""
+    _Encoder(things, originals, classes, exchanges, left).nodes()
     return {}
 
 
-class _Teller:
+class _Encoder:
     def __init__(
         self, things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
     ) -> None:
@@ -74,7 +74,7 @@ class _Teller:
         self._places: dict[Key, list[object]] = {}
 
     def _built(self, code: object) -> Given:
-        return built_alike(code, self._exchanges.told.get(id(code), ()))
+        return built_alike(code, self._exchanges.encoded.get(id(code), ()))
 
     def nodes(self) -> list[list[object]]:
         with torch.no_grad():
@@ -90,17 +90,17 @@ class _Teller:
         raise_all(refused)
         return found
 
-    def told(self) -> dict[str, object]:
+    def encoded(self) -> dict[str, object]:
         nodes = self.nodes()
         exchanged = [each for thing in self._things for each in self._exchanged(thing)]
         path = self._things[0].path
         graph = np.frombuffer(encode(nodes, path=path), np.uint8)
         data = np.concatenate(self._blob) if self._blob else np.empty(0, np.uint8)
-        told: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
+        encoded: dict[str, object] = {"graph": graph, "data": data, "kept": self._kept}
         if exchanged or self._left:
             names = [*self._names, *(path for _, path in self._left.values())]
-            told["exchanged"] = encode([exchanged, names], path=path)
-        return told
+            encoded["exchanged"] = encode([exchanged, names], path=path)
+        return encoded
 
     def _place(self, piece: Piece) -> list[object]:
         """Place of a piece's bytes: first and length in the common memory, or the number of what is kept."""
@@ -116,15 +116,15 @@ class _Teller:
 
     def _exchanged(self, thing: Thing) -> Iterator[list[object]]:
         """Number of the holder, each place, and the value, with a text where it counts; no value where it is gone."""
-        for at, is_data in sorted(self._exchanges.told.get(id(thing.value), {}).items()):
-            told: list[object] = []
+        for at, is_data in sorted(self._exchanges.encoded.get(id(thing.value), {}).items()):
+            encoded: list[object] = []
             if not is_data:
-                told = [LEFT]
+                encoded = [LEFT]
                 self._names.append(f"{getattr(thing.value, '__name__', thing.path)}{at}")
             elif (place := places(thing.value).get(at)) is not None:
                 value = place.value
-                told = [None, value.text] if isinstance(value, Count) else [self._ref(value)]
-            yield [self._numbers[id(thing.value)], at, *told]
+                encoded = [None, value.text] if isinstance(value, Count) else [self._ref(value)]
+            yield [self._numbers[id(thing.value)], at, *encoded]
 
     def _ref(self, value: object) -> object:
         number = self._numbers.get(id(value))
@@ -185,8 +185,8 @@ class _Teller:
             return self._ref(value.bit_generator)
         if kind is ThingKind.METHOD:
             return [self._ref(value.__self__), self._method(thing)]
-        if kind is ThingKind.TOLD:
-            return self._keep(told_state(value))
+        if kind is ThingKind.OWN_STATE:
+            return self._keep(own_state(value))
         return self._fixed(value, kind)
 
     @staticmethod

@@ -9,7 +9,7 @@ _ALWAYS = frozenset({"on_before_zero_grad", "on_before_backward", "on_after_back
 """These work on gradients, in a body that may run again."""
 
 
-class Hearing(OnceAStep[None]):
+class CallbackCalls(OnceAStep[None]):
     """Stands before the hooks of callbacks that keep no state.
 
     Those that have a `state_dict` are called each time: their state is protected and was put back. All others may
@@ -36,9 +36,9 @@ class Hearing(OnceAStep[None]):
                 return None
             if once and self._scope:
                 key = self._key(number, name, self._count((number, name)))
-                if key in self._heard:
+                if key in self._delivered:
                     return None
-                self._heard[key] = None
+                self._delivered[key] = None
             return hook(*args, **kwargs)
 
         return call

@@ -1,4 +1,4 @@
-"""Simulated coordinators: they answer launchers, look after the voters and decide, as `LauncherDesk` does."""
+"""Simulated coordinators: they answer launchers, look after the voters and decide, as `SuccessionApi` does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,23 +6,23 @@ from functools import partial
 import msgspec
 
 from regrow.core.ids import Instant, Seconds
-from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, Voter
+from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Leader, Voter
 from regrow.membership.succession.voters import PASSED_S, VOTE_LEASE, Voters
 from regrow.membership.succession.witness import is_witness
-from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
 from regrow_lab.sim.elections.disk import WitnessDisk
 from regrow_lab.sim.elections.laws import ElectionLaws
+from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 
 _DECIDE_S: Seconds = 0.3
 _BIND = 0.2
 """Probability that a deciding coordinator has its witness stand for it."""
 
 
-class SimOffices:
+class ElectedLeaders:
     """Behaviour of all coordinators.
 
     Args:
-        carriers: between launchers.
+        network: between launchers.
         laws: that must hold.
         disk: with the witness; None: there is none.
         answered: a launcher hears from the coordinator.
@@ -31,13 +31,13 @@ class SimOffices:
 
     def __init__(
         self,
-        carriers: Carriers,
+        network: SimNetwork,
         laws: ElectionLaws,
         disk: WitnessDisk | None,
         answered: Callable[[SimLauncher, int, CoordinatorPresent], None],
-        deposed: Callable[[SimLauncher, Office | None], None],
+        deposed: Callable[[SimLauncher, Leader | None], None],
     ) -> None:
-        self._carriers, self._laws, self._disk = carriers, laws, disk
+        self._network, self._laws, self._disk = network, laws, disk
         self._answered, self._deposed = answered, deposed
         self._decided: dict[int, Instant] = {}
         """Time of each coordinator's last decision, by its clock."""
@@ -45,7 +45,7 @@ class SimOffices:
     def begin(self, host: SimLauncher, voters: Voters) -> None:
         """A coordinator begins."""
         host.voters = voters
-        self._decided[host.number] = self._carriers.clock(host)
+        self._decided[host.number] = self._network.clock(host)
         self._decide(host, voters)
 
     def present(self, host: SimLauncher, sender: SimLauncher, term: int, present: LauncherPresent) -> None:
@@ -53,28 +53,28 @@ class SimOffices:
         voters = host.voters
         if voters is None or voters.term != term:
             return
-        now = self._carriers.clock(host)
-        voters.heard(present, now)
+        now = self._network.clock(host)
+        voters.received(present, now)
         self._change(host, voters)
         held = present.number if present.term == voters.term else 0
         handover = voters.handover(present.voter.name) if held < voters.number else None
         answer = CoordinatorPresent(voters.term, now, VOTE_LEASE, handover)
-        self._carriers.send(host, sender.number, lambda me: self._answered(me, host.number, answer))
+        self._network.send(host, sender.number, lambda me: self._answered(me, host.number, answer))
 
     def _change(self, host: SimLauncher, voters: Voters) -> None:
-        if voters.change(self._carriers.clock(host)):
+        if voters.change(self._network.clock(host)):
             names = [voter.name for voter in voters.newest]
-            self._carriers.say("coordinator {} of term {} has the voters {}", host.number, voters.term, names)
+            self._network.say("coordinator {} of term {} has the voters {}", host.number, voters.term, names)
 
     def _decide(self, host: SimLauncher, voters: Voters) -> None:
         if host.voters is not voters:
             return
-        carriers = self._carriers
-        carriers.again(host, _DECIDE_S, partial(self._decide, host, voters))
-        now = carriers.clock(host)
+        network = self._network
+        network.again(host, _DECIDE_S, partial(self._decide, host, voters))
+        now = network.clock(host)
         voters.write(msgspec.msgpack.encode(len(self._laws.decisions)))
         self._change(host, voters)
-        if self._disk is not None and carriers.rng.random() < _BIND:
+        if self._disk is not None and network.rng.random() < _BIND:
             self._disk.bind(host)
         decides = voters.may_decide(now)
         if decides:
@@ -89,26 +89,26 @@ class SimOffices:
 
     def _ask(self, host: SimLauncher, voters: Voters, voter: Voter) -> None:
         """Note that a launcher has ended; else, whom it follows."""
-        carriers, number = self._carriers, int(voter.address)
-        if carriers.seen_gone(host, number, hosts=False):
-            voters.ended(voter.name, carriers.clock(host))
+        network, number = self._network, int(voter.address)
+        if network.seen_gone(host, number, hosts=False):
+            voters.ended(voter.name, network.clock(host))
             return
 
         def asked(to: SimLauncher) -> None:
             if to.follows is not None:
-                office = Office(to.follows[0], str(to.follows[1]), to.election.term)
-                carriers.send(to, host.number, lambda _: self._hears(host, voters, voter.name, office))
+                leader = Leader(to.follows[0], str(to.follows[1]), to.election.term)
+                network.send(to, host.number, lambda _: self._receives(host, voters, voter.name, leader))
 
-        carriers.send(host, number, asked)
+        network.send(host, number, asked)
 
-    def _hears(self, host: SimLauncher, voters: Voters, name: str, office: Office) -> None:
+    def _receives(self, host: SimLauncher, voters: Voters, name: str, leader: Leader) -> None:
         if host.voters is voters:
-            voters.told(name, office)
+            voters.notified(name, leader)
             if voters.deposed_by is not None:
                 self._gives_way(host, voters, voters.deposed_by)
 
-    def _gives_way(self, host: SimLauncher, voters: Voters, office: Office | None) -> None:
-        to = "nobody" if office is None else office.address
-        self._carriers.say("coordinator {} of term {} gives way to {}", host.number, voters.term, to)
+    def _gives_way(self, host: SimLauncher, voters: Voters, leader: Leader | None) -> None:
+        to = "nobody" if leader is None else leader.address
+        self._network.say("coordinator {} of term {} gives way to {}", host.number, voters.term, to)
         host.voters = None
-        self._deposed(host, office)
+        self._deposed(host, leader)

@@ -37,10 +37,10 @@ from regrow.train.graphs.walk import (
     Thing,
     array_bytes,
     base_of,
+    own_state,
     put_generator,
-    put_told,
+    put_own_state,
     storage_bytes,
-    told_state,
 )
 
 _DICTS = {kind.__name__: kind for kind in DICTS}
@@ -97,19 +97,19 @@ class Originals:
         return {each.value for each in self._things.values() if isinstance(each.value, type)}
 
 
-def hear(told: dict[str, Any], originals: Originals, classes: Classes, exchanges: Exchanges) -> list[str]:
+def decode_graph(encoded: dict[str, Any], originals: Originals, classes: Classes, exchanges: Exchanges) -> list[str]:
     """Write a told graph into the present one. Returns what steps had exchanged elsewhere that is not told.
 
     Raises `StateError` where it does not fit.
     """
-    nodes = decode(np.ascontiguousarray(told["graph"]).tobytes())
+    nodes = decode(np.ascontiguousarray(encoded["graph"]).tobytes())
     if not isinstance(nodes, list) or len(nodes) > MOST:
         raise StateError("the graph that was received is none")
     try:
-        exchanged, names = cast(Any, decode(told["exchanged"])) if "exchanged" in told else ([], [])
+        exchanged, names = cast(Any, decode(encoded["exchanged"])) if "exchanged" in encoded else ([], [])
         exchanges.built()
         with torch.no_grad():
-            _Reader(nodes, told, originals, classes, exchanged).read(exchanges)
+            _Reader(nodes, encoded, originals, classes, exchanged).read(exchanges)
             return [str(each) for each in names]
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, RuntimeError) as error:
         raise StateError(f"a graph of objects that was received does not fit: {error!r}") from error
@@ -117,10 +117,15 @@ def hear(told: dict[str, Any], originals: Originals, classes: Classes, exchanges
 
 class _Reader:
     def __init__(
-        self, nodes: list[Any], told: dict[str, Any], originals: Originals, classes: Classes, exchanged: list[list[Any]]
+        self,
+        nodes: list[Any],
+        encoded: dict[str, Any],
+        originals: Originals,
+        classes: Classes,
+        exchanged: list[list[Any]],
     ) -> None:
         self._nodes, self._originals, self._classes = nodes, originals, classes
-        self._data, self._kept = torch.from_numpy(np.array(told["data"], np.uint8)), told["kept"]
+        self._data, self._kept = torch.from_numpy(np.array(encoded["data"], np.uint8)), encoded["kept"]
         self._made: dict[int, Any] = {}
         self._storages: dict[tuple[int, int], torch.Tensor] = {}
         self._exchanged = exchanged
@@ -138,10 +143,10 @@ class _Reader:
         for number, (kind, *_) in enumerate(self._nodes):
             if kind in HOLDERS:
                 self._refuse_others(self._made[number], number)
-        for number, at, *told in self._exchanged:
-            value = Count(told[1]) if len(told) == 2 else self._value(told[0]) if told else None
-            if told != [LEFT]:
-                exchanges.take(self._made[number], at, value, gone=not told)
+        for number, at, *encoded in self._exchanged:
+            value = Count(encoded[1]) if len(encoded) == 2 else self._value(encoded[0]) if encoded else None
+            if encoded != [LEFT]:
+                exchanges.take(self._made[number], at, value, gone=not encoded)
 
     def _adopt_all(self) -> None:
         waiting = [number for number, (kind, *_) in enumerate(self._nodes) if kind in HOLDERS]
@@ -154,12 +159,12 @@ class _Reader:
 
     def _adopt(self, value: Any, number: int) -> None:
         """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
-        for (_, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
-            if type(told) is tuple and told != LEFT and told[0] not in self._made:
-                kind, name, path, content = self._nodes[told[0]]
+        for (_, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
+            if type(encoded) is tuple and encoded != LEFT and encoded[0] not in self._made:
+                kind, name, path, content = self._nodes[encoded[0]]
                 same = not path and kind not in _WITHOUT_IDENTITY and kind_of(mine, "") == kind
                 if same and self._fits(mine, ThingKind(kind), name, content):
-                    self._made[told[0]] = mine
+                    self._made[encoded[0]] = mine
 
     def _given(self, number: int) -> list[Any]:
         kind, _, _, content = self._nodes[number]
@@ -168,11 +173,11 @@ class _Reader:
     def _refuse_others(self, value: Any, number: int) -> None:
         """Raises `StateError` where a class or a function has other things here than there."""
         built = self._nodes[number][2]
-        for (at, mine), told in zip(self._given_here(value, number), self._given(number), strict=True):
-            theirs = self._value(told)
+        for (at, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
+            theirs = self._value(encoded)
             # What is built by all ranks alike may have a name or a time of its own.
             same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
-            if not same and told != LEFT and not (built and is_atom(mine) and is_atom(theirs)):
+            if not same and encoded != LEFT and not (built and is_atom(mine) and is_atom(theirs)):
                 raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
@@ -225,21 +230,21 @@ class _Reader:
         nbytes = value.untyped_storage().nbytes()
         return here == [dtype, shape, strides, first] and (place[1] < 0 or nbytes == place[1])
 
-    def _value(self, told: Any) -> Any:
-        if told == LEFT:
+    def _value(self, encoded: Any) -> Any:
+        if encoded == LEFT:
             return None
-        return self._thing(told[0]) if type(told) is tuple else told
+        return self._thing(encoded[0]) if type(encoded) is tuple else encoded
 
-    def _values(self, told: Iterable[Any]) -> list[Any]:
-        return [self._value(each) for each in told]
+    def _values(self, encoded: Iterable[Any]) -> list[Any]:
+        return [self._value(each) for each in encoded]
 
-    def _pairs(self, told: list[Any], here: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
+    def _pairs(self, encoded: list[Any], here: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
         """Items by key; one that was left out is as it is `here`."""
-        values = self._values(told)
+        values = self._values(encoded)
         if not all(map(is_key, values[::2])):
             raise StateError("a dictionary was received with a key that may be none")
         pairs = dict(zip(values[::2], values[1::2], strict=True))
-        for key in [key for key, each in zip(values[::2], told[1::2], strict=True) if each == LEFT and key in here]:
+        for key in [key for key, each in zip(values[::2], encoded[1::2], strict=True) if each == LEFT and key in here]:
             pairs[key] = here[key]
         return pairs
 
@@ -264,7 +269,7 @@ class _Reader:
             return make(kind, self._classes.find(name))
         if kind in GENERATORS or kind is ThingKind.NUMPY:
             return self._generator(kind, name, content)
-        if kind in (ThingKind.TOLD, ThingKind.CONSTANT) and not (kind is ThingKind.CONSTANT and name and not path):
+        if kind in (ThingKind.OWN_STATE, ThingKind.CONSTANT) and not (kind is ThingKind.CONSTANT and name and not path):
             raise StateError(f"{path or name} is not here", hint="the script must build the same on every worker")
         return self._fixed(kind, name, content)
 
@@ -297,8 +302,8 @@ class _Reader:
             if count_of(shape) * dtype.itemsize != len(part_of(self._data, content[4])):
                 raise StateError("an array has another number of bytes than was received for it")
             return np.empty(shape, dtype, order="F" if content[2] == "F" else "C")
-        _, _, strides, _, first, told = content
-        root = self._value(told)
+        _, _, strides, _, first, encoded = content
+        root = self._value(encoded)
         if type(root) is not np.ndarray or root.dtype.hasobject:
             raise StateError("an array would lie in the memory of what is no array of numbers")
         return np.ndarray(shape, dtype, root, first, strides)
@@ -347,8 +352,8 @@ class _Reader:
             state = kept_at(self._kept, content[0])
             refuse_position(state)
             put_generator(value, kind, state)
-        elif kind is ThingKind.TOLD:
-            put_told(value, fitted(told_state(value), kept_at(self._kept, content), in_place=False))
+        elif kind is ThingKind.OWN_STATE:
+            put_own_state(value, fitted(own_state(value), kept_at(self._kept, content), in_place=False))
 
     def _fill_memory(self, value: Any, kind: ThingKind, content: list[Any]) -> None:
         place = content[4]

@@ -1,24 +1,24 @@
-"""Simulated launchers without the coordinator: they follow it, and elect another, as `Deputy` does."""
+"""Simulated launchers without the coordinator: they follow it, and elect another, as `FollowingLauncher` does."""
 
 from collections.abc import Callable
 from functools import partial
 
 from regrow.core.ids import Seconds
-from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Office, VoteAnswered, VoteAsked, Voter
+from regrow.core.messages.elections import CoordinatorPresent, LauncherPresent, Leader, VoteAnswered, VoteAsked, Voter
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import is_witness
-from regrow_lab.sim.elections.carriers import Carriers, SimLauncher
 from regrow_lab.sim.elections.disk import WITNESS, WitnessDisk
 from regrow_lab.sim.elections.laws import ElectionLaws
+from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 
 _POLL_S: Seconds = 0.5
 
 
-class SimDeputies:
+class SimFollowers:
     """Behaviour of all deputies.
 
     Args:
-        carriers: between them.
+        network: between them.
         laws: that must hold.
         disk: with the witness.
         present: a launcher reports to a coordinator, and is answered.
@@ -27,34 +27,34 @@ class SimDeputies:
 
     def __init__(
         self,
-        carriers: Carriers,
+        network: SimNetwork,
         laws: ElectionLaws,
         disk: WitnessDisk,
         present: Callable[[SimLauncher, SimLauncher, int, LauncherPresent], None],
         begin: Callable[[SimLauncher, Voters], None],
     ) -> None:
-        self._carriers, self._laws, self._disk = carriers, laws, disk
+        self._network, self._laws, self._disk = network, laws, disk
         self._present, self._begin = present, begin
 
     def poll(self, me: SimLauncher) -> None:
         """Look after the coordinator, or for another; again and again."""
-        carriers, election = self._carriers, me.election
-        free = carriers.clock(me) >= election.bound_until
-        carriers.again(me, _POLL_S / 5 if free else _POLL_S, partial(self.poll, me))
+        network, election = self._network, me.election
+        free = network.clock(me) >= election.bound_until
+        network.again(me, _POLL_S / 5 if free else _POLL_S, partial(self.poll, me))
         if me.voters is not None:
             return
         if me.follows is None:
-            self._ask_leader(me, [each.number for each in carriers.launchers if each is not me])
+            self._ask_leader(me, [each.number for each in network.launchers if each is not me])
             return
         term, coordinator = me.follows
-        if carriers.seen_gone(me, coordinator, hosts=True):
-            election.released(carriers.clock(me))
+        if network.seen_gone(me, coordinator, hosts=True):
+            election.released(network.clock(me))
         else:
             self._beat(me, term, coordinator)
-        if carriers.clock(me) >= election.bound_until:
+        if network.clock(me) >= election.bound_until:
             voters = {voter.address for voter in self._others(me) if not is_witness(voter)}
             self._ask_leader(me, sorted(map(int, voters | {*election.candidates.values()})))
-            asked = election.stand(carriers.clock(me))
+            asked = election.stand(network.clock(me))
             if asked is not None:
                 self._ask_all(me, asked)
 
@@ -62,16 +62,16 @@ class SimDeputies:
         """The coordinator has answered a beat."""
         if me.voters is not None or me.follows != (answer.term, host):
             return
-        if me.election.heard(answer.term, answer.handover, answer.lease, self._carriers.clock(me)):
+        if me.election.received(answer.term, answer.handover, answer.lease, self._network.clock(me)):
             me.beat = answer.beat
             self._laws.obeys(me, answer.term)
         self._laws.acted(me)
 
-    def follow(self, me: SimLauncher, office: Office) -> None:
+    def follow(self, me: SimLauncher, leader: Leader) -> None:
         """Another launcher says who is coordinator."""
-        if me.voters is None and (me.follows is None or office.term > me.follows[0]):
-            me.follows, me.beat = (office.term, int(office.address)), None
-            me.election.follow(VOTE_LEASE, self._carriers.clock(me))
+        if me.voters is None and (me.follows is None or leader.term > me.follows[0]):
+            me.follows, me.beat = (leader.term, int(leader.address)), None
+            me.election.follow(VOTE_LEASE, self._network.clock(me))
             self._beat(me, *me.follows)
 
     # --- following ---------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class SimDeputies:
         held = me.election.handover
         version = (0, 0) if held is None else held.version
         present = LauncherPresent(me.election.me, *version, me.beat)
-        self._carriers.send(me, coordinator, lambda to: self._present(to, me, term, present))
+        self._network.send(me, coordinator, lambda to: self._present(to, me, term, present))
 
     def _others(self, me: SimLauncher) -> list[Voter]:
         handover = me.election.handover
@@ -88,19 +88,19 @@ class SimDeputies:
 
     def _ask_leader(self, me: SimLauncher, of: list[int]) -> None:
         for number in of:
-            self._carriers.send(me, number, lambda to: self._tell_leader(to, me.number))
+            self._network.send(me, number, lambda to: self._send_leader(to, me.number))
 
-    def _tell_leader(self, to: SimLauncher, asker: int) -> None:
+    def _send_leader(self, to: SimLauncher, asker: int) -> None:
         if to.follows is not None:
-            office = Office(to.follows[0], str(to.follows[1]))
-            self._carriers.send(to, asker, lambda me: self.follow(me, office))
+            leader = Leader(to.follows[0], str(to.follows[1]))
+            self._network.send(to, asker, lambda me: self.follow(me, leader))
 
     # --- electing ----------------------------------------------------------------------------------------------
 
     def _ask_all(self, me: SimLauncher, asked: VoteAsked) -> None:
         me.votes[asked.term, asked.trial] = {me.election.me.name}
         if not asked.trial:
-            self._carriers.say("launcher {} stands in term {}, with handover {}", me.number, asked.term, asked.version)
+            self._network.say("launcher {} stands in term {}, with handover {}", me.number, asked.term, asked.version)
         for voter in self._others(me):
             if is_witness(voter):
                 self._disk.elect(me, asked, partial(self._counted, me, WITNESS.name, asked, _granted(asked)))
@@ -108,15 +108,15 @@ class SimDeputies:
                 self._ask_vote(me, int(voter.address), asked.to(voter.name))
 
     def _ask_vote(self, me: SimLauncher, to: int, asked: VoteAsked) -> None:
-        self._carriers.send(me, to, lambda voter: self._vote(voter, me.number, asked))
+        self._network.send(me, to, lambda voter: self._vote(voter, me.number, asked))
 
     def _vote(self, to: SimLauncher, asker: int, asked: VoteAsked) -> None:
-        granted = to.election.vote(asked, self._carriers.clock(to))
+        granted = to.election.vote(asked, self._network.clock(to))
         if granted and not asked.trial:
-            self._carriers.say("launcher {} votes for {} in term {}", to.number, asker, asked.term)
+            self._network.say("launcher {} votes for {} in term {}", to.number, asker, asked.term)
         self._laws.acted(to)
         answer, name = VoteAnswered(granted, to.election.term), to.election.me.name
-        self._carriers.send(to, asker, lambda me: self._counted(me, name, asked, answer))
+        self._network.send(to, asker, lambda me: self._counted(me, name, asked, answer))
 
     def _counted(self, me: SimLauncher, voter: str, asked: VoteAsked, answer: VoteAnswered) -> None:
         election = me.election
@@ -126,18 +126,18 @@ class SimDeputies:
         votes.add(voter)
         if asked.trial:
             if election.wins(len(votes)) and (asked.term, False) not in me.votes:
-                real = election.campaign(asked, self._carriers.clock(me))
+                real = election.campaign(asked, self._network.clock(me))
                 if real is not None:
                     self._ask_all(me, real)
             return
         newer = me.follows is not None and me.follows[0] < asked.term
         if newer and election.term == asked.term and election.wins(len(votes)):
-            election.enter_office()
+            election.become_leader()
             self._laws.elected(me, asked.term)
-            self._carriers.say("launcher {} is elected in term {} by {}", me.number, asked.term, sorted(votes))
+            self._network.say("launcher {} is elected in term {} by {}", me.number, asked.term, sorted(votes))
             me.follows = (asked.term, me.number)
             voters = Voters.of_successor(
-                election.me, asked.term, VOTE_LEASE, election.handover, self._carriers.clock(me)
+                election.me, asked.term, VOTE_LEASE, election.handover, self._network.clock(me)
             )
             self._begin(me, voters)
 

@@ -20,7 +20,7 @@ from regrow.core.messages.vocabulary import ErrorReport
 _log = logging.getLogger("regrow.agent")
 
 
-class DataDesk:
+class NodeData:
     """The cache of one node: its folder and its producers.
 
     Args:
@@ -28,7 +28,7 @@ class DataDesk:
         output: takes what producers print.
         request: what the zygote is asked for to get a worker in this place.
         spawn: asks the zygote.
-        tell: takes what the coordinator should know.
+        report: takes what the coordinator should know.
         bury: told of a process that has ended: what it started is to end too.
     """
 
@@ -39,11 +39,11 @@ class DataDesk:
         output: OutputPump,
         request: Callable[[orders.SpawnWorker], SpawnRequest],
         spawn: Callable[[SpawnRequest, list[int]], None],
-        tell: Callable[[DataNoted], None],
+        report: Callable[[DataNoted], None],
         bury: Callable[[int], None],
     ) -> None:
         self._config = config
-        self._tell = tell
+        self._report = report
         self._producers = Producers(config, output=output, request=request, spawn=spawn, note=self._note, bury=bury)
         self._folder: DataFolder | None = None
 
@@ -90,4 +90,4 @@ class DataDesk:
         return self._producers.spawn_failed(worker, error)
 
     def _note(self, text: str) -> None:
-        self._tell(DataNoted(self._config.node, text))
+        self._report(DataNoted(self._config.node, text))

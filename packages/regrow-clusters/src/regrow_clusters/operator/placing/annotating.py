@@ -6,7 +6,7 @@ from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manife
 from regrow_clusters.operator.objects import NODE_RANK, TOPOLOGY
 from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of
-from regrow_clusters.operator.placing.seats import gang_pods, path_of, path_text, seats
+from regrow_clusters.operator.placing.node_ranks import gang_pods, node_ranks, path_of, path_text
 from regrow_clusters.operator.resource import TrainingJob
 from regrow_clusters.operator.status import JobFinding
 
@@ -19,34 +19,34 @@ class PodPlacer:
         self._refused: dict[str, str] = {}
         """Of jobs, by their uid, what the API server has said."""
 
-    def seats(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[int] | None:
+    def node_ranks(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[int] | None:
         """Of a gang that has its nodes and has not been told yet; None: as it was.
 
         They are written into the job's status before any pod is told, so all pods of a gang hear of one order alone,
         whoever tells them, and whatever labels say meanwhile.
         """
-        gang = None if job.status.seats else gang_pods(job, pods)
-        if gang is None or all(pod.seated for pod in gang):
+        gang = None if job.status.node_ranks else gang_pods(job, pods)
+        if gang is None or all(pod.ranked for pod in gang):
             return None
         paths = {pod.node: self._path(job, pod) for pod in gang}
         known = {node: path for node, path in paths.items() if path is not None}
-        return seats(job, gang, known) if len(known) == len(paths) else None
+        return node_ranks(job, gang, known) if len(known) == len(paths) else None
 
-    async def tell(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[Manifest]:
+    async def annotate(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[Manifest]:
         """The pods that were told, as they are now. `job`: with its seats in the status. Raises `ApiFailure`."""
-        told = []
+        reported = []
         for pod in pods:
-            asks = (bool(job.spec.topology_labels) or not pod.seated) and not pod.topology
+            asks = (bool(job.spec.topology_labels) or not pod.ranked) and not pod.topology
             if not asks or not pod.node or pod.deleted_at is not None or pod.attempt != job.status.attempt:
                 continue
             path = self._path(job, pod)
-            if path is None or not (pod.seated or job.status.seats):
+            if path is None or not (pod.ranked or job.status.node_ranks):
                 continue
             notes = {TOPOLOGY: path_text(path)}
-            if not pod.seated:
+            if not pod.ranked:
                 notes[NODE_RANK] = str(job.node_rank(pod.place, index_of(job, pod)))
             try:
-                told.append(await self._api.annotate(ApiKind.PODS, job.namespace, pod.name, notes, uid=pod.uid))
+                reported.append(await self._api.annotate(ApiKind.PODS, job.namespace, pod.name, notes, uid=pod.uid))
             except ApiFailure as failure:
                 if failure.missing:
                     continue
@@ -56,7 +56,7 @@ class PodPlacer:
                 break
             else:
                 self._refused.pop(job.uid, None)
-        return told
+        return reported
 
     def findings(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[JobFinding]:
         """Condition that says if pods were told where they are; empty if none is to be."""

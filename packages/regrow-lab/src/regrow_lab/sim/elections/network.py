@@ -40,7 +40,7 @@ class SimLauncher:
     witness: Witness = field(default_factory=lambda: Witness(VOTE_LEASE))
 
 
-class Carriers:
+class SimNetwork:
     """Launchers, and all that lies between them.
 
     Args:

@@ -22,30 +22,30 @@ MemoryOrder = ReportCopies | ForgetCopies
 
 
 @dataclass(frozen=True)
-class VaultHost:
+class CopyHost:
     """View of the world that agents' memory needs.
 
     Attributes:
         after: schedules an action, dropped if the node's agent is another one by then.
         jitter: a time that is about as long.
         say: sends a node's fact to the coordinator.
-        heard: whether a worker's agent is there.
+        reachable: whether a worker's agent is there.
     """
 
     after: Callable[[NodeId, Seconds, Callable[[], None]], None]
     jitter: Callable[[Seconds], Seconds]
     say: Callable[[NodeId, AgentFact], None]
-    heard: Callable[[SimWorker], bool]
+    reachable: Callable[[SimWorker], bool]
 
 
-class SimVaults:
+class SimCopies:
     """Copies in the memory of the agents.
 
     Args:
         host: the world.
     """
 
-    def __init__(self, host: VaultHost) -> None:
+    def __init__(self, host: CopyHost) -> None:
         self._host = host
         self._held: dict[str, dict[Rank, KeptCopy]] = {}
         self._at: dict[NodeId, str] = {}
@@ -71,7 +71,7 @@ class SimVaults:
 
     def _keep(self, worker: SimWorker, order: KeepState) -> None:
         node = worker.spawn.node
-        if worker.doing is not Doing.HALTED or worker.hung or worker.stalled or not self._host.heard(worker):
+        if worker.doing is not Doing.HALTED or worker.hung or worker.stalled or not self._host.reachable(worker):
             return
         error = "there is no memory left" if node in self._full else ""
         error = error or ("" if worker.state == order.step else f"it stands at step {worker.state}")
