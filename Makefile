@@ -57,7 +57,7 @@ test-rest: venv
 	$(PYTEST) -m "full and not soak" --order $(ORDER) --until $(UNTIL) $$($(BIN)/python -m tests.tiers)
 
 # Groups, FSDP2, pipelines, and kills in DDP and HSDP, under another torch: make test-torch OTHER=/path/to/python; see docs/torch-versions.md.
-TORCH_TESTS := tests/unit/test_comm_expected_names.py tests/unit/test_fsdp_reset.py tests/process/test_comm_misuse.py \
+TORCH_TESTS := tests/unit/comm/test_comm_expected_names.py tests/unit/comm/test_fsdp_reset.py tests/process/test_comm_misuse.py \
 	tests/process/test_comm_collectives.py tests/process/test_comm_parallel.py tests/process/test_kills.py tests/process/test_parallel_kills.py
 test-torch:
 	PYTHONPATH=$(IMPORTED) $(OTHER) -m pytest -q $(TORCH_TESTS) -m "not soak and not full" \
@@ -79,7 +79,7 @@ build/vllm/.installed: tests/vllm/requirements.txt tests/vllm/environment.sh
 	touch $@
 test-vllm: build/vllm/.installed
 	PYTHONPATH=$(CURDIR) $(VLLM)/bin/python -m pytest -q --durations=15 --confcutdir=tests/vllm tests/vllm \
-		tests/unit/test_infer_lz_kernels.py
+		tests/unit/lz/test_infer_lz_kernels.py
 
 # Jobs on a local cluster of Ray, in an environment on top of .venv (0.3 GB more): see docs/guests.md.
 RAY := build/ray/venv

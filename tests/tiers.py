@@ -12,11 +12,11 @@ ALL = ("",)
 _MARK = "pytest.mark.full"
 
 FULL: dict[str, tuple[str, ...]] = {
-    "tests/unit/test_comm_device_mesh.py": (
+    "tests/unit/comm/test_comm_device_mesh.py": (
         "test_they_become_what_they_would_have_been_in_that_world[worlds0]",
         "test_they_become_what_they_would_have_been_in_that_world[worlds3]",
     ),
-    "tests/unit/test_microbatches.py": (
+    "tests/unit/train/test_microbatches.py": (
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[32]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[13]",
         "test_no_more_than_log2_gradients_are_kept_beside_the_present_one[8]",
@@ -444,7 +444,7 @@ FULL: dict[str, tuple[str, ...]] = {
         "test_state_that_changes_where_nobody_looked_comes_out_as_without_faults[between-faults0]",
         "test_state_that_changes_where_nobody_looked_comes_out_as_without_faults[between,guarded,restartable-faults2]",
     ),
-    "tests/unit/test_durable_sharded.py": (
+    "tests/unit/hydration/test_durable_sharded.py": (
         "test_plain_distributed_checkpoint_loads_dtensors_of_another_mesh[placement1]",
         "test_plain_distributed_checkpoint_loads_dtensors_of_another_mesh[placement0]",
     ),

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pytest
 import torch
 import torch.distributed as dist
-from tests.unit.test_agent_environment import config
+from tests.unit.agent.test_agent_environment import config
 from torch._C._distributed_c10d import FileStore
 
 from regrow.agent.store.server import StoreServer

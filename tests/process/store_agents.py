@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tests.unit.test_agent_environment import config
+from tests.unit.agent.test_agent_environment import config
 
 from regrow.agent.store.server import StoreServer
 from regrow.comm.store import AgentStore

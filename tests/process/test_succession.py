@@ -17,7 +17,7 @@ from tests.process.test_nodes import assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import SCRIPTS, Outcome
 from tests.process.warm import NETWORK
-from tests.unit.tls_files import Authority, encrypt
+from tests.unit.core.tls_files import Authority, encrypt
 
 from regrow.observe.ledger import Ledger, read_records
 

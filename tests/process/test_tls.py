@@ -16,7 +16,7 @@ from tests.process.test_network import HOSTS, STEPS, job_of
 from tests.process.test_nodes import WORLD, assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import Outcome, train
-from tests.unit.tls_files import Authority
+from tests.unit.core.tls_files import Authority
 
 TOKEN = "all of them know"
 

@@ -1,7 +1,7 @@
 """Checks of a host that runs ahead of its device, on the stand-in: `python -m tests.standin.ahead` runs all.
 
 The device stands still behind a gate, so it is known without a clock that the host has not waited. They run in a
-process of their own, as those of `checks.py`; `tests/unit/test_running_ahead.py` has a test for each.
+process of their own, as those of `checks.py`; `tests/unit/train/test_running_ahead.py` has a test for each.
 """
 
 import copy

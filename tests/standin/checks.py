@@ -1,7 +1,7 @@
 """Checks of the stand-in: `python -m tests.standin.checks` runs all and reports how each ended.
 
 They run in a process of their own, since a device that torch has once heard of is there for all later tests. Each
-check is a function whose name reads as a sentence, and `tests/unit/test_standin.py` has a test for each.
+check is a function whose name reads as a sentence, and `tests/unit/whole/test_standin.py` has a test for each.
 """
 
 import json

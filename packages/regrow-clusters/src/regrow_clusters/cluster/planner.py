@@ -1,6 +1,7 @@
 """Planner of a job's replicas: `plan(spec, observed, now)`. Pure, and the same for every kind of cluster.
 
-Laws (`tests/unit/test_cluster_planner.py`): from any observed state it comes to the wanted size and then does nothing;
+Laws (`tests/unit/clusters/test_cluster_planner.py`):
+from any observed state it comes to the wanted size and then does nothing;
 never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and no
 running replica is sent away while no more than the wanted number run, however many wait.
 """

@@ -1,0 +1,153 @@
+"""Ranks that move to another node because somebody asks for it, fact by fact."""
+
+from typing import Any
+
+from tests.unit.membership.elastic_job import candidates, drain, lose, planned, scale, stop
+from tests.unit.membership.membership_job import Job, form
+
+from regrow.core.ids import NO_STATE, NodeId, Rank
+from regrow.core.messages import facts, orders
+from regrow.core.records import IncidentClosed, IncidentOpened, Noted
+from regrow.membership.orders import AnswerScale
+
+
+def spared(nodes: int = 3, **changes: Any) -> Job:
+    """Ranks 0 and 1 on n0, 2 and 3 on n1, and n2 a spare."""
+    job = Job(4, nodes=nodes, slots=2, nproc=2, spares=nodes - 2, **changes)
+    job.trained(4)
+    for standby in list(job.machine.roster.standbys()):
+        job.ready(standby.worker, NO_STATE)
+    return job
+
+
+def move(job: Job, node: str = "", rank: int | None = None, to: str | None = None) -> AnswerScale:
+    target = None if to is None else NodeId(to)
+    asked = facts.MoveRequested(NodeId(node), None if rank is None else Rank(rank), target, "an operator asks for it")
+    said = job.tell(asked)
+    return next(command for command in said if isinstance(command, AnswerScale))
+
+
+def homes(job: Job) -> list[str]:
+    roster = job.machine.roster
+    return [roster.workers[roster.places[rank]].node for rank in roster.places]
+
+
+def moved(job: Job) -> Job:
+    """All stop as agreed, and train again."""
+    at = planned(job)
+    stop(job)
+    return job.joined().stepped(at)
+
+
+def test_ranks_of_a_node_go_to_the_spare_at_an_agreed_step_and_no_step_runs_again() -> None:
+    job = spared()
+    before = [job.of(rank) for rank in range(4)]
+    answer = move(job, "n1")
+    assert answer.accepted and "ranks 2, 3 will leave n1" in answer.reason
+    at = planned(job)
+    assert not job.all(orders.ReleaseWorker), "all train until the agreed step"
+    stop(job)
+    assert {release.worker for release in job.all(orders.ReleaseWorker)} == set(before[2:])
+    assert [(member.rank, member.node) for member in form(job).members] == [(0, "n0"), (1, "n0"), (2, "n2"), (3, "n2")]
+    job.joined().stepped(at)
+    closed = job.last(IncidentClosed)
+    assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("move", "node", 0, 0)
+    assert (closed.before, closed.after) == (4, 4) or closed.before == closed.after
+    assert move(job, "n0").accepted, "who leaves n1 will be gone"
+    assert not candidates(job)
+    for worker in before[2:]:
+        job.exited(worker, 0)
+    assert not job.all(orders.StopNode), "its agent stays: the node is the spare now"
+    assert len(job.all(IncidentOpened)) == 1
+    for worker in candidates(job):
+        job.ready(worker, NO_STATE)
+    assert homes(moved(job)) == ["n1", "n1", "n2", "n2"]
+
+
+def test_a_rank_alone_moves_to_the_node_that_was_named() -> None:
+    job = spared(4)
+    assert move(job, rank=3, to="n3").accepted
+    assert homes(moved(job)) == ["n0", "n0", "n1", "n3"]
+
+
+def test_while_no_standby_is_there_newcomers_are_built_and_all_train() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    for standby in list(job.machine.roster.standbys()):
+        job.exited(standby.worker)
+    assert move(job, "n0").accepted
+    assert [job.machine.roster.workers[each].node for each in candidates(job)] == ["n2", "n2"]
+    assert not job.all(orders.HaltGeneration)
+    job.ready(candidates(job)[0], NO_STATE)
+    assert not job.all(orders.HaltGeneration)
+    job.ready(candidates(job)[1], NO_STATE)
+    assert homes(moved(job)) == ["n2", "n2", "n1", "n1"]
+
+
+def test_moves_that_cannot_be_are_refused_with_the_reason() -> None:
+    job = spared()
+    for answer, why in (
+        (move(job, "n7"), "no node n7"),
+        (move(job, rank=9), "there is no rank 9"),
+        (move(job, "n2"), "n2 has no ranks"),
+        (move(job, "n0", to="n1"), "n1 have room for 0"),
+        (move(job, "n0", to="n0"), "n0 have room for 0"),
+    ):
+        assert not answer.accepted and why in answer.reason, answer
+    assert not job.all(orders.HaltGeneration)
+    full = Job(4, nodes=2).trained(4)
+    answer = move(full, "n0")
+    assert not answer.accepted and "other nodes have room for 0" in answer.reason and "--spares" in answer.reason
+    drain(job, "n1")
+    assert "given back already" in move(job, "n1").reason
+
+
+def test_ranks_whose_part_of_the_state_nobody_else_has_are_not_moved() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1)
+    for rank in job.ranks:
+        job.ready(job.of(rank), 0, holding=f"part {rank}", sharded=True)
+    job.joined().stepped(4)
+    answer = move(job, "n1")
+    assert not answer.accepted and "same part of the state" in answer.reason
+
+
+def test_a_second_move_waits_for_the_first_and_the_same_is_accepted_again() -> None:
+    job = spared()
+    assert move(job, "n1").accepted
+    again, other = move(job, "n1"), move(job, "n0")
+    assert again.accepted and "already" in again.reason
+    assert not other.accepted and "n1" in other.reason
+
+
+def test_a_rank_that_is_lost_meanwhile_is_mended_first_and_the_move_goes_on() -> None:
+    job = spared()
+    assert move(job, "n1").accepted
+    at = planned(job)
+    job.exited(job.of(0))
+    for rank in (1, 2, 3):
+        job.halted(rank, at)
+    job.ready(job.of(0), NO_STATE)
+    job.joined().stepped(at)
+    for worker in candidates(job):
+        job.ready(worker, NO_STATE)
+    assert homes(moved(job))[2:] == ["n2", "n2"]
+
+
+def test_a_move_to_a_node_that_is_lost_comes_to_nothing_and_training_goes_on() -> None:
+    job = spared()
+    assert move(job, "n1").accepted
+    at = planned(job)
+    lose(job, "n2")
+    stop(job, at=at)
+    job.joined().stepped(at)
+    assert homes(job) == ["n0", "n0", "n1", "n1"]
+    assert "the ranks of n1 are not moved" in job.last(Noted).text
+    assert not move(job, "n1").accepted
+
+
+def test_a_change_of_size_follows_after_the_move() -> None:
+    job = spared(4, min_replicas=1, max_replicas=4)
+    assert move(job, "n1").accepted
+    assert scale(job, 2).accepted
+    moved(job)
+    assert job.machine.world == 4
+    assert len(homes(moved(job))) == 2
