@@ -52,9 +52,9 @@ def test_survivors_and_newcomers_are_given_what_was_drawn_once(
     assert asked(here.folder, name) == asked(here.folder, "undisturbed")
 
 
-def test_results_beyond_the_bound_are_drawn_again_which_the_job_says(here: Site) -> None:
+def test_results_beyond_the_bound_of_copies_are_drawn_again_which_the_job_says(here: Site) -> None:
     outcome = run(here, "large", extra=("--large", "--die", "1@drawn 2"))
-    assert "what a rank draws by step.external in a step has more than 67 MB" in outcome.output
+    assert "what a rank draws by step.external in a step has more than 34 MB: the rest is not copied" in outcome.output
     assert "rank 1 has drawn again by step.external in step 2, after a fault: there is no copy of it" in outcome.output
     assert outcome.code == 76, outcome.output
     assert len(asked(here.folder, "large")[1]) == 2 * STEPS + 1

@@ -22,7 +22,7 @@ parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--die", nargs="*", default=[], help="RANK@PLACE: each ends this rank once, when it comes there")
 parser.add_argument("--node", action="store_true", help="the node's agent is ended with it")
-parser.add_argument("--large", action="store_true", help="more in a step than is kept")
+parser.add_argument("--large", action="store_true", help="more in a step than is copied")
 parser.add_argument("--odd", action="store_true", help="what cannot be kept")
 args = parser.parse_args()
 
@@ -49,7 +49,7 @@ class Simulator:
         seen = torch.arange(3.0) + count
         if args.odd:
             return {"seen": [seen, self]}
-        return {"seen": seen, "reward": (1.0 / count, "well"), "more": bytes(40 << 20 if args.large else 2)}
+        return {"seen": seen, "reward": (1.0 / count, "well"), "more": bytes(20 << 20 if args.large else 2)}
 
 
 def comes_to(place: str) -> None:

@@ -1,6 +1,7 @@
 """A worker is bound to the processors that torch finds near its device, or people are told why it is not."""
 
 import builtins
+import contextlib
 import os
 import threading
 import time
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="one processor has no part
 def processors_given_back() -> Iterator[None]:
     yield
     for thread in map(int, os.listdir("/proc/self/task")):
-        os.sched_setaffinity(thread, CPUS)
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, CPUS)
 
 
 @pytest.fixture
@@ -68,6 +70,16 @@ def test_all_threads_are_bound_to_the_node_of_the_device(two_nodes: Path, mode: 
     before.join()
     after.join()
     assert seen == [{CPUS[1]}, {CPUS[1]}]
+    assert os.sched_getaffinity(0) == {CPUS[1]}
+
+
+def test_a_thread_that_ends_meanwhile_is_nobody_to_bind(two_nodes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Thread(target=lambda: None)
+    ended.start()
+    ended.join()
+    listed = os.listdir("/proc/self/task")
+    monkeypatch.setattr(os, "listdir", lambda folder: [str(ended.native_id), *listed])
+    assert numa.bind("node", 1) == ""
     assert os.sched_getaffinity(0) == {CPUS[1]}
 
 

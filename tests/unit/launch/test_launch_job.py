@@ -41,6 +41,11 @@ def test_durations_and_warmth_are_read() -> None:
     assert made.spec.durable
 
 
+def test_torchruns_word_for_no_name_is_a_tag_like_any_other() -> None:
+    spec = plan(job="none", rdzv_id="none", tag="none").spec
+    assert (spec.job, spec.tag) == ("train-s", "none")
+
+
 def test_a_range_of_nodes_starts_with_the_least_and_may_grow_to_the_most() -> None:
     made = plan(around(token="t"), nnodes="2:4", nproc_per_node="2", node_rank=0, rdzv_endpoint="127.0.0.1:29400")
     spec = made.spec

@@ -345,9 +345,10 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
 
 
 def _named(flag: str, name: str) -> str:
-    if name and name != "none" and NAME.fullmatch(name) is None:
+    name = "" if name == "none" and flag != "--tag" else name  # torchrun's word for no name
+    if name and NAME.fullmatch(name) is None:
         raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
-    return "" if name == "none" else name
+    return name
 
 
 def _default_name(flags: RunFlags, around: HostEnvironment) -> str:

@@ -166,7 +166,7 @@ class Step:
 
         Args:
             draw: makes the result: None, numbers, texts, bytes, tensors (without gradients), numpy arrays, in lists,
-                tuples and dicts. 64 MiB of a rank in a step are kept.
+                tuples, sets and dicts. 64 MiB of a rank in a step are kept, 32 MiB at most for who replaces it.
             like: a value of the same form.
 
         Raises:

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 
 from regrow.core.errors import StoreRefusal
 from regrow.core.ids import Generation
-from regrow.core.messages.store import NO_COUNTER
+from regrow.core.messages.store import NO_COUNTER, TABLE_BYTES
 from regrow.core.wire import MAX_FRAME_BYTES
 
-_TOTAL_LIMIT = 1 << 30
 _VALUE_LIMIT = MAX_FRAME_BYTES - (64 << 10)
 """A reply must fit into a frame."""
 _GENERATION = re.compile(r"g(\d+)/")
@@ -32,7 +31,7 @@ class KeyTable:
         limit: bytes of all keys and values together.
     """
 
-    def __init__(self, *, limit: int = _TOTAL_LIMIT) -> None:
+    def __init__(self, *, limit: int = TABLE_BYTES) -> None:
         self._limit = limit
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}

@@ -24,8 +24,8 @@ from regrow.devices import nvidia
 BACKEND = "regrow"
 """The name of our own backend in torch's register."""
 _SHAM = "fake"
-_TORCHS = ("gloo", "nccl", "xccl", "ucc", "mpi")
 """torch's backend that answers nothing, for tests and plans."""
+_TORCHS = ("gloo", "nccl", "xccl", "ucc", "mpi")
 _PASSED = ("is_high_priority_stream", "config")
 """Settings that a script gives to NCCL by a group's options; the time limit has an argument of its own."""
 CALL_S: Seconds = 1.0

@@ -5,6 +5,7 @@ A fork asks torch, as that takes a device into use: the script may choose its de
 Source: https://docs.pytorch.org/docs/stable/elastic/numa.html
 """
 
+import contextlib
 import inspect
 import os
 import select
@@ -34,8 +35,9 @@ def bind(mode: str, device: int) -> str:
         if found == allowed:
             return "all processors that it may use are as near to its device"
         for thread in map(int, os.listdir("/proc/self/task")):
-            if os.sched_getaffinity(thread) == allowed:
-                os.sched_setaffinity(thread, found)
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                if os.sched_getaffinity(thread) == allowed:
+                    os.sched_setaffinity(thread, found)
     except (OSError, UsageError) as error:
         return str(error)
     return ""

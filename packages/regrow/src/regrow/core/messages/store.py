@@ -234,6 +234,8 @@ TIMEOUT = "timeout"
 """`StoreReply.error` where a wait reached its deadline."""
 NO_COUNTER = "no counter"
 """`StoreReply.error` where something is added to a value that is no number."""
+TABLE_BYTES = 1 << 30
+"""Most of all keys and values that one agent keeps."""
 FIRST_SPAWNED = "first-spawned"
 """Key of an agent with the generation of the first worker that it was told to spawn."""
 

@@ -8,8 +8,9 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable
+from operator import methodcaller
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -18,9 +19,9 @@ from torch.distributed import DistError
 
 from regrow.comm.store import AgentStore
 from regrow.core.errors import GenerationHalted, StateError, UsageError
-from regrow.core.ids import StepNo
+from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.facts import WorkerNoted
-from regrow.core.messages.store import FIRST_SPAWNED
+from regrow.core.messages.store import FIRST_SPAWNED, TABLE_BYTES
 from regrow.core.messages.vocabulary import WorldChange
 from regrow.data.seeding import generators_kept
 from regrow.devices import accelerators
@@ -29,8 +30,11 @@ from regrow.train.script.source import is_script
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.worker.participation import Participation
 
+T = TypeVar("T")
 MOST_BYTES = 64 << 20
 """Of the results of one rank in one step."""
+MOST_COPIED = 32 << 20
+"""Of these, what the agent is given at most; less where all ranks of a node would fill a quarter of its table."""
 _KEPT_STEPS = 2
 """The present one, and the one before: this worker may have committed it alone."""
 _MOST_OBJECTS = 1_000
@@ -39,11 +43,12 @@ Place = tuple[int, int, StepNo]
 
 
 class _Newest(msgspec.Struct, array_like=True, frozen=True):
-    """The newest step of a rank on a node, and how many draws were begun in it."""
+    """The newest step of a rank on a node, how many draws were begun in it, and the generation of that."""
 
     world: int
     step: int
     begun: int
+    generation: Generation
 
 
 class ExternalDraws:
@@ -56,6 +61,8 @@ class ExternalDraws:
     def __init__(self, worker: Participation) -> None:
         self._worker = worker
         self._kept: dict[Place, list[bytes]] = {}
+        self._copies: dict[str, StepNo] = {}
+        """Names of copies with the agent, and their steps."""
         self._calls = 0
         self._reported: set[str] = set()
         self._store: AgentStore | None = None
@@ -79,14 +86,16 @@ class ExternalDraws:
         if self._joins:
             return
         self._untold = worker.groups.generation > 1 and not worker.training.finished  # all have started again
-        if self.used and not self._untold and self._read(self._name()) is None:
-            self._write(self._name(), _Newest(worker.world, worker.step, 0))
+        if self.used and not self._untold and self._told_newest() is None:
+            self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
     def stands(self, change: WorldChange | None) -> None:
         """A new generation stands, in a world that has changed, or in the same one."""
         if self._joins:
             self._untold = change is None or change.kind == "fault"
         self._joins = False
+        if self.used and (newest := self._told_newest()) is not None and self._is_exact(newest):
+            self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
 
     def begins(self, step: StepNo, *, rehearsal: bool) -> None:
         """A body begins."""
@@ -100,9 +109,14 @@ class ExternalDraws:
         self._look()
         place = self._place(step)
         for old in [each for each in self._kept if each[2] <= step - _KEPT_STEPS]:
-            for call in range(len(self._kept.pop(old))):
-                self._forget(self._name(old, call))
-        self._begun(place, len(self._kept.get(place, ())))
+            del self._kept[old]
+        for name in [name for name, at in self._copies.items() if at <= step - _KEPT_STEPS]:
+            del self._copies[name]
+            self._asked(methodcaller("delete_key", name))
+        kept, newest = self._kept.get(place), self._newest
+        back = step <= self._last or (newest is not None and newest.step > step)
+        if kept or not (back or (step == self._joined and not self._knows_all(step))):  # else that record says more
+            self._begun(place, len(kept or ()))
 
     def draw(self, step: StepNo, make: Callable[[], Any], like: object, *, rehearsal: bool) -> Any:
         """As `Step.external`."""
@@ -141,42 +155,51 @@ class ExternalDraws:
         packed = _packed(value, "the result", after if after != before else b"")
         if call == len(kept):
             kept.append(b"")
-        if sum(map(len, kept)) + len(packed) > MOST_BYTES:
+        size = sum(map(len, kept)) + len(packed)
+        if size > MOST_BYTES:
             self._note(
                 f"what a rank draws by step.external in a step has more than {MOST_BYTES / 1e6:,.0f} MB: the rest is "
                 "not kept, and is drawn again where a fault strikes after it"
             )
         else:
             kept[call] = packed
-            self._asked(lambda store: store.set(self._name(place, call), packed))
+            self._copy(place, call, packed, size)
         return _unpacked(packed)
 
     def _doubt(self, step: StepNo, why: str) -> None:
         text = f"rank {self._worker.rank} has drawn again by step.external in step {step}, after a fault: {why}"
-        if text not in self._reported:
-            self._reported.add(text)
-            self._worker.send(WorkerNoted(self._worker.worker_id, text, doubts=True))
+        self._note(text, doubts=True)
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, *, doubts: bool = False) -> None:
         if text not in self._reported:
             self._reported.add(text)
-            self._worker.note_of_script(text)
+            self._worker.send(WorkerNoted(self._worker.worker_id, text, doubts=doubts))
 
     # --- copies that the agent of this node keeps ----------------------------------------------------------------
 
     def _place(self, step: StepNo) -> Place:
         return self._worker.world, self._worker.rank, step
 
-    def _name(self, place: Place | None = None, call: int = 0) -> str:
-        where = f"external/{self._worker.rank}"
-        return where if place is None else f"{where}/{place[0]}/{place[2]}/{call}"
+    def _copy(self, place: Place, call: int, packed: bytes, size: int) -> None:
+        most = min(MOST_COPIED, TABLE_BYTES // 4 // (_KEPT_STEPS * self._worker.nproc))
+        if size > most:
+            self._note(
+                f"what a rank draws by step.external in a step has more than {most / 1e6:,.0f} MB: the rest is not "
+                "copied to its node's agent, and is drawn again where the rank is replaced in that step"
+            )
+            return
+        name = _name(place, call)
+        self._copies[name] = place[2]
+        self._asked(lambda store: store.set(name, packed))
 
     def _look(self) -> None:
         """Learn how far another worker of this rank has come here, where this one has just become it."""
-        if self._looked_for != self._worker.rank:
-            self._looked_for, self._newest = self._worker.rank, None
-            if (reported := self._read(self._name())) is not None:
-                self._newest = msgspec.msgpack.decode(reported, type=_Newest)
+        if self._looked_for == self._worker.rank:
+            return
+        self._looked_for, self._newest = self._worker.rank, self._told_newest()
+        for name in self._asked(lambda store: store.list_keys()) or ():
+            if name.startswith("external/") and name.count("/") == 4:  # nobody else may be left to delete it
+                self._copies[name] = StepNo(int(name.split("/")[3]))
 
     def _copied(self, place: Place, call: int) -> bytes | None:
         """Result that another worker of this rank has drawn there; None: none, or it is lost, which is told."""
@@ -185,38 +208,43 @@ class ExternalDraws:
             if not call:
                 self._doubt(step, "the results were for another rank or world, or are not kept for so many steps")
             return None
-        if newest is None or newest.step < step - 1:
-            if step == self._joined and not call and not self._knows_all():
+        same = newest is not None and newest.step == step and newest.world == world
+        if newest is None or newest.step < step or (same and call >= newest.begun):
+            if step == self._joined and not self._knows_all(step):
                 self._doubt(step, "what was drawn in it before is known on another node, or was lost with its agent")
             return None
-        if newest.step < step or (newest.world == world and newest.step == step and call >= newest.begun):
-            return None
-        found = self._read(self._name(place, call)) if newest.world == world else None
+        found = self._read(_name(place, call)) if newest.world == world else None
         if found is None:
             self._doubt(step, "there is no copy of it")
         return found
 
-    def _knows_all(self) -> bool:
-        """True if the agent of this node has been there since the job began, and has had all its workers."""
-        return self._worker.one_node and self._read(FIRST_SPAWNED) == b"1"
+    def _knows_all(self, step: StepNo) -> bool:
+        """True if this rank has drawn in the step on this node alone, and its agent has been there all the time."""
+        newest = self._newest
+        exact = newest is not None and newest.step >= step - 1 and self._is_exact(newest)
+        return exact or (self._worker.one_node and self._read(FIRST_SPAWNED) == b"1")
+
+    def _is_exact(self, newest: _Newest) -> bool:
+        """True if the rank was on this node in the generation before this one: it has not drawn elsewhere since."""
+        return newest.generation >= self._worker.groups.generation - 1
 
     def _begun(self, place: Place, draws: int) -> None:
         newest = self._newest
         draws = max(draws, newest.begun) if newest is not None and newest.step == place[2] else draws
-        self._write(self._name(), _Newest(place[0], place[2], draws))
+        self._write(_Newest(place[0], place[2], draws, self._worker.groups.generation))
 
-    def _write(self, name: str, newest: _Newest) -> None:
+    def _write(self, newest: _Newest) -> None:
         reported = msgspec.msgpack.encode(newest)
-        self._asked(lambda store: store.set(name, reported))
+        self._asked(lambda store: store.set(f"external/{self._worker.rank}", reported))
 
-    def _forget(self, name: str) -> None:
-        self._asked(lambda store: store.delete_key(name))
+    def _told_newest(self) -> _Newest | None:
+        reported = self._read(f"external/{self._worker.rank}")
+        return None if reported is None else msgspec.msgpack.decode(reported, type=_Newest)
 
     def _read(self, name: str) -> bytes | None:
-        found = self._asked(lambda store: store.get(name) if store.check([name]) else None)
-        return found if isinstance(found, bytes) else None
+        return self._asked(lambda store: store.get(name) if store.check([name]) else None)
 
-    def _asked(self, ask: Callable[[AgentStore], object]) -> object:
+    def _asked(self, ask: Callable[[AgentStore], T]) -> T | None:
         """Answer of the agent; None where there is none, or it cannot be had, which is told."""
         try:
             if self._store is None:
@@ -225,6 +253,10 @@ class ExternalDraws:
         except (DistError, GenerationHalted) as error:
             self._note(f"results of step.external cannot be copied to their node's agent: {error}")
             return None
+
+
+def _name(place: Place, call: int) -> str:
+    return f"external/{place[1]}/{place[0]}/{place[2]}/{call}"
 
 
 # --- values ------------------------------------------------------------------------------------------------------
@@ -238,7 +270,7 @@ def _generators() -> bytes:
 
 
 def _put_generators(states: bytes) -> None:
-    pythons, numpys, torchs, device = _list(decode(states))
+    pythons, numpys, torchs, device = cast(list[Any], decode(states))
     random.setstate(pythons)
     np.random.set_state(numpys)
     torch.set_rng_state(torch.from_numpy(torchs))
@@ -262,7 +294,7 @@ def _packed(value: object, path: str, generators: bytes = b"") -> bytes:
     except StateError as error:
         raise UsageError(
             f"step.external: {error.cause.replace('cannot be protected', 'cannot be kept')}",
-            hint="let it be numbers, texts, bytes, tensors and arrays, in lists, tuples and dicts",
+            hint="let it be numbers, texts, bytes, tensors and arrays, in lists, tuples, sets and dicts",
         ) from error
 
 
@@ -278,12 +310,6 @@ def _unpacked(packed: bytes) -> Any:
     value = decode(encoded, resolve=resolve)
     if generators:
         _put_generators(generators)
-    return value
-
-
-def _list(value: object) -> list[Any]:
-    if not isinstance(value, list):
-        raise StateError("states of generators are no list")
     return value
 
 

@@ -201,6 +201,10 @@ class Participation(Protocol):
         """Ranks of one replica, as the job was started."""
 
     @property
+    def nproc(self) -> int:
+        """Most ranks on this node."""
+
+    @property
     def one_node(self) -> bool:
         """True if the job can have no other node than this one."""
 

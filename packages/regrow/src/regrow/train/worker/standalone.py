@@ -88,7 +88,7 @@ class StandaloneWorker:
     generation = 0
     restart_index = 0
     trial_steps = 0
-    unit = 1
+    unit = nproc = 1
     one_node = True
 
     echo = fetching = beside = _as_it_is

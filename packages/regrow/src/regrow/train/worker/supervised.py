@@ -141,6 +141,11 @@ class SupervisedWorker:
         return self._link.env.spec.unit
 
     @property
+    def nproc(self) -> int:
+        """Most ranks on this node."""
+        return self._link.env.spec.nproc
+
+    @property
     def one_node(self) -> bool:
         """True if the job can have no other node than this one."""
         return self._link.env.spec.node_limit == 1
