@@ -233,8 +233,8 @@ class RegrowGroup(ProcessGroup):
             nccl.refuse_captured(name, args)
         else:
             checking.check(name, args, options, self._count)
-        for hear in self._groups.moments.called:
-            hear(name, self._count)
+        for notify in self._groups.moments.called:
+            notify(name, self._count)
         between = self._groups.between
         if between is not None and self._coalescing is None and name not in POINT_TO_POINT:
             work = between.lone(AskedCollective(name, self._count, self.echo is not None, self._answer, args, options))
@@ -268,8 +268,8 @@ class RegrowGroup(ProcessGroup):
             groups.refused, groups.refused_call = True, name
             raise GenerationHalted(f"{name}: generation {groups.generation} is over")
         moments = groups.moments
-        for hear in moments.starts:
-            hear(self, name, args, options)
+        for notify in moments.starts:
+            notify(self, name, args, options)
         if name not in POINT_TO_POINT:
             self.calls += 1
         FLIGHT.name(f"{name} on {self.key}")
