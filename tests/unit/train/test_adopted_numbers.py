@@ -18,7 +18,7 @@ class Said:
     def __init__(self) -> None:
         self.sent: list[Any] = []
         body = SimpleNamespace(own_time=0.0, in_flight=False)
-        member: Any = SimpleNamespace(worker="w", generation=1, send=self.sent.append, body=body)
+        member: Any = SimpleNamespace(worker_id="w", generation=1, send=self.sent.append, body=body)
         self.announcing = Announcing(member)
         self._owner: Any = SimpleNamespace(
             rank=0, began=0, log=lambda step: None, shadow=SimpleNamespace(logged=lambda numbers: None)

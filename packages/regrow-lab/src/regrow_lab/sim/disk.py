@@ -64,8 +64,8 @@ class SimDisk:
         self.durable = StepNo(0)
         """The step of the newest checkpoint that is whole."""
         self._spec, self._parts, self._host = spec, parts, host
-        self._divided = 1
-        """Into how many it has been divided so far: a job that starts smaller than it asked for has fewer."""
+        self._divided: defaultdict[tuple[int, StepNo], int] = defaultdict(int)
+        """Number of parts of each attempt: a job that starts smaller, or starts again smaller, has fewer."""
         self._stuck_until: Instant = float("-inf")
         self._wanted: dict[WorkerId, StepNo] = {}
         self._obeyed: set[DiskKey] = set()
@@ -98,7 +98,6 @@ class SimDisk:
         acts = self._host.reachable(worker) and not worker.hung and not worker.stalled
         if asked is not None and asked <= worker.state and acts:
             del self._wanted[worker.worker]
-            self._divided = max(self._divided, min(self._parts, self._host.ranks()))
             self._held[worker.spawn.node][worker.rank] = worker.state, worker.holding
             self._host.say(worker.spawn.node, SnapshotHeld(worker.worker, asked, worker.state))
 
@@ -131,7 +130,9 @@ class SimDisk:
         self._host.after(order.node, takes, action)
 
     def _write(self, order: WriteCheckpoint, parts: dict[Rank, tuple[StepNo, str]]) -> None:
-        self._written[order.attempt, order.step].update(parts)
+        at = order.attempt, order.step
+        self._divided[at] = max(self._divided[at], min(self._parts, self._host.ranks()))
+        self._written[at].update(parts)
         self._host.say(order.node, PartsWritten(order.node, order.attempt, order.step, order.ranks, 0, _WRITE_S))
 
     def _finish(self, order: FinishCheckpoint) -> None:
@@ -141,7 +142,8 @@ class SimDisk:
             self._host.say(order.node, CheckpointFailed(order.node, order.attempt, order.step, reason))
             return
         holdings = {holding for _, holding in parts.values()}
-        self._host.require(len(holdings) == self._divided, f"a checkpoint has all {self._divided} parts: {holdings}")
+        divided = self._divided[order.attempt, order.step]
+        self._host.require(len(holdings) == divided, f"a checkpoint has all {divided} parts: {holdings}")
         self._host.require(parts.keys() >= set(order.ranks), f"no rank of {order.ranks} is left out: {sorted(parts)}")
         self.durable = max(self.durable, order.step)
         self._host.say(order.node, CheckpointWritten(order.node, order.attempt, order.step, "checkpoints", 0))

@@ -16,6 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from regrow.core.ids import Instant
+from regrow.devices import nvidia
 from regrow.hydration.memory import is_straight
 from regrow.hydration.plan import SMALL_BYTES, Chunk
 
@@ -54,7 +55,7 @@ def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> 
         return NOWHERE
     if whole.device.type == "cpu":
         return MemoryPlace(whole.data_ptr() + offset)
-    if whole.device.type == "cuda" and kind == NIXL:
+    if kind == NIXL and nvidia.is_one(whole.device):
         return MemoryPlace(whole.data_ptr() + offset, whole.device.index or 0)
     return NOWHERE
 

@@ -20,6 +20,7 @@ import torch
 
 from regrow.core.errors import HydrationError
 from regrow.core.ids import Instant
+from regrow.devices import nvidia
 from regrow.devices.accelerators import is_accelerator
 from regrow.hydration.direct import NIXL, MemoryPlace
 from regrow.hydration.memory import is_straight
@@ -27,7 +28,7 @@ from regrow.hydration.plan import CHUNK_BYTES, SMALL_BYTES
 from regrow.hydration.streams import STALL
 
 _LIBRARIES = ("nixl", "nixl_cu13", "nixl_cu12")
-_KINDS = {"cpu": "DRAM", "cuda": "VRAM"}
+_KINDS = {"cpu": "DRAM", nvidia.KIND: "VRAM"}
 _GLANCES: Final = (0.00002, 0.001)
 """First and longest pause between two looks at a read, in seconds."""
 _GIVEN_UP: Final[list[object]] = []
