@@ -139,6 +139,9 @@ def check_alone(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:
         assert code == 0, told
         refused = {prompt for prompt, row in found.items() if row["error"] is not None}
         assert refused <= {"bad row", "another bad row", PROMPTS[-2]}, told
+        if kind.startswith("answers"):
+            texts = {prompt: text_of(row) for prompt, row in found.items() if row["error"] is None}
+            assert texts == {prompt: said(prompt) for prompt in texts}, told
 
 
 def check_beside(at: SetUpNotes, pool: dict[str, str], kind: str) -> None:

@@ -171,6 +171,54 @@ async def test_an_answer_that_names_another_request_is_not_taken() -> None:
         assert len(set(names)) == 3, "a name is of one attempt"
 
 
+ERROR = b'{"error": {"message": "wrong", "code": 400}}'
+REFUSAL = b"HTTP/1.1 400 X\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(ERROR), ERROR)
+
+
+async def test_a_connection_that_answered_as_to_another_row_is_used_no_more() -> None:
+    """On such a connection each row would be given what belongs to the row before, which may not say whose it is."""
+    late: dict[asyncio.StreamWriter, bytes] = {}
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        found = re.search(rb"(?i)x-request-id: (\S+)-", head)
+        assert found is not None
+        mine = answer(body["prompt"])
+        if body["prompt"] == "row 1":  # the second answer to row 0; its own, without a name, is still to come
+            mine, late[writer] = answer("row 0", f"chatcmpl-{found[1].decode()}-0"), mine
+        writer.write(mine if body["prompt"] == "row 1" else late.get(writer, mine))
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        assert said(await sender.send(url, row_of(0))) == "row 0"
+        outcome = await sender.send(url, row_of(1))
+        assert isinstance(outcome, Unanswered) and outcome.strayed and late
+        assert said(await sender.send(url, row_of(2))) == "row 2"
+
+
+@pytest.mark.parametrize("status", [b"400", b"200"])
+async def test_a_refusal_is_believed_on_a_connection_that_had_no_answer_before(status: bytes) -> None:
+    """A refusal that comes twice, the second time when the next row has been sent, is not that row's."""
+    refusal = REFUSAL.replace(b"400", status, 1)
+    refused: list[asyncio.StreamWriter] = []
+    heard: list[str] = []
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        heard.append(body["prompt"])
+        if body["prompt"] == "row 1":
+            refused.append(writer)
+            writer.write(refusal)
+        else:
+            writer.write((refusal if writer in refused else b"") + answer(body["prompt"]))
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        first = await sender.send(url, row_of(1))
+        assert isinstance(first, Answered) and isinstance(judge(first, row_of(1), wall=0.0), Doubtful)
+        assert heard == ["row 1"], "nothing came on that connection before: the row is not sent again"
+        assert said(await sender.send(url, row_of(2))) == "row 2"
+        assert heard == ["row 1", "row 2", "row 2"]
+        again = await sender.send(url, row_of(1))
+        assert isinstance(again, Answered) and isinstance(judge(again, row_of(1), wall=0.0), Doubtful)
+
+
 # --- streams, lists of models, columns ---------------------------------------------------------------------------
 
 EVENTS: list[Any] = [

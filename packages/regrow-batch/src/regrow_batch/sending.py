@@ -1,20 +1,23 @@
 """Rows over HTTP: one attempt at one worker, whole or as a stream that is ended where it loops."""
 
+import asyncio
 import os
 import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, Self
+from weakref import WeakSet
 
 import aiohttp
 import msgspec
 
 from regrow.core.ids import Seconds
 from regrow_batch.answers import NOT_READ
-from regrow_batch.retries import Answered, Unanswered
+from regrow_batch.retries import Answered, Doubtful, Unanswered, judge
 from regrow_batch.rows import BatchRow
 from regrow_batch.streams import StreamedText
 
@@ -57,12 +60,13 @@ class HttpSender:
     """Sends rows to OpenAI-compatible servers.
 
     Args:
-        session: its connections, as many as are wanted.
-        timeout: how long a whole answer may take.
+        session: connections that are used again, as many as are wanted.
+        single: opens a connection for each request.
+        timeout: of a whole answer, in seconds.
     """
 
-    def __init__(self, session: aiohttp.ClientSession, timeout: Seconds) -> None:
-        self._session = session
+    def __init__(self, session: aiohttp.ClientSession, single: aiohttp.ClientSession, timeout: Seconds) -> None:
+        self._session, self._single = session, single
         self._limits = aiohttp.ClientTimeout(total=timeout, sock_connect=CONNECT_S)
         self._timeout = timeout
         self._numbers = count()
@@ -74,28 +78,49 @@ class HttpSender:
     async def open(cls, *, timeout: Seconds, key: str = "") -> AsyncIterator[Self]:
         """A sender with its connections. `key`: what workers want to be shown."""
         headers = _HEADERS | ({"Authorization": f"Bearer {key}"} if key else {})
-        connector = _Connections(limit=0, ttl_dns_cache=60)
-        async with aiohttp.ClientSession(
-            connector=connector, headers=headers, cookie_jar=aiohttp.DummyCookieJar(), read_bufsize=1 << 18
-        ) as session:
-            yield cls(session, timeout)
+
+        def session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+            jar = aiohttp.DummyCookieJar()
+            return aiohttp.ClientSession(connector=connector, headers=headers, cookie_jar=jar, read_bufsize=1 << 18)
+
+        async with (
+            session(_Connections(limit=0, ttl_dns_cache=60)) as many,
+            session(aiohttp.TCPConnector(limit=0, ttl_dns_cache=60, force_close=True)) as single,
+        ):
+            yield cls(many, single, timeout)
 
     async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
-        """One attempt of a row at a worker."""
+        """One attempt of a row at a worker.
+
+        A refusal on a connection that had an answer before may be the second answer to the row before: few servers
+        say in a refusal which request they mean. The row is then sent once more, on a connection of its own.
+        """
+        connection = _Connection()
+        _CONNECTION.set(connection)
         number = next(self._numbers)
+        outcome = await self._send(self._session, url, row, number)
+        if isinstance(outcome, Unanswered):
+            return outcome
+        named = self._named_by(outcome)
+        if named not in (None, number):
+            # It was released when its answer was whole, and the answer to this row may come on it yet.
+            connection.abort()
+            return Unanswered("answered another row than it was asked", strayed=True)
+        if named is None and connection.used_before and _is_refusal(outcome, row):
+            return await self._send(self._single, url, row, next(self._numbers))
+        return outcome
+
+    async def _send(
+        self, session: aiohttp.ClientSession, url: str, row: BatchRow, number: int
+    ) -> Answered | Unanswered:
         named = {"X-Request-Id": f"{self._name}{number}"}
         try:
-            async with self._session.post(
+            async with session.post(
                 url + row.url, data=row.body, headers=named, timeout=self._limits, allow_redirects=False
             ) as response:
                 if row.streams and response.status == 200 and "event-stream" in response.content_type:
-                    outcome = await _streamed(response, row)
-                else:
-                    outcome = await _whole(response)
-                if isinstance(outcome, Answered) and self._is_of_another(outcome, number):
-                    response.close()
-                    return Unanswered("answered another row than it was asked", strayed=True)
-                return outcome
+                    return await _streamed(response, row)
+                return await _whole(response)
         except aiohttp.ConnectionTimeoutError:
             return Unanswered(f"could not be connected to within {CONNECT_S:g} s", hung=True)
         except TimeoutError:
@@ -105,10 +130,10 @@ class HttpSender:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return Unanswered(f"cannot be reached: {_text_of(error)}")
 
-    def _is_of_another(self, outcome: Answered, number: int) -> bool:
-        """True if an answer names another request of ours than that of this number: many servers say which it was."""
+    def _named_by(self, outcome: Answered) -> int | None:
+        """The number of the request that an answer names; None: it names none of ours."""
         found = self._names.search(outcome.request_id.encode()) or self._names.search(outcome.body)
-        return found is not None and int(found[1]) != number
+        return None if found is None else int(found[1])
 
     async def probe(self, url: str) -> ProbeAnswer:
         """Ask a worker how it is and which models it has; having no page for either is good enough."""
@@ -137,18 +162,48 @@ class HttpSender:
         return _Page(why, missing=response.status in (404, 405, 501))
 
 
+class _Connection:
+    """The connection of one attempt. `used_before`: it has had another request."""
+
+    def __init__(self) -> None:
+        self.used_before = False
+        self._transport: asyncio.Transport | None = None
+
+    def take(self, transport: asyncio.Transport | None, *, used_before: bool) -> None:
+        """Take the connection that the attempt is given."""
+        self._transport, self.used_before = transport, used_before
+
+    def abort(self) -> None:
+        """End it: who has taken it meanwhile sends its row again."""
+        if self._transport is not None:
+            self._transport.abort()
+
+
+_CONNECTION: ContextVar[_Connection] = ContextVar("connection")
+"""Of the attempt that this task makes."""
+
+
 class _Connections(aiohttp.TCPConnector):
     """Connections of which none is used again on which something came that nobody had asked for.
 
     A worker, or a proxy before it, that answers a request twice would else answer the next row with that.
     """
 
+    def __init__(self, *, limit: int, ttl_dns_cache: int) -> None:
+        super().__init__(limit=limit, ttl_dns_cache=ttl_dns_cache)
+        self._used: WeakSet[Any] = WeakSet()
+
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Any:
         while True:
             found = await super().connect(req, traces, timeout)
             if found.protocol is None or not found.protocol.should_close:
-                return found
+                break
             found.close()
+        used_before = found.protocol in self._used
+        self._used.add(found.protocol)
+        if (mine := _CONNECTION.get(None)) is not None:
+            mine.take(found.transport, used_before=used_before)
+        return found
 
 
 @dataclass(frozen=True)
@@ -202,6 +257,11 @@ def _text_of(error: Exception) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _is_refusal(outcome: Answered, row: BatchRow) -> bool:
+    verdict = judge(outcome, row, wall=0.0)
+    return isinstance(verdict, Doubtful) and verdict.answer is None
 
 
 async def _whole(response: aiohttp.ClientResponse) -> Answered:
