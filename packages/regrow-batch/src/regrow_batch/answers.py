@@ -1,5 +1,6 @@
 """An answer of a worker as far as it is looked into: what it says, what it has cost, what it says went wrong. Pure."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -173,6 +174,14 @@ def _read_in_part(body: bytes) -> Answer | None:
         except (msgspec.ValidationError, TypeError):
             continue  # that field has another shape: the others still say what they say
     return msgspec.convert(kept, Answer)
+
+
+def read_result(line: bytes) -> Any:
+    """All of a line that this package has written."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.ValidationError:
+        return json.loads(line)  # a number beyond all bounds, in what a worker said beside its answer
 
 
 def is_sound(body: bytes) -> bool:

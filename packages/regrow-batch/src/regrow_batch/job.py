@@ -25,7 +25,7 @@ from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
 from regrow_batch.metrics_endpoint import serve_metrics
-from regrow_batch.places import BatchStopped, exists, local_path
+from regrow_batch.places import BatchStopped, exists, local_path, partial_of
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
 from regrow_batch.records import JournalHead
@@ -42,6 +42,7 @@ from regrow_batch.tally import Tally
 
 DRAWN_FROM_S: Seconds = 5.0
 """Of a shorter run there is nothing to be seen."""
+_REPORT, _PICTURE = ".summary.json", ".summary.png"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,13 @@ def endpoint_path(output: str, state: Path) -> Path:
     return journal_path(output, state).with_suffix(".control")
 
 
+def files_written(output: str, state: Path, journal: str = "") -> list[Path]:
+    """All files on this machine that a batch writes."""
+    path, kept = local_path(output), journal_path(output, state, journal)
+    beside = [kept, kept.with_suffix(_REPORT), kept.with_suffix(_PICTURE), endpoint_path(output, state)]
+    return beside if path is None else [path, partial_of(path), *beside]
+
+
 def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
     """Inputs on which the results depend, by the names that the user knows."""
     return {
@@ -140,8 +148,7 @@ def run_batch(options: BatchOptions, show: "Callable[[Pool, Tally], BatchProgres
         show: makes what shows it.
     """
     path = journal_path(options.output, options.state, options.journal)
-    for each in (options.output, str(path)):
-        hold_apart(options.input, each)
+    hold_apart(options.input, files_written(options.output, options.state, options.journal))
     found = scan(source_of(options.input, options.shape.making, split=options.shape.split))
     if options.strict and found.complaints:
         count = found.malformed + found.repeated
@@ -344,7 +351,7 @@ def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
 
 def kept_report(journal: Journal, output: str) -> BatchReport:
     """The report of a batch that is done already. Raises `UsageError` where it is not beside the journal any more."""
-    path = journal.path.with_suffix(".summary.json")
+    path = journal.path.with_suffix(_REPORT)
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchReport)
     except (OSError, msgspec.DecodeError) as error:
@@ -356,9 +363,9 @@ def kept_report(journal: Journal, output: str) -> BatchReport:
 def keep_report(options: BatchOptions, journal: Path, report: BatchReport) -> list[str]:
     """Write the report and its picture beside the journal; sentences about what could not be."""
     try:
-        journal.with_suffix(".summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        journal.with_suffix(_REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if report.seconds >= DRAWN_FROM_S:
-            journal.with_suffix(".summary.png").write_bytes(draw(report))
+            journal.with_suffix(_PICTURE).write_bytes(draw(report))
     except UsageError:
         return []  # matplotlib is optional
     except OSError as error:

@@ -52,12 +52,20 @@ def local_path(place: str) -> Path | None:
     return None if "://" in place else Path(place)
 
 
+def partial_of(path: Path) -> Path:
+    """The file in which another grows until it is whole."""
+    return path.with_name(f"{path.name}.partial")
+
+
 def open_to_read(place: str) -> BinaryIO:
     """Open a file or a URL. Raises `UsageError`, and `BatchStopped` where it cannot be reached; so does reading it."""
     path = local_path(place)
     if path is None:
         opened = reached(place, "read", lambda: _fsspec(place).open(place, "rb").open())
         return cast(BinaryIO, BufferedReader(_Remote(place, opened), _BLOCK))
+    if path.is_fifo() or path.is_char_device():
+        # Opened once more it would have nothing, or wait without end for who writes.
+        raise UsageError(f"{place} is no file, and is read more than once", hint="write it to a file first")
     try:
         return path.open("rb", buffering=_BLOCK)
     except (OSError, ValueError) as error:
@@ -85,7 +93,7 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         yield from _written_behind_url(place)
         return
     try:
-        partial = path.with_name(f"{path.name}.partial")
+        partial = partial_of(path)
         try:
             with partial.open("wb", buffering=_BLOCK) as stream:
                 yield stream

@@ -201,5 +201,5 @@ def _asked(header: str, wall: Seconds) -> Seconds:
         pass
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - wall)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

@@ -15,7 +15,15 @@ from regrow.core.process.tasks import TaskScope, shared
 from regrow_batch.attendance import Attendance
 from regrow_batch.functions.calls import CallFailed, CallFeed, CallLine, CallResults, Calls
 from regrow_batch.head import BatchHead, HeadPolicy
-from regrow_batch.job import BatchOptions, end_batch, journal_path, keep_report, kept_report, what_is_done
+from regrow_batch.job import (
+    BatchOptions,
+    end_batch,
+    files_written,
+    journal_path,
+    keep_report,
+    kept_report,
+    what_is_done,
+)
 from regrow_batch.journal import SYNC_S, Journal
 from regrow_batch.members import address
 from regrow_batch.places import exists
@@ -114,17 +122,16 @@ async def arun(
 
     Raises `UsageError`, `BatchStopped` where it may be run again, and what the function raises.
     """
-    path = journal_path(output, state_home() / "batches", journal)
-    if isinstance(rows, str | Path):
-        for each in (output, str(path)):
-            hold_apart(str(rows), each)
+    state = state_home() / "batches"
+    path = journal_path(output, state, journal)
+    hold_apart(str(rows) if isinstance(rows, str | Path) else "rows://", files_written(output, state, journal))
     source = FunctionRows(str(rows) if isinstance(rows, str | Path) else "rows", _reader(rows), version, id_column)
     found = await asyncio.to_thread(scan, source)
     given = BatchOptions(
         input=source.place,
         output=output,
         reading=RowReading(),
-        state=state_home() / "batches",
+        state=state,
         pool=pool or PoolPolicy(),
         head=policy or HeadPolicy(),
         key=key,

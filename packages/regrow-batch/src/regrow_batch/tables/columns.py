@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from regrow.core.errors import UsageError
+from regrow_batch.answers import read_result
 from regrow_batch.tables.making import Record, plain
 
 _INPUT = "input."
@@ -31,7 +30,7 @@ class RowResult:
     @classmethod
     def read(cls, result: bytes) -> "RowResult":
         """From the bytes, which this package has written."""
-        line = msgspec.json.decode(result)
+        line = read_result(result)
         body = (line.get("response") or {}).get("body")
         return cls(line, body if isinstance(body, dict) else {})
 

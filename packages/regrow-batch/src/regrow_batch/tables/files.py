@@ -7,9 +7,11 @@ Hugging Face hub `datasets`; both are read in batches, never as a whole.
 import csv
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedReader, RawIOBase, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +30,9 @@ ROWS = 1024
 _HUB = "hf://"
 _HUB_FILES = ("hf://datasets/", "hf://models/", "hf://spaces/", "hf://buckets/")
 _LARGEST_FIELD = 1 << 30
+_BLOCK = 1 << 18
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The beginning of a character that JSON may write as two halves."""
 _BEYOND = "\0beyond the header"
 
 
@@ -46,7 +51,30 @@ def open_unpacked(place: str) -> BinaryIO:
     stream = open_to_read(place)
     if not place.lower().endswith(".gz"):
         return stream
-    return cast(BinaryIO, gzip.GzipFile(fileobj=stream, mode="rb"))
+    return cast(BinaryIO, BufferedReader(_Unpacked(place, gzip.GzipFile(fileobj=stream, mode="rb")), _BLOCK))
+
+
+class _Unpacked(RawIOBase):
+    """A gzipped file, of which a damaged place is the user's to mend."""
+
+    def __init__(self, place: str, stream: gzip.GzipFile) -> None:
+        self._place, self._stream = place, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read1(len(buffer))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UsageError(f"{self._place} cannot be unpacked: {error}") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
 
 
 def is_table(place: str) -> bool:
@@ -120,13 +148,28 @@ def files_of(folder: Path) -> list[Path]:
     return found
 
 
-def hold_apart(place: str, output: str) -> None:
-    """Raise `UsageError` where an output is in the folder that is the input: the next run would read it too."""
-    folder, path = local_path(place), local_path(output)
-    if folder is not None and path is not None and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{output} is inside the input {place}, of which all files are read", hint="choose another place with -o"
-        )
+def hold_apart(place: str, written: Sequence[Path]) -> None:
+    """Raise `UsageError` where a batch would write over its input, or into it, or one of its files over another.
+
+    Args:
+        place: the input.
+        written: all files that are written.
+    """
+    source = local_path(place)
+    folder = source.resolve() if source is not None and source.is_dir() else None
+    known = set() if source is None or folder is not None else {source.resolve()}
+    for path in written:
+        found = path.resolve()
+        if folder is not None and found.is_relative_to(folder):
+            raise UsageError(
+                f"{path} is inside the input {place}, of which all files are read", hint="choose another place with -o"
+            )
+        if found in known:
+            raise UsageError(
+                f"{path} is needed twice: as input, output, journal, or what the batch writes beside these",
+                hint="choose another name with -o or --journal",
+            )
+        known.add(found)
 
 
 def _file(place: str) -> Iterator[Sequence[Record]]:
@@ -140,7 +183,7 @@ def _file(place: str) -> Iterator[Sequence[Record]]:
             yield from _separated(place, SEPARATED[suffix])
         else:
             yield from _lines(place)
-    except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{place} cannot be read: {error}") from error
 
 
@@ -152,7 +195,9 @@ def _lines(place: str) -> Iterator[Sequence[Record]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+                if _HALF.search(line):
+                    json.dumps(record, ensure_ascii=False).encode()  # half a character can neither be sent nor written
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"{place}, line {number}: is not JSON: {error}") from None
             if not isinstance(record, dict):
                 raise UsageError(f"{place}, line {number}: is no JSON object, whose fields would be columns")
