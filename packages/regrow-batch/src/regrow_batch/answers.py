@@ -37,9 +37,11 @@ class AnswerText(msgspec.Struct):
 class AnswerChoice(msgspec.Struct):
     """One of the answers to a row."""
 
+    index: int | None = None
     finish_reason: str | None = None
     text: str | None = None
     message: AnswerText | None = None
+    error: Any = None
 
     @property
     def texts(self) -> list[str]:

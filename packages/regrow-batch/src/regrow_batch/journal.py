@@ -102,9 +102,13 @@ class Journal:
             raise _stopped(self.path, error) from error
 
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each whole row: its number, where its result begins in the file, and the result."""
+        """Each whole row: its number, where its result begins in the file, and the result.
+
+        Of the file that is open and locked: its name may be another's by now, or nobody's.
+        """
         self.torn = 0
-        with self.path.open("rb", buffering=_BLOCK) as stream:
+        with os.fdopen(os.dup(self._descriptor), "rb", buffering=_BLOCK) as stream:
+            stream.seek(0)
             at = len(stream.readline())
             for line in stream:
                 row = decode_row(line[:-1]) if line.endswith(b"\n") else None

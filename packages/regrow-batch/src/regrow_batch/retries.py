@@ -3,9 +3,11 @@
 One answer alone rarely tells. A refusal is only a doubt here: `evidence` decides it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from typing import Any
 
 from regrow.core.ids import Seconds
 from regrow_batch.answers import Answer, is_sound, read_answer, said_wrong
@@ -15,8 +17,18 @@ _BUSY = 429
 _RETRIED = {408, 425, 429}
 _WORKERS_FAULT = {401, 402, 403, 407}
 """All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
-_BROKEN_OFF = {"error", "abort"}
-"""Finish reasons of answers that the server itself gave up."""
+_BROKEN_OFF = frozenset(
+    {
+        "abort",
+        "aborted",
+        "cancelled",  # TensorRT-LLM, and `timeout`
+        "canceled",
+        "error",
+        "insufficient_system_resource",  # DeepSeek
+        "timeout",
+    }
+)
+"""Finish reasons of answers that the server itself gave up, in small letters."""
 _TALKS, _EMBEDS = "/completions", "/embeddings"
 
 
@@ -162,10 +174,10 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
         return Accept(answer)
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
-    if len(answer.choices) < row.answers:
-        text = f"answered with {len(answer.choices)} of {row.answers} choices that were asked for"
+    if (count := _told_apart([each.index for each in answer.choices])) < row.answers:
+        text = f"answered with {count} of {row.answers} choices that were asked for"
         return Again(text, Fault.WORKER)
-    if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
+    if any(each.error or (each.finish_reason or "").lower() in _BROKEN_OFF for each in answer.choices):
         return Again("gave up its answer itself, by its finish reason")
     if not any(each.says_something for each in answer.choices):
         return Doubtful("answers nothing where something was asked", answer)
@@ -174,12 +186,24 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
 
 def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
     found = answer.data if isinstance(answer.data, list) else []
-    if not found or any(isinstance(each, dict) and not each.get("embedding") for each in found):
+    if not found or not all(isinstance(each, dict) and _is_embedding(each.get("embedding")) for each in found):
         return Again("answered without an embedding", Fault.WORKER)
-    if len(found) < row.answers:
-        text = f"answered with {len(found)} of {row.answers} embeddings that were asked for"
+    if (count := _told_apart([each.get("index") for each in found])) < row.answers:
+        text = f"answered with {count} of {row.answers} embeddings that were asked for"
         return Again(text, Fault.WORKER)
     return Accept(answer)
+
+
+def _is_embedding(found: Any) -> bool:
+    """True if it has something, and in a list no null, which stands for what is no number."""
+    return bool(found) and not (isinstance(found, list) and None in found)
+
+
+def _told_apart(indexes: Sequence[Any]) -> int:
+    """Number of different answers, by their places; servers that do not count give all the same one, or none."""
+    known = [each for each in indexes if isinstance(each, int)]
+    places = len(set(known))
+    return places if places > 1 and len(known) == len(indexes) else len(indexes)
 
 
 def _reason(body: bytes) -> str:
