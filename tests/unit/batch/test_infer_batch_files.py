@@ -10,8 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from regrow.core.errors import UsageError
+from regrow_batch import Calls, arun
 from regrow_batch.functions import running
 from regrow_batch.job import BatchOptions, run_batch
+from regrow_batch.places import BatchStopped
 from regrow_batch.report import OutputCount
 from regrow_batch.retries import Again, Answered, judge
 from regrow_batch.rows import BatchRow, RowReading, answered
@@ -113,3 +115,21 @@ def test_a_number_beyond_all_bounds_does_not_keep_a_table_from_being_written(tmp
     results = [(0, answered(ROW, 200, body, ""))]
     Output(str(place), RowLines("in.jsonl"), ",".join(RESULTS)).write(results, OutputCount().take)
     assert parquet.read_table(place).to_pylist()[0]["answer"] == "yes"
+
+
+@pytest.mark.parametrize("then", ["others", "more"])
+async def test_a_table_that_changes_while_a_function_answers_it_stops_the_batch(tmp_path: Path, then: str) -> None:
+    place, more = tmp_path / "in.jsonl", "x" * 2000
+    lines = [json.dumps({"id": f"{number:04}", "more": more}) + "\n" for number in range(1500)]
+    place.write_text("".join(lines))
+
+    async def answer(calls: Calls, row: Any) -> str:
+        if row["id"] == "0000":
+            # In place, as an editor may do it: who has the file open reads on in the new text.
+            place.write_text("".join([*lines, lines[0]] if then == "more" else lines[::-1]))
+        return str(row["id"])
+
+    said = "has grown while it was read" if then == "more" else "was changed while it was read, at record"
+    with pytest.raises(BatchStopped, match=said):
+        await arun(place, answer, output=str(tmp_path / "out.jsonl"), workers=["http://127.0.0.1:9"])
+    assert not (tmp_path / "out.jsonl").exists()

@@ -119,6 +119,23 @@ def test_an_answer_that_its_server_has_given_up_is_not_taken_for_a_whole_one(rea
     assert isinstance(verdict, Again) and "gave up its answer" in verdict.why
 
 
+def test_a_page_is_known_with_a_question_behind_it_too() -> None:
+    url = "/openai/deployments/tiny/chat/completions?api-version=2026-06-01"
+    assert isinstance(judge(Answered(200, b"{}"), asked(url, messages=[]), wall=0.0), Again)
+    url = "/openai/deployments/tiny/embeddings/?api-version=2026-06-01"
+    row = asked(url, input=["a", "b"])
+    assert row.answers == 2
+    assert isinstance(judge(Answered(200, placed([0], "data")), row, wall=0.0), Again)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("failed", Again), ("cancelled", Again), ("completed", Accept), (7, Accept)]
+)
+def test_a_response_that_its_server_has_given_up_is_none(status: Any, kind: type) -> None:
+    body = json.dumps({"id": "resp_1", "status": status, "error": None, "output": []}).encode()
+    assert isinstance(judge(Answered(200, body), asked("/v1/responses", input="a"), wall=0.0), kind)
+
+
 def test_columns_have_parts_by_their_places_and_not_as_they_come() -> None:
     body = {"choices": [{"index": 1, "text": "second"}, {"index": 0, "text": "first"}]}
     row = RowResult({}, body)

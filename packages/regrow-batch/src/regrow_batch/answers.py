@@ -14,6 +14,7 @@ class Answer(msgspec.Struct):
     system_fingerprint: str | None = None
     choices: list["AnswerChoice"] = []
     data: Any = None
+    status: Any = None
     usage: "Usage | None" = None
 
     @property

@@ -29,7 +29,7 @@ _BROKEN_OFF = frozenset(
     }
 )
 """Finish reasons of answers that the server itself gave up, in small letters."""
-_TALKS, _EMBEDS = "/completions", "/embeddings"
+_TALKS, _EMBEDS, _RESPONDS = "/completions", "/embeddings", "/responses"
 
 
 class Fault(StrEnum):
@@ -158,7 +158,7 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
 def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     """Read what an answer of status 200 says."""
     answer = read_answer(outcome.body)
-    talks, embeds = row.url.endswith(_TALKS), row.url.endswith(_EMBEDS)
+    talks, embeds = row.page.endswith(_TALKS), row.page.endswith(_EMBEDS)
     if answer is None:
         if not talks and not embeds and outcome.body.lstrip()[:1] == b"[" and is_sound(outcome.body):
             return Accept(Answer())  # rerankers and classifiers answer with a list alone
@@ -171,6 +171,8 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     if embeds:
         return _judge_embeddings(answer, row)
     if not talks:
+        if row.page.endswith(_RESPONDS) and answer.status in ("failed", *_BROKEN_OFF):
+            return Again("gave up its answer itself, by its status")
         return Accept(answer)
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
