@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from pyarrow import parquet
 from regrow.core.errors import UsageError
 from regrow_batch import Calls, arun
 from regrow_batch.functions import running
-from regrow_batch.job import BatchOptions, run_batch
+from regrow_batch.job import BatchOptions, end_batch, fingerprint, journal_path, run_batch
+from regrow_batch.journal import Journal
 from regrow_batch.places import BatchStopped
 from regrow_batch.report import OutputCount
 from regrow_batch.retries import Again, Answered, judge
@@ -22,6 +24,7 @@ from regrow_batch.tables.columns import RESULTS
 from regrow_batch.tables.inputs import RowLines, source_of
 from regrow_batch.tables.making import RowMaking
 from regrow_batch.tables.outputs import Output
+from regrow_batch.tally import Tally
 
 ROW = BatchRow(0, "a", "/v1/chat/completions", b"{}", 1, model="m")
 LINE = json.dumps({"custom_id": "a", "url": ROW.url, "body": {"messages": []}})
@@ -133,3 +136,30 @@ async def test_a_table_that_changes_while_a_function_answers_it_stops_the_batch(
     with pytest.raises(BatchStopped, match=said):
         await arun(place, answer, output=str(tmp_path / "out.jsonl"), workers=["http://127.0.0.1:9"])
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("then", ["cut", "empty", "of another"])
+@pytest.mark.parametrize("again", [(), ("every",)])
+def test_an_output_that_is_not_as_it_was_written_is_not_called_done(
+    tmp_path: Path, then: str, again: tuple[str, ...]
+) -> None:
+    (tmp_path / "in.jsonl").write_text(LINE)
+    place = tmp_path / "out.jsonl"
+    options = BatchOptions(str(tmp_path / "in.jsonl"), str(place), RowReading(), tmp_path / "state", again=again)
+    found = scan(options.input)
+    journal = Journal.open(journal_path(options.output, options.state), fingerprint(found, options.reading))
+    journal.append(0, answered(ROW, 200, b'{"choices": []}', ""))
+    journal.flush()
+    end_batch(options, Output(options.output, found.source), found, journal, Tally(1), [])
+    journal.close()
+
+    told: list[str] = []
+    show: Any = lambda *_: SimpleNamespace(say=told.append)  # noqa: E731
+    assert run_batch(options, show) == 0
+    assert told == [f"1 rows are in {place} already"]
+    whole = place.read_bytes()
+    place.write_bytes({"cut": whole[:-9], "empty": b"", "of another": whole.replace(b'"a"', b'"b of another"')}[then])
+    with pytest.raises(UsageError, match=f"bytes, and had {len(whole)} when it was written"):
+        run_batch(options, show)
+    place.write_bytes(whole)
+    assert run_batch(options, show) == 0

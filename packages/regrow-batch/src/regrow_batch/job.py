@@ -25,7 +25,7 @@ from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
 from regrow_batch.metrics_endpoint import serve_metrics
-from regrow_batch.places import BatchStopped, exists, local_path, partial_of
+from regrow_batch.places import BatchStopped, exists, local_path, partial_of, size_of
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
 from regrow_batch.records import JournalHead
@@ -177,6 +177,7 @@ def _with_journal(
             f"{journal.path} says that {options.output} is written, and it is not there",
             hint="remove the journal to begin anew",
         )
+    hold_as_written(journal.head, options.output)
     again = send_again(journal, options.output, options.again) if options.again else Counter[str]()
     if journal.head.rows:
         said, code = _as_before(journal.head, options.output)
@@ -200,6 +201,16 @@ def _with_journal(
     for sentence in [*sentences(report), *keep_report(options, journal.path, report)]:
         progress.say(sentence)
     return _code(report.unproven_rows)
+
+
+def hold_as_written(head: JournalHead, output: str) -> None:
+    """Raise `UsageError` where an output that is written has another size by now: it may be cut off, or of others."""
+    size = size_of(output)
+    if head.size and size != head.size:
+        raise UsageError(
+            f"{output} has {size:,} bytes, and had {head.size:,} when it was written",
+            hint="put it back; or remove it and its journal to begin anew",
+        )
 
 
 def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
@@ -306,7 +317,7 @@ def end_batch(
     written = output.write(
         _whole(journal, found), count.take, lambda number, line: hold_to(found, number, number + 1, line.strip())
     )
-    journal.end(written, count.unproven, keep=not output.has_lines)
+    journal.end(written, count.unproven, keep=not output.has_lines, size=size_of(output.place))
     return BatchReport(
         output=output.place,
         rows=written,

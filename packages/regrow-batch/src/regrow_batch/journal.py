@@ -132,16 +132,17 @@ class Journal:
             if start:
                 yield number, os.pread(self._descriptor, length, start)
 
-    def end(self, rows: int, unproven: int = 0, *, keep: bool = False) -> None:
+    def end(self, rows: int, unproven: int = 0, *, keep: bool = False, size: int = 0) -> None:
         """Let the journal say that the output is written, and forget the results. Raises `BatchStopped`.
 
         Args:
             rows: that the output has.
             unproven: error rows of these whose own fault that is not known to be.
             keep: the results stay, as the output has not all of them.
+            size: of the output, in bytes; 0: not known.
         """
         kept = (encode_row(number, result) for number, _, result in self.rows()) if keep else ()
-        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep)
+        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep, size=size)
         try:
             _make(self.path, chain((first,), kept), over=True)
         except OSError as error:

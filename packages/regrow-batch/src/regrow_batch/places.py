@@ -85,6 +85,15 @@ def exists(place: str) -> bool:
     return reached(place, "used", look)
 
 
+def size_of(place: str) -> int:
+    """Bytes of a file on this machine; 0: it is not there, or is behind a URL."""
+    path = local_path(place)
+    try:
+        return path.stat().st_size if path is not None else 0
+    except OSError:
+        return 0
+
+
 @contextmanager
 def open_to_write(place: str) -> Iterator[BinaryIO]:
     """Write a file that is there as a whole at the end, or not at all. Raises `BatchStopped`."""

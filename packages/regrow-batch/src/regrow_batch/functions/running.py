@@ -19,6 +19,7 @@ from regrow_batch.job import (
     BatchOptions,
     end_batch,
     files_written,
+    hold_as_written,
     journal_path,
     keep_report,
     kept_report,
@@ -150,6 +151,7 @@ async def arun(
     kept = Journal.open(path, print_of | source.description())
     try:
         if kept.head.rows and exists(output):
+            hold_as_written(kept.head, output)
             return kept_report(kept, output)
         tally, spent = what_is_done(found, kept), Pool(given.pool)
         if tally.left:
