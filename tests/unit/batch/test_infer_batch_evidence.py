@@ -322,6 +322,17 @@ def test_a_worker_with_another_model_than_one_that_has_left_is_at_fault(tmp_path
     assert not evidence.lists("huge")
 
 
+def test_a_row_that_nobody_streams_as_it_should_be_is_asked_for_in_one_piece(tmp_path: Path) -> None:
+    class Streamless(Servers):
+        async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+            self.sent.append((url, row.custom_id))
+            return Unanswered("ended its stream before the answer was whole") if row.streams else Answered(200, chat())
+
+    servers = Streamless({"http://one:1": None})
+    results = batch(tmp_path, servers, 3, ends_loops=True)
+    assert all(row["error"] is None for row in results.values())
+
+
 class Restarted(Servers):
     """A worker that has another model from its fourth row on, and takes whatever name it is asked for."""
 

@@ -119,6 +119,27 @@ def test_an_answer_that_its_server_has_given_up_is_not_taken_for_a_whole_one(rea
     assert isinstance(verdict, Again) and "gave up its answer" in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (r"\ud83d\ude00 \uD83D\uDE00", "\U0001f600 \U0001f600"),
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d", "\\\ufffd"),
+        (r"\n\\\"\ud83d\"", '\n\\"\ufffd"'),
+    ],
+)
+def test_an_answer_that_any_client_reads_is_read(said: str, heard: str) -> None:
+    body = b'\xef\xbb\xbf{"choices": [{"index": 0, "text": "%b"}]}' % said.encode()
+    outcome = Answered(200, body)
+    verdict = judge(outcome, asked("/v1/completions", prompt="a"), wall=0.0)
+    assert isinstance(verdict, Accept) and verdict.answer.choices[0].text == heard
+    line = json.loads(answered(ROW, 200, outcome.body, ""))
+    assert line["response"]["body"]["choices"][0]["text"] == heard
+
+
 def test_a_page_is_known_with_a_question_behind_it_too() -> None:
     url = "/openai/deployments/tiny/chat/completions?api-version=2026-06-01"
     assert isinstance(judge(Answered(200, b"{}"), asked(url, messages=[]), wall=0.0), Again)

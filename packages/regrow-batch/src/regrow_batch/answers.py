@@ -1,6 +1,8 @@
 """An answer of a worker as far as it is looked into: what it says, what it has cost, what it says went wrong. Pure."""
 
 import json
+import re
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -104,6 +106,9 @@ class Usage(msgspec.Struct):
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
 _LONGEST_CODE = 6
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_ESCAPES = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|" + _HALF.pattern + rb"|\\.")
+"""Of JSON: a character in two halves, half a one, or any other."""
 _DEPTH = 100
 """Lists and objects within each other that an answer may have: it is read again as a part of others."""
 _AROUND = b"[" * _DEPTH, b"]" * _DEPTH
@@ -177,6 +182,14 @@ def _read_in_part(body: bytes) -> Answer | None:
         except (msgspec.ValidationError, TypeError):
             continue  # that field has another shape: the others still say what they say
     return msgspec.convert(kept, Answer)
+
+
+def readable(body: bytes) -> bytes:
+    """An answer without a byte order mark, and with U+FFFD where an escape stands for half a character alone."""
+    body = body.removeprefix(BOM_UTF8)
+    if not _HALF.search(body):
+        return body
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if _HALF.fullmatch(found[0]) else found[0], body)
 
 
 def read_result(line: bytes) -> Any:

@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any
 
 from regrow.core.ids import Seconds
-from regrow_batch.answers import Answer, is_sound, read_answer, said_wrong
+from regrow_batch.answers import Answer, is_sound, read_answer, readable, said_wrong
 from regrow_batch.rows import BatchRow
 
 _BUSY = 429
@@ -45,6 +45,7 @@ class Fault(StrEnum):
 class Answered:
     """A whole HTTP answer came. `retry_after`, `kind`: the headers Retry-After and Content-Type.
 
+    `body`: without a mark of its encoding, and with U+FFFD for what is half a character, as clients have it.
     `ended_early`: the period of the loop for which a stream was ended; 0: it was not.
     """
 
@@ -54,6 +55,10 @@ class Answered:
     retry_after: str = ""
     request_id: str = ""
     ended_early: int = 0
+
+    def __post_init__(self) -> None:
+        """Make it readable: other JSON libraries take these, and so does whoever asks without this package."""
+        object.__setattr__(self, "body", readable(self.body))
 
 
 @dataclass(frozen=True, slots=True)

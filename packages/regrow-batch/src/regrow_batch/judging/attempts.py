@@ -262,6 +262,8 @@ class Attempts:
             self._give_up(hand, "gave_up", text)
         else:
             hand.alone = hand.alone or hand.suspected
+            if 2 * hand.attempt >= self._retries.attempts:
+                hand.row = hand.row.whole  # what nobody streams as it should be, somebody may answer in one piece
             tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
             wait = self._retries.wait(max(1, tried), again, jitter)
             self._queue.later(hand, now + wait)
