@@ -22,6 +22,9 @@ from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Retry
 from regrow_batch.rows import Served
 from regrow_batch.sending import ProbeAnswer, Sender
 
+_STREAMS = 2
+"""Attempts at a streamed answer, whatever has ended them."""
+
 
 @dataclass(slots=True)
 class _Moment:
@@ -262,7 +265,7 @@ class Attempts:
             self._give_up(hand, "gave_up", text)
         else:
             hand.alone = hand.alone or hand.suspected
-            if 2 * hand.attempt >= self._retries.attempts:
+            if hand.attempt + hand.deaths >= _STREAMS:
                 hand.row = hand.row.whole  # what nobody streams as it should be, somebody may answer in one piece
             tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
             wait = self._retries.wait(max(1, tried), again, jitter)
