@@ -15,7 +15,7 @@ from regrow_batch import Calls, arun
 from regrow_batch.functions import running
 from regrow_batch.job import BatchOptions, end_batch, fingerprint, journal_path, run_batch
 from regrow_batch.journal import Journal
-from regrow_batch.places import BatchStopped
+from regrow_batch.places import BatchStopped, open_to_write
 from regrow_batch.report import OutputCount
 from regrow_batch.retries import Again, Answered, judge
 from regrow_batch.rows import BatchRow, RowReading, answered
@@ -163,3 +163,29 @@ def test_an_output_that_is_not_as_it_was_written_is_not_called_done(
         run_batch(options, show)
     place.write_bytes(whole)
     assert run_batch(options, show) == 0
+
+
+@pytest.mark.parametrize("before", [None, b"of an earlier run"])
+def test_an_output_that_another_batch_has_written_meanwhile_is_left_alone(tmp_path: Path, before: bytes | None) -> None:
+    place = tmp_path / "out.jsonl"
+    if before is not None:
+        place.write_bytes(before)
+    mine, others = (Output(str(place), RowLines("in.jsonl")) for _ in range(2))
+    assert others.write([(0, b"{}")], lambda _: None) == 1
+    with pytest.raises(UsageError, match="was written by another since this batch began"):
+        mine.write([(0, b"{}")], lambda _: None)
+    assert place.read_bytes() == b"{}\n"
+
+
+def test_of_two_that_write_an_output_at_once_one_is_told_and_spoils_nothing(tmp_path: Path) -> None:
+    place = tmp_path / "out.jsonl"
+    with open_to_write(str(place)) as stream:
+        stream.write(b"whole\n")
+        stream.flush()
+        with pytest.raises(BatchStopped, match="is being written by another process"), open_to_write(str(place)):
+            pass
+    assert place.read_bytes() == b"whole\n"
+    (tmp_path / "out.jsonl.partial").write_bytes(b"what a killed process has left, longer than what follows")
+    with open_to_write(str(place)) as stream:
+        stream.write(b"next\n")
+    assert place.read_bytes() == b"next\n" and [*tmp_path.iterdir()] == [place]

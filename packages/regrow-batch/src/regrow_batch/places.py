@@ -6,6 +6,7 @@ same command may go on later (`BatchStopped`, 75): no route, a full disk, a stor
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,10 @@ _Found = TypeVar("_Found")
 
 class BatchStopped(RegrowError):
     """The job cannot go on as things are; what was done is kept, and the same command goes on from there."""
+
+
+class _Taken(BatchStopped):
+    """Another process writes the file."""
 
 
 def local_path(place: str) -> Path | None:
@@ -85,6 +90,16 @@ def exists(place: str) -> bool:
     return reached(place, "used", look)
 
 
+def stamp_of(place: str) -> tuple[int, int, int] | None:
+    """Mark of a file on this machine that is another once it is written again; None: it is not there."""
+    path = local_path(place)
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else None
+
+
 def size_of(place: str) -> int:
     """Bytes of a file on this machine; 0: it is not there, or is behind a URL."""
     path = local_path(place)
@@ -103,13 +118,17 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         return
     try:
         partial = partial_of(path)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            with partial.open("wb", buffering=_BLOCK) as stream:
+            with os.fdopen(descriptor, "wb", buffering=_BLOCK) as stream:
+                _hold_alone(stream, partial)
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             partial.replace(path)
             sync_folder(path.parent)
+        except _Taken:
+            raise
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -117,6 +136,20 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         raise BatchStopped(
             f"{place} cannot be written: {_reason(error)}", hint="make room, then run the same command again"
         ) from error
+
+
+def _hold_alone(stream: BinaryIO, partial: Path) -> None:
+    """Begin a file anew that nobody else writes. Raises `_Taken`, and `OSError`."""
+    taken = _Taken(f"{partial} is being written by another process", hint="give each its own -o")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise taken from None
+    except OSError:
+        pass  # some file systems know no locks
+    if not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat()):
+        raise taken  # it was whole, and renamed, between the two calls
+    stream.truncate(0)
 
 
 def _written_behind_url(place: str) -> Iterator[BinaryIO]:

@@ -8,7 +8,7 @@ import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
-from regrow_batch.places import open_to_write
+from regrow_batch.places import open_to_write, stamp_of
 from regrow_batch.tables.columns import FLOATS, RESULTS, TEXT, TEXTS, WHOLE, Column, Kinds, RowResult, as_kind, chosen
 from regrow_batch.tables.files import PARQUET, ROWS, Table, suffix_of
 from regrow_batch.tables.inputs import RowRecords, RowSource
@@ -34,6 +34,7 @@ class Output:
 
     def __init__(self, place: str, source: RowSource, columns: str = "", *, embeddings: bool = False) -> None:
         self.place, self._source = place, source
+        self._before = stamp_of(place)
         self._schema: Any = None
         self._hold: Callable[[int, bytes], None] = lambda *_: None
         self._kinds: Kinds | None = None
@@ -72,6 +73,11 @@ class Output:
             hold: told of the number and the line of each record that is read again; raises where it is another now.
         """
         self._hold = hold
+        if stamp_of(self.place) != self._before:
+            raise UsageError(
+                f"{self.place} was written by another since this batch began",
+                hint="give another -o: the journal is kept",
+            )
         with open_to_write(self.place) as out:
             if is_parquet(self.place):
                 return self._write_parquet(self._rows(results, take), out)
