@@ -202,8 +202,9 @@ class Kinds:
     def take(self, record: Record) -> None:
         """Look at a record."""
         for name, value in record.items():
+            seen = self._seen.setdefault(str(name), set())
             if value is not None:
-                self._seen.setdefault(str(name), set()).add(_kind(value))
+                seen.add(_kind(value))
 
     @property
     def names(self) -> list[str]:
@@ -212,7 +213,7 @@ class Kinds:
 
     def of(self, name: str) -> str:
         """`bool`, `int`, `float`, `str`; or `json`: a text with the JSON of whatever stands there."""
-        kinds = self._seen.get(name, {"str"})
+        kinds = self._seen.get(name) or {"str"}
         if kinds == {"int", "float"}:
             return "float"
         return next(iter(kinds)) if len(kinds) == 1 else "json"

@@ -123,16 +123,18 @@ class Table:
         path = local_path(self.place)
         if is_data_set(self.place):
             return reached(self.place, "read", lambda: _from_hub(self.place, self.split)).features.arrow_schema
-        place = self.place
-        if path is not None and path.is_dir():
-            if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
-                return _from_disk(path, self.split).features.arrow_schema
-            place = str(files_of(path)[0])
-        if suffix_of(place) in PARQUET:
-            arrow = _pyarrow(place)
-            with open_to_read(place) as stream:
-                return arrow.parquet.read_schema(stream)
-        return None
+        if path is None or not path.is_dir():
+            return _schema(self.place)
+        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+            return _from_disk(path, self.split).features.arrow_schema
+        found = [_schema(str(file)) for file in files_of(path)]
+        if None in found:
+            return None
+        arrow = _pyarrow(self.place)
+        try:
+            return arrow.unify_schemas(found, promote_options="permissive")
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+            return None  # they differ: what the values are is seen by reading them
 
     def records(self) -> Iterator[Record]:
         """One by one."""
@@ -241,6 +243,18 @@ def _parquet(place: str) -> Iterator[Sequence[Record]]:
             raise UsageError(f"{place} cannot be read as Parquet: {error}") from error
 
 
+def _schema(place: str) -> Any:
+    """The columns of one file as pyarrow has them; None: it does not say."""
+    if suffix_of(place) not in (*PARQUET, *ARROW):
+        return None
+    arrow = _pyarrow(place)
+    with open_to_read(place) as stream:
+        try:
+            return arrow.parquet.read_schema(stream) if suffix_of(place) in PARQUET else _opened(arrow, stream).schema
+        except arrow.ArrowInvalid as error:
+            raise UsageError(f"{place} cannot be read: {error}") from error
+
+
 def _arrow(place: str) -> Iterator[Sequence[Record]]:
     arrow = _pyarrow(place)
     with open_to_read(place) as stream:
@@ -250,13 +264,20 @@ def _arrow(place: str) -> Iterator[Sequence[Record]]:
             raise UsageError(f"{place} cannot be read as Arrow: {error}") from error
 
 
-def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
-    """A file has its batches by number, a stream, as `datasets` writes it, one behind the other."""
+def _opened(arrow: Any, stream: BinaryIO) -> Any:
+    """A reader of a file, or of a stream, as `datasets` writes it."""
     try:
-        found = arrow.ipc.open_file(stream)
+        return arrow.ipc.open_file(stream)
     except arrow.ArrowInvalid:
         stream.seek(0)
-        yield from arrow.ipc.open_stream(stream)
+        return arrow.ipc.open_stream(stream)
+
+
+def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
+    """A file has its batches by number, a stream one behind the other."""
+    found = _opened(arrow, stream)
+    if not hasattr(found, "num_record_batches"):
+        yield from found
         return
     for number in range(found.num_record_batches):
         yield found.get_batch(number)

@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -55,12 +56,24 @@ class Output:
         """The input's columns, and their types; those of a table without types are found by reading it."""
         if self._arrow is not None and isinstance(source.table, Table):
             self._schema = source.table.schema()
-        if self._schema is not None:
+        if self._schema is not None and self._is_writable(self._schema, next(iter(source.read()), {})):
             return list(self._schema.names)
+        self._schema = None
         self._kinds = Kinds()
         for record in source.read():
             self._kinds.take(record)
         return self._kinds.names
+
+    def _is_writable(self, schema: Any, record: Record) -> bool:
+        """True if Parquet takes a record of these types: not all that Arrow has, and not all from Python's values."""
+        from pyarrow import parquet
+
+        try:
+            columns = [self._arrow.array([record.get(each.name)], type=each.type) for each in schema]
+            parquet.write_table(self._arrow.table(columns, schema=schema), BytesIO())
+        except self._arrow.ArrowException:
+            return False
+        return True
 
     def write(
         self, results: Numbered, take: Callable[[bytes], None], hold: Callable[[int, bytes], None] = lambda *_: None
