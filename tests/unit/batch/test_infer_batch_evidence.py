@@ -11,6 +11,7 @@ import pytest
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
 from regrow_batch.judging.evidence import WorkerEvidence
+from regrow_batch.places import BatchStopped
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, RetryPolicy, Unanswered, judge
 from regrow_batch.rows import BatchRow, RowReading
@@ -147,9 +148,11 @@ def batch(folder: Path, servers: Servers, count: int, *, ends_loops: bool = Fals
         )
         await asyncio.wait_for(head.run(), 120)
 
-    asyncio.run(run())
-    results = {json.loads(line)["custom_id"]: json.loads(line) for _, _, line in journal.rows()}
-    journal.close()
+    try:
+        asyncio.run(run())
+        results = {json.loads(line)["custom_id"]: json.loads(line) for _, _, line in journal.rows()}
+    finally:
+        journal.close()
     assert len(results) == count
     return results
 
@@ -317,3 +320,51 @@ def test_a_worker_with_another_model_than_one_that_has_left_is_at_fault(tmp_path
     evidence.serves("here", ["other"])
     assert evidence.lists("tiny") and not evidence.lists("tiny", "here")
     assert not evidence.lists("huge")
+
+
+def test_a_row_that_nobody_streams_as_it_should_be_is_asked_for_in_one_piece(tmp_path: Path) -> None:
+    class Streamless(Servers):
+        async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+            self.sent.append((url, row.custom_id))
+            return Unanswered("ended its stream before the answer was whole") if row.streams else Answered(200, chat())
+
+    servers = Streamless({"http://one:1": None})
+    results = batch(tmp_path, servers, 3, ends_loops=True)
+    assert all(row["error"] is None for row in results.values())
+
+
+class Restarted(Servers):
+    """A worker that has another model from its fourth row on, and takes whatever name it is asked for."""
+
+    def __init__(self, before: str, after: str, listed: frozenset[str]) -> None:
+        super().__init__({"http://one:1": None})
+        self._names, self._listed = (before, after), listed
+        self.probes = 0
+
+    @property
+    def _again(self) -> bool:
+        return len(self.sent) > 3
+
+    async def send(self, url: str, row: BatchRow) -> Answered | Unanswered:
+        self.sent.append((url, row.custom_id))
+        return Answered(200, chat().replace(b"tiny", self._names[self._again].encode()))
+
+    async def probe(self, url: str) -> ProbeAnswer:
+        self.probes += 1
+        return ProbeAnswer("", self._listed if self._again else frozenset({"tiny"}))
+
+
+def test_a_worker_that_is_started_again_with_another_model_between_two_rows_answers_none(tmp_path: Path) -> None:
+    servers = Restarted("tiny", "other", frozenset({"other"}))
+    with pytest.raises(BatchStopped, match="answers as the model 'other' where 'tiny' was asked for"):
+        batch(tmp_path, servers, 20, patience=0.5, timeout=0.5)
+    journal = Journal.open(tmp_path / "journal", {})
+    assert {json.loads(line)["served"]["model"] for _, _, line in journal.rows()} == {"tiny"}
+    journal.close()
+
+
+def test_a_name_that_a_worker_has_for_its_model_is_asked_about_once(tmp_path: Path) -> None:
+    servers = Restarted("tiny-2026-11", "tiny-2026-11", frozenset({"tiny"}))
+    results = batch(tmp_path, servers, 50)
+    assert {row["served"]["model"] for row in results.values()} == {"tiny-2026-11"}
+    assert servers.probes == 2, "one as it came, one for the name"

@@ -20,7 +20,7 @@ from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Unans
 from regrow_batch.rows import BatchRow, RowReading, answered, read_row, refused
 from regrow_batch.sending import HttpSender
 from regrow_batch.streams import StreamedText
-from regrow_batch.tables.columns import RESULTS
+from regrow_batch.tables.columns import RESULTS, RowResult
 from regrow_batch.tables.inputs import RowLines
 from regrow_batch.tables.outputs import Output
 
@@ -86,6 +86,83 @@ def test_a_list_is_an_answer_where_no_talk_was_asked_for() -> None:
     listed = Answered(200, b'[{"index": 0, "score": 0.5}]')
     assert isinstance(judge(listed, asked("/rerank", query="x"), wall=0.0), Accept)
     assert isinstance(judge(listed, ROW, wall=0.0), Again)
+
+
+def placed(places: list[Any], field: str = "choices", **more: Any) -> bytes:
+    """An answer whose parts have these places."""
+    return json.dumps({field: [{"text": "yes", "embedding": [0.5]} | more | {"index": at} for at in places]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("places", "is_whole"),
+    [([0, 1, 2], True), ([2, 0, 1], True), ([0, 1, 1], False), ([0, 0, 0], True), ([None, None, None], True)],
+)
+def test_parts_that_say_they_are_the_same_one_are_not_two(places: list[Any], is_whole: bool) -> None:
+    kind = Accept if is_whole else Again
+    row = asked("/v1/completions", prompt=["a", "b", "c"])
+    assert isinstance(judge(Answered(200, placed(places)), row, wall=0.0), kind)
+    row = asked("/v1/embeddings", input=["a", "b", "c"])
+    assert isinstance(judge(Answered(200, placed(places, "data")), row, wall=0.0), kind)
+
+
+@pytest.mark.parametrize("data", [[{"embedding": [0.5, None]}], ["x"], [7], [{"embedding": [0.5]}, None]])
+def test_an_embedding_without_its_numbers_is_none(data: Any) -> None:
+    verdict = judge(Answered(200, json.dumps({"data": data}).encode()), asked("/v1/embeddings", input="a"), wall=0.0)
+    assert isinstance(verdict, Again) and "without an embedding" in verdict.why
+
+
+@pytest.mark.parametrize("reason", ["timeout", "cancelled", "insufficient_system_resource", "ERROR", None])
+def test_an_answer_that_its_server_has_given_up_is_not_taken_for_a_whole_one(reason: str | None) -> None:
+    more: dict[str, Any] = {"error": {"code": 502, "message": "the provider has gone"}} if reason is None else {}
+    body = placed([0], finish_reason=reason, **more)
+    verdict = judge(Answered(200, body), asked("/v1/completions", prompt="a"), wall=0.0)
+    assert isinstance(verdict, Again) and "gave up its answer" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("said", "heard"),
+    [
+        (r"\ud83d\ude00 \uD83D\uDE00", "\U0001f600 \U0001f600"),
+        (r"a\ud83d", "a\ufffd"),
+        (r"\ude00\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (r"\\ud83d", r"\ud83d"),
+        (r"\\\ud83d", "\\\ufffd"),
+        (r"\n\\\"\ud83d\"", '\n\\"\ufffd"'),
+    ],
+)
+def test_an_answer_that_any_client_reads_is_read(said: str, heard: str) -> None:
+    body = b'\xef\xbb\xbf{"choices": [{"index": 0, "text": "%b"}]}' % said.encode()
+    outcome = Answered(200, body)
+    verdict = judge(outcome, asked("/v1/completions", prompt="a"), wall=0.0)
+    assert isinstance(verdict, Accept) and verdict.answer.choices[0].text == heard
+    line = json.loads(answered(ROW, 200, outcome.body, ""))
+    assert line["response"]["body"]["choices"][0]["text"] == heard
+
+
+def test_a_page_is_known_with_a_question_behind_it_too() -> None:
+    url = "/openai/deployments/tiny/chat/completions?api-version=2026-06-01"
+    assert isinstance(judge(Answered(200, b"{}"), asked(url, messages=[]), wall=0.0), Again)
+    url = "/openai/deployments/tiny/embeddings/?api-version=2026-06-01"
+    row = asked(url, input=["a", "b"])
+    assert row.answers == 2
+    assert isinstance(judge(Answered(200, placed([0], "data")), row, wall=0.0), Again)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("failed", Again), ("cancelled", Again), ("completed", Accept), (7, Accept)]
+)
+def test_a_response_that_its_server_has_given_up_is_none(status: Any, kind: type) -> None:
+    body = json.dumps({"id": "resp_1", "status": status, "error": None, "output": []}).encode()
+    assert isinstance(judge(Answered(200, body), asked("/v1/responses", input="a"), wall=0.0), kind)
+
+
+def test_columns_have_parts_by_their_places_and_not_as_they_come() -> None:
+    body = {"choices": [{"index": 1, "text": "second"}, {"index": 0, "text": "first"}]}
+    row = RowResult({}, body)
+    assert (RESULTS["answer"][1](row), RESULTS["answers"][1](row)) == ("first", ["first", "second"])
+    data = [{"index": 1, "embedding": [1.0]}, {"index": 0, "embedding": [0.0]}]
+    assert RESULTS["embedding"][1](RowResult({}, {"data": data})) == [0.0]
 
 
 # --- over HTTP ---------------------------------------------------------------------------------------------------

@@ -77,6 +77,24 @@ def test_a_hole_in_the_middle_costs_its_rows_alone(tmp_path: Path) -> None:
     assert set(rows_of(path)) == {0, 1, 3, 4}
 
 
+@pytest.mark.parametrize("then", ["removed", "another"])
+def test_what_becomes_of_its_name_does_not_change_what_it_has(tmp_path: Path, then: str) -> None:
+    path = tmp_path / "journal"
+    journal = Journal.open(path, {})
+    for number in range(3):
+        journal.append(number, b'{"row":%d}' % number)
+    journal.flush()
+    path.unlink()
+    if then == "another":
+        other = Journal.open(path, {})
+        other.append(2, b'{"much longer than before":true}')
+        other.append(0, b'{"row":"of another"}')
+        other.flush()
+        other.close()
+    assert [*journal.results(3)] == [(number, b'{"row":%d}' % number) for number in range(3)]
+    journal.close()
+
+
 def test_the_output_has_the_first_result_of_each_row_in_the_inputs_order(tmp_path: Path) -> None:
     journal = Journal.open(tmp_path / "j", MINE)
     for number, result in ((2, b"two"), (0, b"zero"), (2, b"again"), (99, b"beyond")):

@@ -233,6 +233,49 @@ def test_results_become_parquet_beside_the_columns_of_the_input(tmp_path: Path, 
     assert [row["error"] for row in found] == [None, "gave_up: nobody answers", None]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        ([None], ["b"], [None, "b", None]),
+        ([1], [2.5], [1.0, 2.5, None]),
+        ([1], ["b"], ["1", '"b"', None]),
+    ],
+)
+def test_files_of_a_folder_whose_columns_differ_become_one_table(
+    tmp_path: Path, first: list[Any], second: list[Any], found: list[Any]
+) -> None:
+    folder, place = tmp_path / "in", tmp_path / "out.parquet"
+    folder.mkdir()
+    for name, values in (("a", first), ("b", second)):
+        parquet.write_table(pyarrow.table({"question": ["Why?"], "more": values}), folder / f"{name}.parquet")
+    parquet.write_table(pyarrow.table({"question": ["Why?"], "most": [7]}), folder / "c.parquet")
+    Output(str(place), source_of(str(folder), RowMaking(prompt="question"))).write(results(), lambda _: None)
+    table = parquet.read_table(place)
+    assert (table.column("more").to_pylist(), table.column("most").to_pylist()) == (found, [None, None, 7])
+
+
+def test_columns_of_arrow_keep_their_types_where_parquet_has_them(tmp_path: Path) -> None:
+    columns = {
+        "question": pyarrow.array(["Why?"] * 3),
+        "bytes": pyarrow.array([b"\xff", None, b""]),
+        "when": pyarrow.array([1, None, 2], pyarrow.timestamp("us")),
+        "nothing": pyarrow.array([None] * 3),
+    }
+    table, place = pyarrow.table(columns), tmp_path / "out.parquet"
+    for write in (feather.write_feather, lambda table, path: parquet.write_table(table, path)):
+        path = tmp_path / ("in.arrow" if write is feather.write_feather else "in.parquet")
+        write(table, str(path))
+        Output(str(place), source_of(str(path), RowMaking(prompt="question"))).write(results(), lambda _: None)
+        found = parquet.read_table(place).select([*columns])
+        assert (found.schema.types, found.to_pylist()) == (table.schema.types, table.to_pylist())
+    runs = pyarrow.RunEndEncodedArray.from_arrays([2, 3], ["a", "b"])
+    feather.write_feather(table.append_column("runs", runs), str(tmp_path / "in.arrow"), compression="uncompressed")
+    source = source_of(str(tmp_path / "in.arrow"), RowMaking(prompt="question"))
+    Output(str(place), source).write(results(), lambda _: None)
+    found = parquet.read_table(place)
+    assert found.column("runs").to_pylist() == ["a", "a", "b"] and found.column("nothing").to_pylist() == [None] * 3
+
+
 def test_columns_are_chosen_and_named(tmp_path: Path) -> None:
     source = source_of(str(as_parquet(tmp_path / "in.parquet")), RowMaking(prompt="question"))
     place = tmp_path / "out.jsonl.gz"

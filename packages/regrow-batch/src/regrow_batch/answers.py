@@ -1,5 +1,8 @@
 """An answer of a worker as far as it is looked into: what it says, what it has cost, what it says went wrong. Pure."""
 
+import json
+import re
+from codecs import BOM_UTF8
 from typing import Any
 
 import msgspec
@@ -13,6 +16,7 @@ class Answer(msgspec.Struct):
     system_fingerprint: str | None = None
     choices: list["AnswerChoice"] = []
     data: Any = None
+    status: Any = None
     usage: "Usage | None" = None
 
     @property
@@ -36,9 +40,11 @@ class AnswerText(msgspec.Struct):
 class AnswerChoice(msgspec.Struct):
     """One of the answers to a row."""
 
+    index: int | None = None
     finish_reason: str | None = None
     text: str | None = None
     message: AnswerText | None = None
+    error: Any = None
 
     @property
     def texts(self) -> list[str]:
@@ -100,6 +106,9 @@ class Usage(msgspec.Struct):
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
 _LONGEST_CODE = 6
+_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
+_ESCAPES = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|" + _HALF.pattern + rb"|\\.")
+"""Of JSON: a character in two halves, half a one, or any other."""
 _DEPTH = 100
 """Lists and objects within each other that an answer may have: it is read again as a part of others."""
 _AROUND = b"[" * _DEPTH, b"]" * _DEPTH
@@ -173,6 +182,22 @@ def _read_in_part(body: bytes) -> Answer | None:
         except (msgspec.ValidationError, TypeError):
             continue  # that field has another shape: the others still say what they say
     return msgspec.convert(kept, Answer)
+
+
+def readable(body: bytes) -> bytes:
+    """An answer without a byte order mark, and with U+FFFD where an escape stands for half a character alone."""
+    body = body.removeprefix(BOM_UTF8)
+    if not _HALF.search(body):
+        return body
+    return _ESCAPES.sub(lambda found: b"\\ufffd" if _HALF.fullmatch(found[0]) else found[0], body)
+
+
+def read_result(line: bytes) -> Any:
+    """All of a line that this package has written."""
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.ValidationError:
+        return json.loads(line)  # a number beyond all bounds, in what a worker said beside its answer
 
 
 def is_sound(body: bytes) -> bool:

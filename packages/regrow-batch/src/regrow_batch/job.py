@@ -25,7 +25,7 @@ from regrow_batch.attendance import Attendance
 from regrow_batch.head import BatchHead, HeadPolicy
 from regrow_batch.journal import Journal
 from regrow_batch.metrics_endpoint import serve_metrics
-from regrow_batch.places import BatchStopped, exists, local_path
+from regrow_batch.places import BatchStopped, exists, local_path, partial_of, size_of
 from regrow_batch.pool import Pool, PoolPolicy, PoolWorker
 from regrow_batch.progress import LIVE_S, BatchProgress
 from regrow_batch.records import JournalHead
@@ -42,6 +42,7 @@ from regrow_batch.tally import Tally
 
 DRAWN_FROM_S: Seconds = 5.0
 """Of a shorter run there is nothing to be seen."""
+_REPORT, _PICTURE = ".summary.json", ".summary.png"
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,13 @@ def endpoint_path(output: str, state: Path) -> Path:
     return journal_path(output, state).with_suffix(".control")
 
 
+def files_written(output: str, state: Path, journal: str = "") -> list[Path]:
+    """All files on this machine that a batch writes."""
+    path, kept = local_path(output), journal_path(output, state, journal)
+    beside = [kept, kept.with_suffix(_REPORT), kept.with_suffix(_PICTURE), endpoint_path(output, state)]
+    return beside if path is None else [path, partial_of(path), *beside]
+
+
 def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:
     """Inputs on which the results depend, by the names that the user knows."""
     return {
@@ -140,8 +148,7 @@ def run_batch(options: BatchOptions, show: "Callable[[Pool, Tally], BatchProgres
         show: makes what shows it.
     """
     path = journal_path(options.output, options.state, options.journal)
-    for each in (options.output, str(path)):
-        hold_apart(options.input, each)
+    hold_apart(options.input, files_written(options.output, options.state, options.journal))
     found = scan(source_of(options.input, options.shape.making, split=options.shape.split))
     if options.strict and found.complaints:
         count = found.malformed + found.repeated
@@ -170,6 +177,7 @@ def _with_journal(
             f"{journal.path} says that {options.output} is written, and it is not there",
             hint="remove the journal to begin anew",
         )
+    hold_as_written(journal.head, options.output)
     again = send_again(journal, options.output, options.again) if options.again else Counter[str]()
     if journal.head.rows:
         said, code = _as_before(journal.head, options.output)
@@ -193,6 +201,16 @@ def _with_journal(
     for sentence in [*sentences(report), *keep_report(options, journal.path, report)]:
         progress.say(sentence)
     return _code(report.unproven_rows)
+
+
+def hold_as_written(head: JournalHead, output: str) -> None:
+    """Raise `UsageError` where an output that is written has another size by now: it may be cut off, or of others."""
+    size = size_of(output)
+    if head.size and size != head.size:
+        raise UsageError(
+            f"{output} has {size:,} bytes, and had {head.size:,} when it was written",
+            hint="put it back; or remove it and its journal to begin anew",
+        )
 
 
 def _as_before(head: JournalHead, output: str) -> tuple[str, int]:
@@ -299,7 +317,7 @@ def end_batch(
     written = output.write(
         _whole(journal, found), count.take, lambda number, line: hold_to(found, number, number + 1, line.strip())
     )
-    journal.end(written, count.unproven, keep=not output.has_lines)
+    journal.end(written, count.unproven, keep=not output.has_lines, size=size_of(output.place))
     return BatchReport(
         output=output.place,
         rows=written,
@@ -344,7 +362,7 @@ def _whole(journal: Journal, found: Scan) -> Iterator[tuple[int, bytes]]:
 
 def kept_report(journal: Journal, output: str) -> BatchReport:
     """The report of a batch that is done already. Raises `UsageError` where it is not beside the journal any more."""
-    path = journal.path.with_suffix(".summary.json")
+    path = journal.path.with_suffix(_REPORT)
     try:
         return msgspec.json.decode(path.read_bytes(), type=BatchReport)
     except (OSError, msgspec.DecodeError) as error:
@@ -356,9 +374,9 @@ def kept_report(journal: Journal, output: str) -> BatchReport:
 def keep_report(options: BatchOptions, journal: Path, report: BatchReport) -> list[str]:
     """Write the report and its picture beside the journal; sentences about what could not be."""
     try:
-        journal.with_suffix(".summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        journal.with_suffix(_REPORT).write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
         if report.seconds >= DRAWN_FROM_S:
-            journal.with_suffix(".summary.png").write_bytes(draw(report))
+            journal.with_suffix(_PICTURE).write_bytes(draw(report))
     except UsageError:
         return []  # matplotlib is optional
     except OSError as error:

@@ -102,9 +102,13 @@ class Journal:
             raise _stopped(self.path, error) from error
 
     def rows(self) -> Iterator[tuple[int, int, bytes]]:
-        """Each whole row: its number, where its result begins in the file, and the result."""
+        """Each whole row: its number, where its result begins in the file, and the result.
+
+        Of the file that is open and locked: its name may be another's by now, or nobody's.
+        """
         self.torn = 0
-        with self.path.open("rb", buffering=_BLOCK) as stream:
+        with os.fdopen(os.dup(self._descriptor), "rb", buffering=_BLOCK) as stream:
+            stream.seek(0)
             at = len(stream.readline())
             for line in stream:
                 row = decode_row(line[:-1]) if line.endswith(b"\n") else None
@@ -128,16 +132,17 @@ class Journal:
             if start:
                 yield number, os.pread(self._descriptor, length, start)
 
-    def end(self, rows: int, unproven: int = 0, *, keep: bool = False) -> None:
+    def end(self, rows: int, unproven: int = 0, *, keep: bool = False, size: int = 0) -> None:
         """Let the journal say that the output is written, and forget the results. Raises `BatchStopped`.
 
         Args:
             rows: that the output has.
             unproven: error rows of these whose own fault that is not known to be.
             keep: the results stay, as the output has not all of them.
+            size: of the output, in bytes; 0: not known.
         """
         kept = (encode_row(number, result) for number, _, result in self.rows()) if keep else ()
-        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep)
+        first = encode_head(self.head.fingerprint, rows, unproven, kept=keep, size=size)
         try:
             _make(self.path, chain((first,), kept), over=True)
         except OSError as error:

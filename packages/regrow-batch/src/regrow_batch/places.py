@@ -6,6 +6,7 @@ same command may go on later (`BatchStopped`, 75): no route, a full disk, a stor
 """
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -45,11 +46,20 @@ class BatchStopped(RegrowError):
     """The job cannot go on as things are; what was done is kept, and the same command goes on from there."""
 
 
+class _Taken(BatchStopped):
+    """Another process writes the file."""
+
+
 def local_path(place: str) -> Path | None:
     """The path of a place on this machine; None: it is a URL."""
     if place.startswith("file://"):
         return Path(place.removeprefix("file://"))
     return None if "://" in place else Path(place)
+
+
+def partial_of(path: Path) -> Path:
+    """The file in which another grows until it is whole."""
+    return path.with_name(f"{path.name}.partial")
 
 
 def open_to_read(place: str) -> BinaryIO:
@@ -58,6 +68,9 @@ def open_to_read(place: str) -> BinaryIO:
     if path is None:
         opened = reached(place, "read", lambda: _fsspec(place).open(place, "rb").open())
         return cast(BinaryIO, BufferedReader(_Remote(place, opened), _BLOCK))
+    if path.is_fifo() or path.is_char_device():
+        # Opened once more it would have nothing, or wait without end for who writes.
+        raise UsageError(f"{place} is no file, and is read more than once", hint="write it to a file first")
     try:
         return path.open("rb", buffering=_BLOCK)
     except (OSError, ValueError) as error:
@@ -77,6 +90,25 @@ def exists(place: str) -> bool:
     return reached(place, "used", look)
 
 
+def stamp_of(place: str) -> tuple[int, int, int] | None:
+    """Mark of a file on this machine that is another once it is written again; None: it is not there."""
+    path = local_path(place)
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return None
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found is not None else None
+
+
+def size_of(place: str) -> int:
+    """Bytes of a file on this machine; 0: it is not there, or is behind a URL."""
+    path = local_path(place)
+    try:
+        return path.stat().st_size if path is not None else 0
+    except OSError:
+        return 0
+
+
 @contextmanager
 def open_to_write(place: str) -> Iterator[BinaryIO]:
     """Write a file that is there as a whole at the end, or not at all. Raises `BatchStopped`."""
@@ -85,14 +117,18 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         yield from _written_behind_url(place)
         return
     try:
-        partial = path.with_name(f"{path.name}.partial")
+        partial = partial_of(path)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            with partial.open("wb", buffering=_BLOCK) as stream:
+            with os.fdopen(descriptor, "wb", buffering=_BLOCK) as stream:
+                _hold_alone(stream, partial)
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
             partial.replace(path)
             sync_folder(path.parent)
+        except _Taken:
+            raise
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
@@ -100,6 +136,20 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         raise BatchStopped(
             f"{place} cannot be written: {_reason(error)}", hint="make room, then run the same command again"
         ) from error
+
+
+def _hold_alone(stream: BinaryIO, partial: Path) -> None:
+    """Begin a file anew that nobody else writes. Raises `_Taken`, and `OSError`."""
+    taken = _Taken(f"{partial} is being written by another process", hint="give each its own -o")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise taken from None
+    except OSError:
+        pass  # some file systems know no locks
+    if not partial.exists() or not os.path.samestat(os.fstat(stream.fileno()), partial.stat()):
+        raise taken  # it was whole, and renamed, between the two calls
+    stream.truncate(0)
 
 
 def _written_behind_url(place: str) -> Iterator[BinaryIO]:

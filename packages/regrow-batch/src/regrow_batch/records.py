@@ -24,6 +24,7 @@ class JournalHead(msgspec.Struct):
         rows: results that the output has; 0 while the job is not done.
         kept: the journal has them too, as the output has not all of them.
         unproven: error rows of these whose own fault that is not known to be.
+        size: of the output, in bytes; 0: not known, of one behind a URL.
     """
 
     regrow_batch_journal: int
@@ -31,11 +32,14 @@ class JournalHead(msgspec.Struct):
     rows: int = 0
     unproven: int = 0
     kept: bool = False
+    size: int = 0
 
 
-def encode_head(fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0, *, kept: bool = False) -> bytes:
+def encode_head(
+    fingerprint: Mapping[str, str], rows: int = 0, unproven: int = 0, *, kept: bool = False, size: int = 0
+) -> bytes:
     """The first line, with its end."""
-    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows, unproven, kept)) + b"\n"
+    return msgspec.json.encode(JournalHead(FORMAT, dict(fingerprint), rows, unproven, kept, size)) + b"\n"
 
 
 def decode_head(line: bytes) -> JournalHead | None:

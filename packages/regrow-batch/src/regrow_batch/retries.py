@@ -3,21 +3,33 @@
 One answer alone rarely tells. A refusal is only a doubt here: `evidence` decides it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
+from typing import Any
 
 from regrow.core.ids import Seconds
-from regrow_batch.answers import Answer, is_sound, read_answer, said_wrong
+from regrow_batch.answers import Answer, is_sound, read_answer, readable, said_wrong
 from regrow_batch.rows import BatchRow
 
 _BUSY = 429
 _RETRIED = {408, 425, 429}
 _WORKERS_FAULT = {401, 402, 403, 407}
 """All rows would get that answer there: the worker wants a key, or another one, or to be paid."""
-_BROKEN_OFF = {"error", "abort"}
-"""Finish reasons of answers that the server itself gave up."""
-_TALKS, _EMBEDS = "/completions", "/embeddings"
+_BROKEN_OFF = frozenset(
+    {
+        "abort",
+        "aborted",
+        "cancelled",  # TensorRT-LLM, and `timeout`
+        "canceled",
+        "error",
+        "insufficient_system_resource",  # DeepSeek
+        "timeout",
+    }
+)
+"""Finish reasons of answers that the server itself gave up, in small letters."""
+_TALKS, _EMBEDS, _RESPONDS = "/completions", "/embeddings", "/responses"
 
 
 class Fault(StrEnum):
@@ -33,6 +45,7 @@ class Fault(StrEnum):
 class Answered:
     """A whole HTTP answer came. `retry_after`, `kind`: the headers Retry-After and Content-Type.
 
+    `body`: without a mark of its encoding, and with U+FFFD for what is half a character, as clients have it.
     `ended_early`: the period of the loop for which a stream was ended; 0: it was not.
     """
 
@@ -42,6 +55,10 @@ class Answered:
     retry_after: str = ""
     request_id: str = ""
     ended_early: int = 0
+
+    def __post_init__(self) -> None:
+        """Make it readable: other JSON libraries take these, and so does whoever asks without this package."""
+        object.__setattr__(self, "body", readable(self.body))
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +163,7 @@ def judge(outcome: Answered | Unanswered, row: BatchRow, *, wall: Seconds) -> Ac
 def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     """Read what an answer of status 200 says."""
     answer = read_answer(outcome.body)
-    talks, embeds = row.url.endswith(_TALKS), row.url.endswith(_EMBEDS)
+    talks, embeds = row.page.endswith(_TALKS), row.page.endswith(_EMBEDS)
     if answer is None:
         if not talks and not embeds and outcome.body.lstrip()[:1] == b"[" and is_sound(outcome.body):
             return Accept(Answer())  # rerankers and classifiers answer with a list alone
@@ -159,13 +176,15 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
     if embeds:
         return _judge_embeddings(answer, row)
     if not talks:
+        if row.page.endswith(_RESPONDS) and answer.status in ("failed", *_BROKEN_OFF):
+            return Again("gave up its answer itself, by its status")
         return Accept(answer)
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
-    if len(answer.choices) < row.answers:
-        text = f"answered with {len(answer.choices)} of {row.answers} choices that were asked for"
+    if (count := _told_apart([each.index for each in answer.choices])) < row.answers:
+        text = f"answered with {count} of {row.answers} choices that were asked for"
         return Again(text, Fault.WORKER)
-    if any(each.finish_reason in _BROKEN_OFF for each in answer.choices):
+    if any(each.error or (each.finish_reason or "").lower() in _BROKEN_OFF for each in answer.choices):
         return Again("gave up its answer itself, by its finish reason")
     if not any(each.says_something for each in answer.choices):
         return Doubtful("answers nothing where something was asked", answer)
@@ -174,12 +193,24 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
 
 def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
     found = answer.data if isinstance(answer.data, list) else []
-    if not found or any(isinstance(each, dict) and not each.get("embedding") for each in found):
+    if not found or not all(isinstance(each, dict) and _is_embedding(each.get("embedding")) for each in found):
         return Again("answered without an embedding", Fault.WORKER)
-    if len(found) < row.answers:
-        text = f"answered with {len(found)} of {row.answers} embeddings that were asked for"
+    if (count := _told_apart([each.get("index") for each in found])) < row.answers:
+        text = f"answered with {count} of {row.answers} embeddings that were asked for"
         return Again(text, Fault.WORKER)
     return Accept(answer)
+
+
+def _is_embedding(found: Any) -> bool:
+    """True if it has something, and in a list no null, which stands for what is no number."""
+    return bool(found) and not (isinstance(found, list) and None in found)
+
+
+def _told_apart(indexes: Sequence[Any]) -> int:
+    """Number of different answers, by their places; servers that do not count give all the same one, or none."""
+    known = [each for each in indexes if isinstance(each, int)]
+    places = len(set(known))
+    return places if places > 1 and len(known) == len(indexes) else len(indexes)
 
 
 def _reason(body: bytes) -> str:
@@ -201,5 +232,5 @@ def _asked(header: str, wall: Seconds) -> Seconds:
         pass
     try:
         return max(0.0, parsedate_to_datetime(header).timestamp() - wall)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0

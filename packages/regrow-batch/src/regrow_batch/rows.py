@@ -113,6 +113,11 @@ class BatchRow:
     answers: int = 1
 
     @property
+    def page(self) -> str:
+        """The path without what is asked of it behind a question mark."""
+        return page_of(self.url)
+
+    @property
     def kind(self) -> tuple[str, str]:
         """Rows of the same kind go to the same page of the same model: who answers one should answer another."""
         return self.url, self.model
@@ -159,6 +164,11 @@ class _Prompts(msgspec.Struct):
     messages: Any = None
     prompt: Any = None
     input: Any = None
+
+
+def page_of(url: str) -> str:
+    """The path of a url, without what stands behind a question mark: Azure has the API's version there."""
+    return url.partition("?")[0].rstrip("/")
 
 
 def name_of(line: bytes) -> str:
@@ -209,7 +219,7 @@ def read_row(line: bytes, number: int, reading: RowReading) -> BatchRow | BadRow
     answer = _count(asked.max_completion_tokens) or _count(asked.max_tokens) or ANSWER_TOKENS
     choices = _count(asked.n) or 1
     tokens = len(body) // BYTES_A_TOKEN + answer * choices
-    answers = choices * (_prompts(asked.input) if url.endswith("/embeddings") else _prompts(asked.prompt))
+    answers = choices * (_prompts(asked.input) if page_of(url).endswith("/embeddings") else _prompts(asked.prompt))
     model = reading.model or (asked.model if isinstance(asked.model, str) else "")
     penalized = any(_asks_for_lz(each) for each in (asked.vllm_xargs, asked.custom_params))
     prefix = _prompt(body, reading.prefix_bytes)

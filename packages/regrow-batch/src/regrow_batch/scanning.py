@@ -137,6 +137,8 @@ def _leave_out_repeated(found: Scan, names: "array[int]") -> None:
 
 def hold_to(found: Scan, number: int, line_number: int, line: bytes) -> None:
     """Raise `BatchStopped` where a line that was read before is another now: its answer would be of the first."""
+    if number >= len(found.states):
+        raise BatchStopped(f"{found.place} has grown while it was read", hint="let it be as it was")
     if found.lines[number] not in (0, xxh3_64_intdigest(line)):
         raise BatchStopped(
             f"{found.place} was changed while it was read, at {found.source.unit} {line_number}",
@@ -170,9 +172,7 @@ class Feed:
         rows: list[BatchRow | BadRow] = []
         taken = 0
         for number, (line_number, line) in self._lines:
-            if number >= len(self._found.states):
-                raise BatchStopped(f"{self._found.place} has grown while it was read", hint="let it be as it was")
-            if self._found.states[number] != OPEN:
+            if number < len(self._found.states) and self._found.states[number] != OPEN:
                 continue
             hold_to(self._found, number, line_number, line)
             row = read_row(line, number, self._reading)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from regrow.core.errors import RegrowError
-from regrow_batch.answers import Tokens, Usage
+from regrow_batch.answers import Tokens, Usage, read_result
 from regrow_batch.journal import Journal
 from regrow_batch.rows import BadRow, BatchRow, RowReading, read_row
 from regrow_batch.scanning import OPEN, Feed
@@ -104,7 +104,7 @@ class CallLine:
         future = self._answers.get(number)
         if future is None or future.done():
             return
-        line = msgspec.json.decode(result)
+        line = read_result(result)
         error, body = line.get("error"), (line.get("response") or {}).get("body")
         if error is None and isinstance(body, dict):
             future.set_result(body)

@@ -15,14 +15,23 @@ from regrow.core.process.tasks import TaskScope, shared
 from regrow_batch.attendance import Attendance
 from regrow_batch.functions.calls import CallFailed, CallFeed, CallLine, CallResults, Calls
 from regrow_batch.head import BatchHead, HeadPolicy
-from regrow_batch.job import BatchOptions, end_batch, journal_path, keep_report, kept_report, what_is_done
+from regrow_batch.job import (
+    BatchOptions,
+    end_batch,
+    files_written,
+    hold_as_written,
+    journal_path,
+    keep_report,
+    kept_report,
+    what_is_done,
+)
 from regrow_batch.journal import SYNC_S, Journal
 from regrow_batch.members import address
 from regrow_batch.places import exists
 from regrow_batch.pool import Pool, PoolPolicy
 from regrow_batch.report import BatchReport, sentences
 from regrow_batch.rows import RowReading
-from regrow_batch.scanning import DONE, OPEN, Scan, scan
+from regrow_batch.scanning import DONE, OPEN, Scan, hold_to, scan
 from regrow_batch.sending import HttpSender
 from regrow_batch.tables.files import Table, hold_apart
 from regrow_batch.tables.inputs import Digest
@@ -43,12 +52,14 @@ class FunctionRows:
         read: reads them from the first on, the same each time.
         version: of the function.
         name: the column of names.
+        is_read_again: they are read anew each time, and may be others by then.
     """
 
     place: str
     read: Callable[[], Iterable[Record]]
     version: str = ""
     name: str = ""
+    is_read_again: bool = False
 
     unit: ClassVar[str] = "record"
 
@@ -58,16 +69,18 @@ class FunctionRows:
 
     def lines(self, digest: Digest) -> Iterator[bytes]:
         """Each record with its name."""
-        making = RowMaking(name=self.name)
         for number, record in enumerate(self.read()):
-            try:
-                line = msgspec.json.encode(
-                    {"custom_id": name_of_record(record, number, making), "record": plain(record)}
-                )
-            except ValueError as error:
-                line = unmade_line("", str(error))
+            line = self.line(number, record)
             digest(line)
             yield line
+
+    def line(self, number: int, record: Record) -> bytes:
+        """A record with its name."""
+        try:
+            name = name_of_record(record, number, RowMaking(name=self.name))
+            return msgspec.json.encode({"custom_id": name, "record": plain(record)})
+        except ValueError as error:
+            return unmade_line("", str(error))
 
 
 def run(rows: Iterable[Record] | str | Path, function: RowFunction, **options: Any) -> BatchReport:
@@ -114,17 +127,17 @@ async def arun(
 
     Raises `UsageError`, `BatchStopped` where it may be run again, and what the function raises.
     """
-    path = journal_path(output, state_home() / "batches", journal)
-    if isinstance(rows, str | Path):
-        for each in (output, str(path)):
-            hold_apart(str(rows), each)
-    source = FunctionRows(str(rows) if isinstance(rows, str | Path) else "rows", _reader(rows), version, id_column)
+    state = state_home() / "batches"
+    path = journal_path(output, state, journal)
+    is_place = isinstance(rows, str | Path)
+    source = FunctionRows(str(rows) if is_place else "rows", _reader(rows), version, id_column, is_place)
+    hold_apart(source.place if is_place else "rows://", files_written(output, state, journal))
     found = await asyncio.to_thread(scan, source)
     given = BatchOptions(
         input=source.place,
         output=output,
         reading=RowReading(),
-        state=state_home() / "batches",
+        state=state,
         pool=pool or PoolPolicy(),
         head=policy or HeadPolicy(),
         key=key,
@@ -138,6 +151,7 @@ async def arun(
     kept = Journal.open(path, print_of | source.description())
     try:
         if kept.head.rows and exists(output):
+            hold_as_written(kept.head, output)
             return kept_report(kept, output)
         tally, spent = what_is_done(found, kept), Pool(given.pool)
         if tally.left:
@@ -217,6 +231,8 @@ class _Running:
         under_way: set[asyncio.Task[None]] = set()
         try:
             for number, record in enumerate(self._source.read()):
+                if self._source.is_read_again:
+                    hold_to(self._found, number, number + 1, self._source.line(number, record))
                 if self._found.states[number] == OPEN:
                     while len(under_way) >= max(_LEAST_AT_ONCE, 2 * self._pool.room):
                         await self._one_ends(under_way)

@@ -22,6 +22,9 @@ from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Retry
 from regrow_batch.rows import Served
 from regrow_batch.sending import ProbeAnswer, Sender
 
+_STREAMS = 2
+"""Attempts at a streamed answer, whatever has ended them."""
+
 
 @dataclass(slots=True)
 class _Moment:
@@ -68,6 +71,7 @@ class Attempts:
         self._recalled: set[asyncio.Task[None]] = set()
         """Those of a worker that has to go, of a row with two copies each for itself."""
         self._moments: dict[str, _Moment] = {}
+        self._asking: dict[str, asyncio.Task[ProbeAnswer]] = {}
         self.good_at = time.monotonic()
         """When a row last got its result."""
 
@@ -109,8 +113,8 @@ class Attempts:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, self.errands.close(), return_exceptions=True)
-        for moment in self._moments.values():
-            moment.probe.cancel()
+        for probe in (*self._asking.values(), *(moment.probe for moment in self._moments.values())):
+            probe.cancel()
 
     def send(self, hand: Hand, url: str, now: Instant) -> None:
         """Send a row to a worker that was assigned to it."""
@@ -129,6 +133,8 @@ class Attempts:
             and verdict.lost
             and await self._has_died(url, row_lost=isinstance(outcome, Unanswered))
         )
+        if isinstance(verdict, Accept) and self._evidence.may_be_another_now(url, row, verdict.answer):
+            verdict = await self._asked_again(url, verdict)
         penalty = await self.penalties.at(url, row) if isinstance(verdict, Accept) and row.penalized else ""
         # Before anything is decided: of two attempts that fail at the same moment the second must send the row again.
         hand.copies -= 1
@@ -140,6 +146,17 @@ class Attempts:
             self._again(hand, url, verdict, died=died)
         self._pool.release(url, row.tokens)
         self._queue.give()
+
+    async def _asked_again(self, url: str, accept: Accept) -> Accept | Again:
+        """Ask a worker again what it has; an answer of nobody knows which model is none."""
+        task = self._asking.get(url)
+        if task is None or task.done():
+            task = self._asking[url] = shared(self._sender.probe(url))
+        found = await asyncio.shield(task)
+        if found.why:
+            return Again(f"answers as the model {accept.answer.model!r} and {found.why}", Fault.WORKER, at_once=True)
+        self._evidence.says_again(url, found.models, accept.answer.model)
+        return accept
 
     def _version(self, url: str) -> str:
         worker = self._pool.workers.get(url)
@@ -248,6 +265,8 @@ class Attempts:
             self._give_up(hand, "gave_up", text)
         else:
             hand.alone = hand.alone or hand.suspected
+            if hand.attempt + hand.deaths >= _STREAMS:
+                hand.row = hand.row.whole  # what nobody streams as it should be, somebody may answer in one piece
             tried = hand.busy if again.fault is Fault.POOL else hand.attempt + hand.deaths
             wait = self._retries.wait(max(1, tried), again, jitter)
             self._queue.later(hand, now + wait)

@@ -118,6 +118,10 @@ class WorkerEvidence:
         self._records: dict[tuple[str, Kind], _Record] = {}
         self._controls: dict[Kind, BatchRow] = {}
         self._models: dict[str, frozenset[str]] = {}
+        self._listed: set[str] = set()
+        """Models that any has ever said it has."""
+        self._aliases: set[tuple[str, str]] = set()
+        """Workers with the names of models as which they answer, though they are asked for others that they have."""
 
     def _record(self, url: str, kind: Kind) -> _Record:
         found = self._records.get((url, kind))
@@ -129,12 +133,28 @@ class WorkerEvidence:
     def serves(self, url: str, models: Collection[str]) -> None:
         """A worker says which models it has, after it has come or come back; nothing it has shown before counts."""
         self._models[url] = frozenset(models)
+        self._listed |= self._models[url]
         for each in [key for key in self._records if key[0] == url]:
             del self._records[each]
 
     def lists(self, model: str, url: str = "") -> bool:
         """True if a worker says that it has this model, or, without one, if any has said so that ever was here."""
-        return any(model in models for each, models in self._models.items() if url in ("", each))
+        return model in (self._models.get(url, ()) if url else self._listed)
+
+    def may_be_another_now(self, url: str, row: BatchRow, answer: Answer) -> bool:
+        """True if a worker that says it has the row's model answers as one, maybe since it was started again."""
+        return (
+            answer.model not in ("", row.model)
+            and self.lists(row.model, url)
+            and (url, answer.model) not in self._aliases
+        )
+
+    def says_again(self, url: str, models: Collection[str], name: str) -> None:
+        """A worker has said once more which models it has, since it has answered as one of that name."""
+        if models != self._models.get(url):
+            self.serves(url, models)
+            self._aliases = {each for each in self._aliases if each[0] != url}
+        self._aliases.add((url, name))
 
     def is_of_another_model(self, url: str, row: BatchRow, answer: Answer) -> bool:
         """True if a worker that does not have the row's model, while another one has or had it, answers as another."""

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from regrow.core.errors import UsageError
+from regrow_batch.answers import read_result
 from regrow_batch.tables.making import Record, plain
 
 _INPUT = "input."
@@ -31,14 +30,13 @@ class RowResult:
     @classmethod
     def read(cls, result: bytes) -> "RowResult":
         """From the bytes, which this package has written."""
-        line = msgspec.json.decode(result)
+        line = read_result(result)
         body = (line.get("response") or {}).get("body")
         return cls(line, body if isinstance(body, dict) else {})
 
     def choices(self) -> list[Mapping[str, Any]]:
-        """The answers, where there are any."""
-        found = self.body.get("choices")
-        return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
+        """The answers, where there are any, by their places."""
+        return _in_order(self.body.get("choices"))
 
     def said(self, *names: str) -> list[str | None]:
         """Of each answer the first of these fields of its message that has a text."""
@@ -58,14 +56,22 @@ class RowResult:
 
     def embedding(self) -> list[float] | None:
         """The first of the answer's embeddings; a text of base64 has numbers of four bytes, the lowest first."""
-        data = self.body.get("data")
-        first = data[0] if isinstance(data, list) and data and isinstance(data[0], dict) else {}
-        found = first.get("embedding")
+        data = _in_order(self.body.get("data"))
+        found = data[0].get("embedding") if data else None
         if isinstance(found, str):
             return _unpacked(found)
         if isinstance(found, list) and all(isinstance(each, int | float) for each in found):
             return [float(each) for each in found]
         return None
+
+
+def _in_order(found: Any) -> list[Mapping[str, Any]]:
+    """Objects of a list by the place that each says it has; those that say none are where they are."""
+    parts: list[Mapping[str, Any]] = []
+    if isinstance(found, list):
+        parts = [each for each in found if isinstance(each, dict)]
+    placed = all(isinstance(each.get("index"), int) for each in parts)
+    return sorted(parts, key=lambda each: int(each["index"])) if placed else parts
 
 
 def _text(choice: Mapping[str, Any], names: Sequence[str]) -> str | None:
@@ -196,8 +202,9 @@ class Kinds:
     def take(self, record: Record) -> None:
         """Look at a record."""
         for name, value in record.items():
+            seen = self._seen.setdefault(str(name), set())
             if value is not None:
-                self._seen.setdefault(str(name), set()).add(_kind(value))
+                seen.add(_kind(value))
 
     @property
     def names(self) -> list[str]:
@@ -206,7 +213,7 @@ class Kinds:
 
     def of(self, name: str) -> str:
         """`bool`, `int`, `float`, `str`; or `json`: a text with the JSON of whatever stands there."""
-        kinds = self._seen.get(name, {"str"})
+        kinds = self._seen.get(name) or {"str"}
         if kinds == {"int", "float"}:
             return "float"
         return next(iter(kinds)) if len(kinds) == 1 else "json"

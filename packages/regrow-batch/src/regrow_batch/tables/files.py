@@ -7,9 +7,11 @@ Hugging Face hub `datasets`; both are read in batches, never as a whole.
 import csv
 import gzip
 import json
+import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
+from io import BufferedReader, RawIOBase, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -28,6 +30,9 @@ ROWS = 1024
 _HUB = "hf://"
 _HUB_FILES = ("hf://datasets/", "hf://models/", "hf://spaces/", "hf://buckets/")
 _LARGEST_FIELD = 1 << 30
+_BLOCK = 1 << 18
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+"""The beginning of a character that JSON may write as two halves."""
 _BEYOND = "\0beyond the header"
 
 
@@ -46,7 +51,30 @@ def open_unpacked(place: str) -> BinaryIO:
     stream = open_to_read(place)
     if not place.lower().endswith(".gz"):
         return stream
-    return cast(BinaryIO, gzip.GzipFile(fileobj=stream, mode="rb"))
+    return cast(BinaryIO, BufferedReader(_Unpacked(place, gzip.GzipFile(fileobj=stream, mode="rb")), _BLOCK))
+
+
+class _Unpacked(RawIOBase):
+    """A gzipped file, of which a damaged place is the user's to mend."""
+
+    def __init__(self, place: str, stream: gzip.GzipFile) -> None:
+        self._place, self._stream = place, stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read1(len(buffer))
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise UsageError(f"{self._place} cannot be unpacked: {error}") from error
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._stream.close()
+        super().close()
 
 
 def is_table(place: str) -> bool:
@@ -95,16 +123,18 @@ class Table:
         path = local_path(self.place)
         if is_data_set(self.place):
             return reached(self.place, "read", lambda: _from_hub(self.place, self.split)).features.arrow_schema
-        place = self.place
-        if path is not None and path.is_dir():
-            if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
-                return _from_disk(path, self.split).features.arrow_schema
-            place = str(files_of(path)[0])
-        if suffix_of(place) in PARQUET:
-            arrow = _pyarrow(place)
-            with open_to_read(place) as stream:
-                return arrow.parquet.read_schema(stream)
-        return None
+        if path is None or not path.is_dir():
+            return _schema(self.place)
+        if (path / "dataset_dict.json").exists() or (path / "dataset_info.json").exists():
+            return _from_disk(path, self.split).features.arrow_schema
+        found = [_schema(str(file)) for file in files_of(path)]
+        if None in found:
+            return None
+        arrow = _pyarrow(self.place)
+        try:
+            return arrow.unify_schemas(found, promote_options="permissive")
+        except (arrow.ArrowInvalid, arrow.ArrowTypeError):
+            return None  # they differ: what the values are is seen by reading them
 
     def records(self) -> Iterator[Record]:
         """One by one."""
@@ -120,13 +150,28 @@ def files_of(folder: Path) -> list[Path]:
     return found
 
 
-def hold_apart(place: str, output: str) -> None:
-    """Raise `UsageError` where an output is in the folder that is the input: the next run would read it too."""
-    folder, path = local_path(place), local_path(output)
-    if folder is not None and path is not None and folder.is_dir() and path.resolve().is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{output} is inside the input {place}, of which all files are read", hint="choose another place with -o"
-        )
+def hold_apart(place: str, written: Sequence[Path]) -> None:
+    """Raise `UsageError` where a batch would write over its input, or into it, or one of its files over another.
+
+    Args:
+        place: the input.
+        written: all files that are written.
+    """
+    source = local_path(place)
+    folder = source.resolve() if source is not None and source.is_dir() else None
+    known = set() if source is None or folder is not None else {source.resolve()}
+    for path in written:
+        found = path.resolve()
+        if folder is not None and found.is_relative_to(folder):
+            raise UsageError(
+                f"{path} is inside the input {place}, of which all files are read", hint="choose another place with -o"
+            )
+        if found in known:
+            raise UsageError(
+                f"{path} is needed twice: as input, output, journal, or what the batch writes beside these",
+                hint="choose another name with -o or --journal",
+            )
+        known.add(found)
 
 
 def _file(place: str) -> Iterator[Sequence[Record]]:
@@ -140,7 +185,7 @@ def _file(place: str) -> Iterator[Sequence[Record]]:
             yield from _separated(place, SEPARATED[suffix])
         else:
             yield from _lines(place)
-    except (csv.Error, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (csv.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{place} cannot be read: {error}") from error
 
 
@@ -152,7 +197,9 @@ def _lines(place: str) -> Iterator[Sequence[Record]]:
                 continue
             try:
                 record = json.loads(line)
-            except ValueError as error:
+                if _HALF.search(line):
+                    json.dumps(record, ensure_ascii=False).encode()  # half a character can neither be sent nor written
+            except (ValueError, RecursionError) as error:
                 raise UsageError(f"{place}, line {number}: is not JSON: {error}") from None
             if not isinstance(record, dict):
                 raise UsageError(f"{place}, line {number}: is no JSON object, whose fields would be columns")
@@ -196,6 +243,18 @@ def _parquet(place: str) -> Iterator[Sequence[Record]]:
             raise UsageError(f"{place} cannot be read as Parquet: {error}") from error
 
 
+def _schema(place: str) -> Any:
+    """The columns of one file as pyarrow has them; None: it does not say."""
+    if suffix_of(place) not in (*PARQUET, *ARROW):
+        return None
+    arrow = _pyarrow(place)
+    with open_to_read(place) as stream:
+        try:
+            return arrow.parquet.read_schema(stream) if suffix_of(place) in PARQUET else _opened(arrow, stream).schema
+        except arrow.ArrowInvalid as error:
+            raise UsageError(f"{place} cannot be read: {error}") from error
+
+
 def _arrow(place: str) -> Iterator[Sequence[Record]]:
     arrow = _pyarrow(place)
     with open_to_read(place) as stream:
@@ -205,13 +264,20 @@ def _arrow(place: str) -> Iterator[Sequence[Record]]:
             raise UsageError(f"{place} cannot be read as Arrow: {error}") from error
 
 
-def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
-    """A file has its batches by number, a stream, as `datasets` writes it, one behind the other."""
+def _opened(arrow: Any, stream: BinaryIO) -> Any:
+    """A reader of a file, or of a stream, as `datasets` writes it."""
     try:
-        found = arrow.ipc.open_file(stream)
+        return arrow.ipc.open_file(stream)
     except arrow.ArrowInvalid:
         stream.seek(0)
-        yield from arrow.ipc.open_stream(stream)
+        return arrow.ipc.open_stream(stream)
+
+
+def _arrow_batches(arrow: Any, stream: BinaryIO) -> Iterator[Any]:
+    """A file has its batches by number, a stream one behind the other."""
+    found = _opened(arrow, stream)
+    if not hasattr(found, "num_record_batches"):
+        yield from found
         return
     for number in range(found.num_record_batches):
         yield found.get_batch(number)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from gzip import BadGzipFile
 from typing import ClassVar, Protocol
 
 from regrow.core.errors import UsageError
@@ -34,13 +33,10 @@ class RowLines:
         Args:
             digest: told of all bytes.
         """
-        try:
-            with open_unpacked(self.place) as stream:
-                for line in stream:
-                    digest(line)
-                    yield line
-        except (EOFError, BadGzipFile) as error:
-            raise UsageError(f"{self.place} cannot be unpacked: {error}") from error
+        with open_unpacked(self.place) as stream:
+            for line in stream:
+                digest(line)
+                yield line
 
 
 @dataclass(frozen=True)

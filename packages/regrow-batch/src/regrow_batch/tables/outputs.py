@@ -2,13 +2,14 @@
 
 import gzip
 from collections.abc import Callable, Iterable, Iterator
+from io import BytesIO
 from typing import Any, BinaryIO, cast
 
 import msgspec
 
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
-from regrow_batch.places import open_to_write
+from regrow_batch.places import open_to_write, stamp_of
 from regrow_batch.tables.columns import FLOATS, RESULTS, TEXT, TEXTS, WHOLE, Column, Kinds, RowResult, as_kind, chosen
 from regrow_batch.tables.files import PARQUET, ROWS, Table, suffix_of
 from regrow_batch.tables.inputs import RowRecords, RowSource
@@ -34,6 +35,7 @@ class Output:
 
     def __init__(self, place: str, source: RowSource, columns: str = "", *, embeddings: bool = False) -> None:
         self.place, self._source = place, source
+        self._before = stamp_of(place)
         self._schema: Any = None
         self._hold: Callable[[int, bytes], None] = lambda *_: None
         self._kinds: Kinds | None = None
@@ -54,12 +56,24 @@ class Output:
         """The input's columns, and their types; those of a table without types are found by reading it."""
         if self._arrow is not None and isinstance(source.table, Table):
             self._schema = source.table.schema()
-        if self._schema is not None:
+        if self._schema is not None and self._is_writable(self._schema, next(iter(source.read()), {})):
             return list(self._schema.names)
+        self._schema = None
         self._kinds = Kinds()
         for record in source.read():
             self._kinds.take(record)
         return self._kinds.names
+
+    def _is_writable(self, schema: Any, record: Record) -> bool:
+        """True if Parquet takes a record of these types: not all that Arrow has, and not all from Python's values."""
+        from pyarrow import parquet
+
+        try:
+            columns = [self._arrow.array([record.get(each.name)], type=each.type) for each in schema]
+            parquet.write_table(self._arrow.table(columns, schema=schema), BytesIO())
+        except self._arrow.ArrowException:
+            return False
+        return True
 
     def write(
         self, results: Numbered, take: Callable[[bytes], None], hold: Callable[[int, bytes], None] = lambda *_: None
@@ -72,6 +86,11 @@ class Output:
             hold: told of the number and the line of each record that is read again; raises where it is another now.
         """
         self._hold = hold
+        if stamp_of(self.place) != self._before:
+            raise UsageError(
+                f"{self.place} was written by another since this batch began",
+                hint="give another -o: the journal is kept",
+            )
         with open_to_write(self.place) as out:
             if is_parquet(self.place):
                 return self._write_parquet(self._rows(results, take), out)
