@@ -22,10 +22,16 @@ _MODULES_OWN = frozenset(vars(nn.Module()))
 
 
 class Attributes:
-    """The plain attributes of one object, as variables under a name that is the same on all ranks."""
+    """The plain attributes of one object, as variables under a name that is the same on all ranks.
 
-    def __init__(self, name: str, thing: object) -> None:
-        self.name = f"object {name}"
+    Args:
+        name: by which the script reaches it.
+        thing: the object.
+        carries: whether its arrays are followed too: nobody else does it.
+    """
+
+    def __init__(self, name: str, thing: object, *, carries: bool = False) -> None:
+        self.name, self.carries = f"object {name}", carries
         self._thing = weakref.ref(thing)
 
     @property
@@ -62,7 +68,7 @@ def keepers(frames: Iterable[FrameType], protected: Collection[object]) -> list[
             continue
         if id(thing) in ids or any(id(each) in ids for each in _within(vars(thing).values())):
             try:
-                found.append(Attributes(name, thing))
+                found.append(Attributes(name, thing, carries=id(thing) not in ids))
             except TypeError:  # its kind allows no weak references
                 continue
     return found

@@ -11,15 +11,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import xxhash
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.errors import UsageError
-from regrow.train.rehearsal.environments import parts_of
+from regrow.train.rehearsal.environments import array_token, parts_of
 from regrow.train.script.read_first import read_first
-from regrow.train.state.fingerprints import flat_bytes
 
 _DEEP, _MOST, _BYTES = 12, 20_000, 256 << 20
 _NOT_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type)
@@ -84,17 +82,7 @@ class CarriedArrays:
                     return
                 seen.add(id(thing))
                 if isinstance(thing, np.ndarray | torch.Tensor):
-                    yield path, _token(thing)
+                    yield path, array_token(thing, _BYTES)
                 else:
                     around += parts_of(path, thing)
             near = around
-
-
-def _token(array: np.ndarray | torch.Tensor) -> object:
-    if isinstance(array, torch.Tensor):
-        if array.layout is not torch.strided or array.is_meta or array.nbytes > _BYTES:
-            return tuple(array.shape), array._version
-        return tuple(array.shape), xxhash.xxh3_64_intdigest(flat_bytes(array).numpy().data)
-    if array.dtype.hasobject or array.nbytes > _BYTES:
-        return array.shape
-    return array.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())

@@ -17,6 +17,7 @@ import xxhash
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.train.state.fingerprints import flat_bytes
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 """Whoever draws from one changes it."""
@@ -95,10 +96,8 @@ def _tokens(start: object) -> Iterator[tuple[str, object]]:
             seen.add(id(thing))
             if isinstance(thing, Generator):
                 yield path, drawn_so_far(thing)
-            elif isinstance(thing, np.ndarray | np.generic):
-                yield path, _of_array(np.asarray(thing))
-            elif isinstance(thing, torch.Tensor):
-                yield path, _of_tensor(thing)
+            elif isinstance(thing, np.ndarray | np.generic | torch.Tensor):
+                yield path, array_token(np.asarray(thing) if isinstance(thing, np.generic) else thing)
             else:
                 around += parts_of(path, thing)
         near = around
@@ -118,16 +117,16 @@ def parts_of(path: str, thing: object) -> Iterable[tuple[str, object]]:
     return [(f"{path}.{key}", each) for key, each in list(vars(thing).items())]
 
 
-def _of_array(array: np.ndarray) -> object:
-    if array.dtype.hasobject or array.nbytes > _BYTES:
-        return array.shape
-    return array.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())
-
-
-def _of_tensor(tensor: torch.Tensor) -> object:
-    if tensor.layout is not torch.strided or tensor.device.type != "cpu" or tensor.nbytes > _BYTES:
-        return tensor.shape, tensor._version
-    return _of_array(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
+def array_token(array: np.ndarray | torch.Tensor, most: int = _BYTES) -> object:
+    """Something that is another once an array has changed; of more than `most` bytes little is looked at."""
+    shape = tuple(array.shape)
+    if isinstance(array, torch.Tensor):
+        if array.layout is not torch.strided or array.is_meta or array.nbytes > most:
+            return shape, array._version
+        array = flat_bytes(array).numpy()
+    elif array.dtype.hasobject or array.nbytes > most:
+        return shape
+    return shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).tobytes())
 
 
 def _is_clock(value: object) -> bool:

@@ -1,6 +1,7 @@
-"""Plain Python values as they were at one moment, and the way back to them. Pure.
+"""Plain Python values as they were at one moment, and the way back to them.
 
-Plain are None, bool, int, float, complex, str, bytes, and lists, tuples, dictionaries, sets and deques of plain values.
+Plain are None, bool, int, float, complex, numpy's numbers, str, bytes, and lists, tuples, dictionaries, sets and deques
+of plain values; and arrays, where that is asked for.
 """
 
 import operator
@@ -9,12 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from regrow.core.errors import NotPlain, TooLarge
+from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, leaves_of, write
 
 LEAVES = 1_000
-"""A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
+"""A value of more leaves is not followed.
+
+Text and bytes count as one for each 64 of their characters.
+"""
 _DEEP = 8
-_NUMBERS = frozenset({type(None), bool, int, float, complex})
+_OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
+_NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
 _NAMES = frozenset({int, str})
 ATOMS = _NUMBERS | {str, bytes}
 _MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
@@ -39,19 +47,25 @@ class PlainCopy:
     items: list[object]
 
 
-def keep(value: object) -> object:
-    """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`."""
-    kept, _ = _keep(value, LEAVES, 0)
+def keep(value: object, *, arrays: bool = False) -> object:
+    """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`. `arrays`: these too."""
+    kept, _ = _keep(value, LEAVES, 0, arrays)
     return kept
 
 
-def _keep(value: object, room: int, depth: int) -> tuple[object, int]:
+def _keep(value: object, room: int, depth: int, arrays: bool) -> tuple[object, int]:
     kind = type(value)
     if kind in ATOMS:
         room -= 1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0)
         if room < 0:
             raise TooLarge
         return value, room
+    if arrays and kind in ARRAYS:
+        array = cast(Array, value)
+        room -= leaves_of(array)
+        if room < 0:
+            raise TooLarge
+        return ArrayCopy(array), room
     if kind not in PLAIN or depth >= _DEEP:
         raise NotPlain
     container = cast(list[object], value)
@@ -65,13 +79,13 @@ def _keep(value: object, room: int, depth: int) -> tuple[object, int]:
             return PlainCopy(value, *flat), room - len(container)
         if kind in _MAPPINGS:
             for key, item in cast(dict[object, object], value).items():
-                _, room = _keep(key, room, _DEEP - 1)
+                _, room = _keep(key, room, _DEEP - 1, False)
                 keys.append(key)
-                kept, room = _keep(item, room, depth + 1)
+                kept, room = _keep(item, room, depth + 1, arrays)
                 items.append(kept)
         else:
             for item in container:
-                kept, room = _keep(item, room, depth + 1)
+                kept, room = _keep(item, room, depth + 1, arrays)
                 items.append(kept)
     except RuntimeError as error:  # another thread changes it right now
         raise NotPlain from error
@@ -88,17 +102,24 @@ def _flat(container: list[object], kind: type) -> tuple[list[object], list[objec
     return ([], list(container)) if _NUMBERS.issuperset(map(type, container)) else None
 
 
-def put_back(kept: object) -> object:
-    """Make containers what they were, each in its place, so that whoever else holds them sees it; returns the value."""
+def put_back(kept: object, shared: Shared = set) -> object:
+    """Make containers and arrays what they were, in their place, so that whoever else holds them sees it.
+
+    Returns the value. `shared`: memory that is not written to.
+    """
+    if isinstance(kept, ArrayCopy):
+        return kept.put_back(shared)
     if not isinstance(kept, PlainCopy):
         return kept
-    items = [put_back(item) for item in kept.items]
+    items = [put_back(item, shared) for item in kept.items]
     _fill(kept.thing, kept.keys, items)
     return kept.thing
 
 
 def copied(kept: object) -> object:
-    """A value as it was kept, in containers of its own; a `defaultdict` as a dictionary."""
+    """A value as it was kept, in containers and arrays of its own; a `defaultdict` as a dictionary."""
+    if isinstance(kept, ArrayCopy):
+        return kept.copied()
     if not isinstance(kept, PlainCopy):
         return kept
     items = [copied(item) for item in kept.items]
@@ -138,13 +159,16 @@ def _identical(one: list[object], other: list[object]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
-def take_over(present: object, value: object, *, in_place: bool) -> object:
+def take_over(present: object, value: object, *, in_place: bool, shared: Shared = set) -> object:
     """Local form of a value that has arrived: the present container, made equal to it, or the value itself.
 
     Args:
         present: the value here; a `defaultdict` converts a dictionary to its own type.
-        in_place: keep the container, which may be known elsewhere under other names.
+        in_place: keep the container or array, which may be known elsewhere under other names.
+        shared: memory that is not written to.
     """
+    if type(present) in ARRAYS and type(value) in ARRAYS:
+        return present if in_place and write(cast(Array, present), cast(Array, value), shared) else value
     value = _typed(present, value)
     if not in_place or type(present) is not type(value) or type(value) in ATOMS:
         return value
@@ -171,6 +195,8 @@ def _typed(like: object, value: object) -> object:
 
 def same(one: object, other: object) -> bool:
     """True if two kept values are equal in types and content, whichever containers hold them."""
+    if isinstance(one, ArrayCopy) and isinstance(other, ArrayCopy):
+        return one.equals(other)
     if isinstance(one, PlainCopy) and isinstance(other, PlainCopy):
         if _identical(one.items, other.items) and _identical(one.keys, other.keys):
             return type(one.thing) is type(other.thing)
@@ -180,7 +206,7 @@ def same(one: object, other: object) -> bool:
             and all(map(same, one.keys, other.keys))
             and all(map(same, one.items, other.items))
         )
-    return type(one) is type(other) and (one is other or one == other or (one != one and other != other))
+    return type(one) is type(other) and bool(one is other or one == other or (one != one and other != other))
 
 
 def atoms(kept: object) -> Iterator[object]:

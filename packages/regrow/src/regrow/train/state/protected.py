@@ -60,7 +60,7 @@ class ProtectedState:
         self.calls = [*earlier, Protected(objects, named or {}, part)]
         self._roster: ProtectedObjects = roster(*self.calls)
         self.modes = Modes(self._roster.modules, self._roster.parameters)
-        self.variables = Variables()
+        self.variables = Variables(lambda: _memory([*self.parameters(), *self._buffers().values()], self.optimizers()))
         hung_on: dict[str, object] = {**self._roster.modules, **self._roster.optimizers}
         self.attributes = of_modules(hung_on, self._roster.parameters, lambda: self._buffers().values())
         self.looker = Looker(self._roster)
@@ -383,3 +383,9 @@ class ProtectedState:
         for moment in self._moments:
             moment.forget()
         self.state_at = arrival.step
+
+
+def _memory(tensors: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> set[int]:
+    """Addresses of what the script's variables may be views of."""
+    states = [held for each in optimizers for values in each.state.values() for held in values.values()]
+    return {local(each).untyped_storage().data_ptr() for each in [*tensors, *states] if isinstance(each, torch.Tensor)}

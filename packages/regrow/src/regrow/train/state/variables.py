@@ -2,11 +2,13 @@
 
 They are those of the functions under way while the script asks for a step and enters it, and of their modules, and the
 attributes of objects that hold what is protected (`train/attributes/keepers.py`). A variable that holds anything but
-plain values, at either end of what is to be done with it, is left alone, and nothing here fails a training.
+plain values, at either end of what is to be done with it, is left alone, and nothing here fails a training. Arrays
+count as plain in variables that the loop's body may read before it writes them: these carry something to the next body.
 """
 
 import contextlib
 import functools
+import inspect
 import signal
 import threading
 import time
@@ -15,10 +17,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
+import numpy as np
+import torch
+
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.keepers import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
+from regrow.train.script.read_first import read_first
+from regrow.train.state.arrays import ARRAYS, ArrayCopy, Shared, packed, unpacked
 from regrow.train.state.plain import ATOMS, LEAVES, PLAIN, PlainCopy, atoms, copied, keep, put_back, same, take_over
 
 P = ParamSpec("P")
@@ -27,8 +34,9 @@ Values = dict[str, object]
 _FRAMES = 8
 _NAMES = 1_000
 """Most calls to look at, from the innermost, and most variables of each of them and of its module."""
-_CONTAINERS = 64
-_MISSING = object()
+_CONTAINERS, _BYTES = 64, 16 << 20
+"""Most containers, and bytes of arrays, of each of them."""
+_MISSING, _VALUES = object(), PLAIN | ARRAYS
 _OVER = ""
 """Told in the place of a variable by who has left the loop."""
 _ANSWERS = "\n"
@@ -52,9 +60,15 @@ def _leaves_training_alone(
 
 
 class Variables:
-    """The plain variables of one script."""
+    """The plain variables of one script.
 
-    def __init__(self) -> None:
+    Args:
+        shared: addresses of protected memory.
+    """
+
+    def __init__(self, shared: Shared = set) -> None:
+        self._shared = shared
+        self._carrying: Callable[[str], bool] | None = None
         self._frames: Callable[[], list[FrameType]] | None = None
         self._objects: list[Attributes] = []
         self._unheard: dict[str, Values] = {}
@@ -94,12 +108,15 @@ class Variables:
             objects: that hold what is protected.
         """
         self._frames, self._objects = frames, list(objects)
+        self._carrying = None
 
     @_leaves_training_alone
     def asks(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
         found = self._namespaces()
+        if self._carrying is None and self._frames is not None:
+            self._carrying = _may_carry(self._frames())
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
@@ -136,8 +153,10 @@ class Variables:
             first, former = self._first[name], before.get(name, {})
             for key, value in self._read(space).items():
                 if type(value) not in ATOMS:
+                    known = former.get(key)
                     try:
-                        value = keep(value)
+                        still = isinstance(known, ArrayCopy) and known.still(value)
+                        value = known if still else keep(value, arrays=self._carries(space, key))
                     except NotPlain:
                         continue
                     except TooLarge:
@@ -150,16 +169,28 @@ class Variables:
 
     def _read(self, space: Namespace | Attributes) -> Values:
         found: Values = {}
-        containers = 0
+        containers, nbytes = 0, 0
         for key, value in space.read().items():
-            if type(value) not in PLAIN or key.startswith("__") or key in self._elsewhere:
+            if not self._follows(space, key, value) or key.startswith("__"):
                 continue
-            containers += type(value) not in ATOMS
-            if containers <= _CONTAINERS or type(value) in ATOMS:
+            if isinstance(value, np.ndarray | torch.Tensor):
+                nbytes += value.nbytes
+            else:
+                containers += type(value) not in ATOMS
+            if type(value) in ATOMS or (containers <= _CONTAINERS and nbytes <= _BYTES):
                 found[key] = value
             if len(found) >= _NAMES:
                 break
         return found
+
+    def _carries(self, space: Namespace | Attributes, key: str) -> bool:
+        if isinstance(space, Attributes):
+            return space.carries
+        return self._carrying is None or self._carrying(key)
+
+    def _follows(self, space: Namespace | Attributes, key: str, value: object) -> bool:
+        followed = type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
+        return followed and key not in self._elsewhere
 
     def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
         if isinstance(former, PlainCopy) and former.thing is value:
@@ -179,16 +210,18 @@ class Variables:
             if space is None:
                 continue
             now, changed = space.read(), {}
+            nothing = [key for key, kept in values.items() if kept is None and self._carries(space, key)]
+            made = any(type(now.get(key)) not in _VALUES for key in nothing)
             for key, kept in values.items():
                 present = now.get(key)
-                if type(present) not in PLAIN or key in self._elsewhere:
-                    continue
+                if not self._follows(space, key, present) or (made and key in nothing and type(present) in ARRAYS):
+                    continue  # the latter was made together with something that stays
                 if isinstance(kept, PlainCopy):
                     try:
-                        keep(kept.thing)
+                        keep(kept.thing, arrays=self._carries(space, key))
                     except (NotPlain, TooLarge):
                         continue
-                value = put_back(kept)
+                value = put_back(kept, self._shared)
                 if value is not present or key not in now:
                     changed[key] = value
             if changed:
@@ -227,10 +260,11 @@ class Variables:
             if kept is _MISSING or any(map(self._is_clock, atoms(kept))):
                 continue
             value = copied(kept)
-            in_place = isinstance(first, PlainCopy) and isinstance(kept, PlainCopy) and first.thing is kept.thing
+            thing = getattr(kept, "thing", None)
+            in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
-                keep(value)
-                reported[f"{name}\n{key}"] = encode([in_place, value])
+                keep(value, arrays=True)
+                reported[f"{name}\n{key}"] = encode([in_place, packed(value)])
 
     def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
@@ -262,10 +296,10 @@ class Variables:
                 continue
             present = now[name].get(key)
             in_place, value = _decoded(data)
-            if type(present) not in PLAIN or type(value) not in PLAIN:
+            if not self._follows(spaces[name], key, present) or type(value) not in _VALUES:
                 continue
             self._living.add((name, key))
-            changed[name][key] = take_over(present, value, in_place=in_place)
+            changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
             spaces[name].write(values)
 
@@ -288,9 +322,17 @@ class Variables:
 
 def _decoded(data: bytes) -> tuple[bool, object]:
     match decode(data):
-        case [bool(in_place), value]:
-            return in_place, value
+        case [bool(in_place), bytes(value)]:
+            return in_place, unpacked(value)
     raise StateError("what was told of a variable is not a value")
+
+
+def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
+    """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
+    for frame in frames:
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
+            return (reads.first - reads.harmless).__contains__
+    return lambda _: True
 
 
 def _functions_elsewhere() -> Iterator[object]:

@@ -1,0 +1,139 @@
+"""Small arrays that a script carries in its variables (a hidden state, flags of ended episodes), at one moment.
+
+They are held weakly, with a copy of what was in them: a step's memory does not outlive the step.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+import torch
+import xxhash
+
+from regrow.core.errors import NotPlain, StateError
+from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
+from regrow.train.state.fingerprints import flat_bytes
+
+ARRAYS = frozenset({torch.Tensor, np.ndarray})
+"""Exact types: parameters and tensors of other kinds belong to others."""
+Array = torch.Tensor | np.ndarray
+Shared = Callable[[], set[int]]
+"""Gives the addresses of protected memory, which is put back by other means."""
+_SMALL = 4 << 10
+"""Bytes of arrays that are copied each time: to look at them takes as long, and some writes count no version."""
+_BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
+
+
+class ArrayCopy:
+    """An array, and what was in it."""
+
+    def __init__(self, thing: Array) -> None:
+        self._of, self.written = weakref.ref(thing), _written(thing)
+        self.content = thing.copy() if isinstance(thing, np.ndarray) else thing.detach().clone()
+        self._requires_grad = isinstance(thing, torch.Tensor) and thing.requires_grad and thing.is_leaf
+
+    @property
+    def thing(self) -> Array | None:
+        """The array itself, while the script has it."""
+        return self._of()
+
+    def still(self, thing: object) -> bool:
+        """True if this is a larger array that nobody has written since: there is no need to copy it once more."""
+        same = isinstance(thing, np.ndarray | torch.Tensor) and self._of() is thing and thing.nbytes > _SMALL
+        return same and self.written == _written(cast(Array, thing))
+
+    def equals(self, other: "ArrayCopy") -> bool:
+        """True if the same was in both. Of those on a device it is not waited for, but their versions are compared."""
+        if isinstance(self.content, torch.Tensor) and self.content.device.type != "cpu":
+            return self.thing is other.thing and self.written == other.written
+        return equal(self.content, other.content)
+
+    def copied(self) -> Array:
+        """An array of its own with what was in it."""
+        if isinstance(self.content, np.ndarray):
+            return self.content.copy()
+        return self.content.clone().requires_grad_(self._requires_grad)
+
+    def put_back(self, shared: Shared) -> Array:
+        """The array as it was: itself, if the script still has it."""
+        thing = self._of()
+        return thing if thing is not None and write(thing, self.content, shared) else self.copied()
+
+
+def leaves_of(thing: Array) -> int:
+    """Number of plain values that an array counts for. Raises `NotPlain` for one without plain memory."""
+    if isinstance(thing, np.ndarray):
+        odd = thing.dtype.hasobject or thing.dtype.names is not None
+    else:
+        odd = thing.layout is not torch.strided or thing.is_quantized or thing.is_meta
+        odd = odd or thing.is_conj() or thing.is_neg()
+    if odd:
+        raise NotPlain
+    return 8 + thing.nbytes // _BYTES_A_LEAF[type(thing)]
+
+
+def _written(thing: Array) -> int:
+    """Another number once somebody has written this array."""
+    if isinstance(thing, torch.Tensor):
+        return -1 if thing.is_inference() else thing._version
+    small = thing.nbytes <= _SMALL
+    return 0 if small else xxhash.xxh3_64_intdigest(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data)
+
+
+def equal(one: Array, other: Array) -> bool:
+    """True if two arrays have the same bits."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        alike = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return alike and one.tobytes() == other.tobytes()  # type: ignore[union-attr]
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
+        return False
+    return torch.equal(flat_bytes(one), flat_bytes(other))
+
+
+def write(thing: Array, content: Array, shared: Shared) -> bool:
+    """Make an array equal to this, in its place; False where that cannot be."""
+    if equal(thing, content):
+        return True
+    if type(thing) is not type(content) or (thing.dtype, thing.shape) != (content.dtype, content.shape):
+        return False
+    if isinstance(thing, np.ndarray):
+        if thing.flags.writeable:
+            np.copyto(thing, np.asarray(content))
+        return thing.flags.writeable
+    if thing.untyped_storage().data_ptr() not in shared() and not thing.is_inference():
+        with torch.no_grad():
+            thing.copy_(torch.as_tensor(content))
+    return not thing.is_inference()
+
+
+def packed(value: object) -> bytes:
+    """Plain values and arrays as bytes. Raises `StateError`."""
+    tensors: list[object] = []
+
+    def lift(_: str, tensor: torch.Tensor) -> str:
+        raw = flat_bytes(tensor.cpu()).numpy().tobytes()
+        tensors.append([dtype_name(tensor.dtype), list(tensor.shape), raw, tensor.device.type, tensor.requires_grad])
+        return str(len(tensors) - 1)
+
+    return encode([encode(value, lift=lift), tensors])
+
+
+def unpacked(data: bytes) -> object:
+    """Values from bytes of `packed`. Raises `StateError` for anything else."""
+    match decode(data):
+        case [bytes(body), list(tensors)]:
+            return decode(body, resolve={str(at): _tensor(each) for at, each in enumerate(tensors)}.get)
+    raise StateError("what was told of a variable is not a value")
+
+
+def _tensor(sent: object) -> torch.Tensor:
+    match sent:
+        case [str(name), list(shape), bytes(raw), str(device), bool(requires_grad)]:
+            dtype = dtype_of(name)
+            try:
+                flat = torch.frombuffer(bytearray(raw), dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+                return flat.reshape(shape).to(device).requires_grad_(requires_grad)
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise StateError(f"an array of a variable that was received is none: {error}") from error
+    raise StateError("what was told of a variable is not a value")

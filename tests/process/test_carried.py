@@ -1,0 +1,33 @@
+"""Values that bodies hand to the next in variables come through a kill, also what the first bodies leave equal."""
+
+from collections.abc import Iterator
+
+import pytest
+from tests.process.launching import Site, site
+from tests.process.training import Fault, Outcome, assert_equal, train
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with site(tmp_path_factory.mktemp("carried")) as made:
+        yield made
+        made.assert_nothing_left()
+
+
+def run(here: Site, name: str, *words: str, flags: tuple[str, ...] = (), faults: list[Fault] | None = None) -> Outcome:
+    return train(here, name, *flags, world=2, steps=12, faults=faults, script="train_carrying.py", extra=words)
+
+
+def test_arrays_and_numbers_in_variables_come_through_a_kill(here: Site) -> None:
+    calm = run(here, "alike-calm")
+    assert calm.code == 0, calm.output
+    struck = run(here, "alike-struck", faults=[Fault(1, 8, "reduce")])
+    assert_equal(struck, calm, faults=1)
+
+
+def test_those_that_each_rank_has_of_its_own_come_from_its_copy(here: Site) -> None:
+    flags = ("--buddy-every", "1")
+    calm = run(here, "own-calm", "--own", flags=flags)
+    assert calm.code == 0, calm.output
+    struck = run(here, "own-struck", "--own", flags=flags, faults=[Fault(1, 8, "reduce")])
+    assert_equal(struck, calm, faults=1, lost=1)
