@@ -243,13 +243,6 @@ def node_lost(node: NodeId, reason: str) -> str:
     return f"{node} was lost ({reason})"
 
 
-def nodes_waited_for(nodes: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """Describe the wait of lost nodes' ranks that have no room elsewhere."""
-    which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
-    who, back = ("was lost", "it") if len(nodes) == 1 else ("were lost", "them")
-    return f"{' and '.join(nodes)} {who}; {which} for {back} to come back, for {deadline:g} s at most"
-
-
 def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
     """Lost nodes that nobody has started again."""
     if not nodes:
