@@ -107,7 +107,7 @@ def state_lost(step: StepNo, cause: str) -> str:
     """No living copy of the state, and no durable one."""
     return (
         f"the last copy of the training state (at step {step}) was lost: {cause}; there is no durable checkpoint to "
-        "go back to (set --checkpoint-dir to have one)"
+        "go back to (set --checkpoint-dir to have one, or --buddy-every to have copies in memory)"
     )
 
 

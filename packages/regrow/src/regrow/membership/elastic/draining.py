@@ -139,7 +139,9 @@ class Draining:
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._reported:
             self._reported.add(reason)
-            self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
+            self._orders.note(
+                f"{reason}; no other node can hold the state, so training goes on there until it is gone", now
+            )
         return None
 
     def _slots_come(self) -> bool:
