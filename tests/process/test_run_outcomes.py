@@ -28,6 +28,8 @@ def test_a_script_that_ends_well(here: Site) -> None:
     script = here.script("import os, sys; print('I am', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv)")
     done = here.regrow("run", "--nproc-per-node", "2", "--job", "well", script, "--lr", "--help")
     assert done.returncode == 0, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"regrow: job well has ended well in [0-9.:]+ (ms|s|min) \(exit code 0\)", last), done.stderr
     for rank in (0, 1):
         assert re.search(rf"\b{rank}\b.*I am {rank} of 2 \['train.py', '--lr', '--help'\]", done.stdout)
         assert f"I am {rank} of 2" in (here.home / "jobs" / "well" / "logs" / f"rank{rank}.log").read_text()

@@ -12,6 +12,7 @@ from regrow.core.messages.vocabulary import Warmth
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow_lab.sim.draws import draw
 from regrow_lab.sim.faults import SimFault, SimRequest
+from regrow_lab.sim.network import NetworkConditions
 from regrow_lab.sim.schedule import SimSchedule
 from regrow_lab.sim.script import Doing, SimScript
 from regrow_lab.sim.world import World
@@ -85,3 +86,30 @@ def test_ranks_of_a_node_follow_one_of_their_replica_whose_newcomers_fail_there(
             moves = [line for _, line in world.log if isinstance(line, IncidentClosed) and line.kind == "move"]
             assert [(move.faults, move.steps_lost) for move in moves] == [(0, 0)]
     assert followed > 20
+
+
+def test_a_drain_close_to_a_move_never_stops_the_training_for_those_who_end_late() -> None:
+    """Ranks leave by plan: nobody says that a node was lost, and their slots are taken as soon as they have ended."""
+    moved = 0
+    for seed in range(40):
+        rng = random.Random(f"behind {seed}")
+        spec = JobSpec(JobId("behind"), 2, 3, 0, Warmth.BUILT, 100, 3600.0, None, True, spares=1)
+        first, second = SimRequest("move", after=rng.uniform(0.0, 5.0), node=1), rng.uniform(0.0, 10.0)
+        drain = SimRequest("drain", after=first.after + second, node=rng.randrange(3), grace=60.0)
+        schedule = SimSchedule(
+            spec,
+            SimScript(until=StepNo(60), build=0.5),
+            NetworkConditions(late_exit=8.0),
+            requests=[first, drain],
+            seed=seed,
+        )
+        schedule.run(world := schedule.world())
+        lines = [line for _, line in world.log]
+        assert not [
+            line.text for line in lines if isinstance(line, Noted) and ("lost" in line.text or "wait" in line.text)
+        ]
+        closed = [line for line in lines if isinstance(line, IncidentClosed)]
+        assert {(line.faults, line.steps_lost, line.kind in ("move", "preempt")) for line in closed} <= {(0, 0, True)}
+        assert all(line.total < 4.0 for line in closed), "none of them stands until others have ended"
+        moved += {line.kind for line in closed} == {"move", "preempt"}
+    assert moved > 10

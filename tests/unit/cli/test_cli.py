@@ -291,7 +291,11 @@ def test_jobs_of_a_tag_are_a_table_with_what_their_records_tell(capfd: pytest.Ca
         ("b", "", "ended", 0),
         ("c", "sweep", "died", None),
     ]
-    assert 0 < told[0]["goodput"] < 1
+    assert cli.main(["story", "a"]) == 0
+    assert f"goodput {told[0]['goodput']:.1%} from the first step on" in capfd.readouterr().out, (
+        "a word means one thing"
+    )
+    assert [row["goodput"] for row in told[1:]] == [None, None], "nothing was trained"
     assert cli.main(["jobs", "--tag", "other"]) == 0
     assert capfd.readouterr().out == "no jobs of this tag\n"
 

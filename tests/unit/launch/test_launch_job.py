@@ -41,6 +41,18 @@ def test_durations_and_warmth_are_read() -> None:
     assert made.spec.durable
 
 
+@pytest.mark.parametrize(
+    ("flags", "flag"), [({"checkpoint_every": "90s"}, "--checkpoint-every"), ({"resume": "auto"}, "--resume")]
+)
+def test_flags_about_checkpoints_are_refused_without_their_folder(flags: dict[str, Any], flag: str) -> None:
+    with pytest.raises(
+        UsageError, match=rf"{flag} needs to know where the checkpoints are \(add --checkpoint-dir DIR\)"
+    ):
+        plan(**flags)
+    made = plan(checkpoint_dir="/ck", resume="auto")
+    assert made.spec.checkpoint_every == 600.0 and plan().spec.checkpoint_every == 0.0
+
+
 def test_torchruns_word_for_no_name_is_a_tag_like_any_other() -> None:
     spec = plan(job="none", rdzv_id="none", tag="none").spec
     assert (spec.job, spec.tag) == ("train-s", "none")

@@ -164,9 +164,10 @@ def test_where_nothing_can_be_saved_training_goes_on_until_the_node_is_gone() ->
     job = elastic(2, slots=2)
     drain(job, "n0")
     assert phase(job) == "training"
-    assert any("nobody else can hold the state" in note.text for note in job.all(Noted))
+    said = "n0 is given back: its time is over; no other node can hold the state"
+    assert any(said in note.text for note in job.all(Noted))
     job.stepped(5).stepped(6)
-    assert sum("nobody else" in note.text for note in job.all(Noted)) == 1
+    assert sum("no other node" in note.text for note in job.all(Noted)) == 1
 
 
 def test_where_the_grace_is_too_short_for_a_step_all_are_halted_at_once() -> None:

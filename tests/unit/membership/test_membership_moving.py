@@ -5,7 +5,7 @@ from typing import Any
 from tests.unit.membership.elastic_job import candidates, drain, lose, planned, scale, stop
 from tests.unit.membership.membership_job import Job, form
 
-from regrow.core.ids import NO_STATE, NodeId, Rank
+from regrow.core.ids import NO_STATE, NodeId, Rank, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow.membership.orders import AnswerScale
@@ -151,3 +151,54 @@ def test_a_change_of_size_follows_after_the_move() -> None:
     moved(job)
     assert job.machine.world == 4
     assert len(homes(moved(job))) == 2
+
+
+def leaving_in_the_way() -> tuple[Job, list[WorkerId]]:
+    """The ranks of n1 have moved to n2, and those that had them are not gone yet."""
+    job = spared()
+    before = [job.of(rank) for rank in (2, 3)]
+    move(job, "n1")
+    moved(job)
+    assert homes(job) == ["n0", "n0", "n2", "n2"]
+    return job, before
+
+
+def test_a_drain_behind_a_move_waits_for_those_who_leave_while_all_train() -> None:
+    job, before = leaving_in_the_way()
+    drain(job, "n2", grace=60.0)
+    assert len(job.all(orders.HaltGeneration)) == 4 and not candidates(job), "nobody stops for it yet"
+    for worker in before:
+        job.exited(worker, 0)
+    assert len(candidates(job)) == 2
+    for worker in candidates(job):
+        job.ready(worker, NO_STATE)
+    assert homes(moved(job)) == ["n0", "n0", "n1", "n1"]
+    closed = job.last(IncidentClosed)
+    assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("preempt", "node", 0, 0)
+    assert not [note.text for note in job.all(Noted) if "lost" in note.text or "wait" in note.text]
+
+
+def test_those_who_do_not_leave_in_time_are_not_waited_for_and_no_node_is_said_to_be_lost() -> None:
+    job, before = leaving_in_the_way()
+    drain(job, "n2", grace=60.0)
+    left = {job.of(2), job.of(3)}
+    asked = job.now
+    while len(job.all(orders.HaltGeneration)) == 4:
+        job.wait()
+    assert 30.0 < job.now - asked < 58.0
+    stop(job)
+    assert left <= {release.worker for release in job.all(orders.ReleaseWorker)}
+    job.tell(facts.NodeStopped(NodeId("n2")))
+    assert "n2 is given back; ranks 2, 3 wait for room on other nodes, for 600 s at most" in [
+        note.text for note in job.all(Noted)
+    ]
+    for worker in before:
+        job.exited(worker, 0)
+    for rank in (2, 3):
+        job.ready(job.of(rank), NO_STATE)
+    at = job.machine.step
+    job.joined().stepped(at)
+    assert homes(job) == ["n0", "n0", "n1", "n1"]
+    closed = job.last(IncidentClosed)
+    assert (closed.kind, closed.faults, closed.ranks, closed.steps_lost) == ("preempt", 0, [], 0)
+    assert not [note.text for note in job.all(Noted) if "lost" in note.text]

@@ -269,7 +269,7 @@ def test_old_groups_are_given_up_only_when_nobody_uses_them_any_more(planned: bo
 
 
 def test_who_leaves_gives_up_its_groups_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejoining, "give_way", lambda: None)  # this process is not the worker
+    monkeypatch.setattr(rejoining, "end_soon", lambda _: None)  # this process is not the worker
     given_up: list[bool] = []
     recovery, control = MagicMock(), MagicMock()
     recovery.groups.halted, control.await_form.return_value = False, None

@@ -52,13 +52,13 @@ class SimCopies:
         self._full: set[NodeId] = set()
 
     def open(self, node: NodeId, life: int) -> str:
-        """Another agent of a node; where it serves its copies."""
+        """A new agent runs on a node; returns the address at which it serves its copies."""
         self._at[node] = f"vault of {node}.{life}"
         self._held.setdefault(self._at[node], {})
         return self._at[node]
 
     def forget(self, node: NodeId) -> None:
-        """Its agent is gone, and what it held."""
+        """Drop all copies that a node's agent held, as the agent is gone."""
         self._held.pop(self._at.pop(node, ""), None)
 
     def fill_up(self, node: NodeId) -> None:
@@ -66,7 +66,7 @@ class SimCopies:
         self._full.add(node)
 
     def keep(self, worker: SimWorker, order: KeepState) -> None:
-        """A worker is to leave its state here. One that hangs does not, and says nothing."""
+        """Have a worker leave its state on its node; one that hangs does not, and sends no refusal either."""
         self._host.after(worker.spawn.node, self._host.jitter(_COPY_S), lambda: self._keep(worker, order))
 
     def _keep(self, worker: SimWorker, order: KeepState) -> None:

@@ -249,7 +249,7 @@ class World:
         return self._connected - self._losing
 
     def lose_coordinator(self, node: NodeId, fault: SimFault) -> None:
-        """It is lost with a node that hosts it; another is elected where there are others."""
+        """Kill the coordinator together with its node, if that hosts it; other nodes then elect another one."""
         known = node in self._there() and self._uplinks.term_of(node) is not None
         if known and self._there() != {node} and not isinstance(self.machine.state, Gathering):
             self._leaders.lose(node)

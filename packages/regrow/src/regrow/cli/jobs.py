@@ -195,7 +195,7 @@ def story(run: str | None) -> None:
 
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
-@click.option("--price", type=click.FloatRange(min=0), default=0.0, metavar="$", help="Of a node, an hour.  [0]")
+@click.option("--price", type=float, default=0.0, metavar="$", help="Of a node, an hour.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def goodput(run: str | None, price: float, as_json: bool) -> None:
     """Tell where each rank-second of a run went, and what each incident, node and cause took.
@@ -204,6 +204,8 @@ def goodput(run: str | None, price: float, as_json: bool) -> None:
     """
     import msgspec
 
+    if not 0.0 <= price < float("inf"):
+        raise UsageError(f"--price {price:g} is no price", hint="give that of a node, an hour: a number from 0 on")
     from regrow.launch.verifying import find_run_on_one_clock
     from regrow.observe.goodput_report import report, report_lines
 

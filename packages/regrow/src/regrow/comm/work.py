@@ -158,7 +158,7 @@ _noting = threading.local()
 
 @contextmanager
 def noting(then: Callable[[int], None]) -> Iterator[None]:
-    """Within this, the next promise of this thread calls `then` with the rank that sent, or -1, just before its end."""
+    """Have the next promise that this thread makes call `then` just before its end, with the sender's rank or -1."""
     _noting.then = then
     try:
         yield

@@ -195,5 +195,8 @@ def _named(entries: list[JobEntry], job: str, running: bool) -> JobEntry:
         code = found[0].code
         how = "died" if code is None else f"ended with exit code {code}"
         how += " (its result is not proven to be that of a run without faults)" if code == UNPROVEN else ""
-        raise UsageError(f"job {job} is not running any more: it {how}", hint=f"regrow logs {job} shows its output")
+        raise UsageError(
+            f"job {job} is not running any more: it {how}",
+            hint=f"regrow logs {job} --rank 0 shows the output of rank 0",
+        )
     return found[0]

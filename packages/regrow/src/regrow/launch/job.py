@@ -76,7 +76,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     max_faults: int = 100
     window: str = "1h"
     checkpoint_dir: str = ""
-    checkpoint_every: str = "10min"
+    checkpoint_every: str | None = None
     checkpoint_keep: int = 2
     resume: str = Resume.NEVER
     buddy_every: int = 0
@@ -287,8 +287,6 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
     if flags.standalone and nodes.most > 1:
         raise UsageError(f"--standalone is for one node, --nnodes says {flags.nnodes}", hint="leave one of them out")
-    if _resume(flags.resume) is not Resume.NEVER and not flags.checkpoint_dir:
-        raise UsageError("--resume needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
     if flags.module and flags.no_python:
         raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
     buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
@@ -390,11 +388,13 @@ def _resume(word: str) -> Resume:
 
 
 def _checkpoint_every(flags: RunFlags) -> Seconds:
-    every = some_time("--checkpoint-every", flags.checkpoint_every)
-    return max(every, 0.001) if flags.checkpoint_dir else 0.0
+    if not flags.checkpoint_dir:
+        if flags.checkpoint_every is None and _resume(flags.resume) is Resume.NEVER:
+            return 0.0
+        flag = "--resume" if flags.checkpoint_every is None else "--checkpoint-every"
+        raise UsageError(f"{flag} needs to know where the checkpoints are", hint="add --checkpoint-dir DIR")
+    return max(some_time("--checkpoint-every", flags.checkpoint_every or "10min"), 0.001)
 
 
 def _absolute(folder: str) -> str | None:
-    if "://" in folder:
-        return folder
-    return str(Path(folder).expanduser().absolute()) if folder else None
+    return folder if "://" in folder else str(Path(folder).expanduser().absolute()) if folder else None

@@ -13,6 +13,7 @@ from regrow.core.errors import ProtocolError, UsageError
 from regrow.core.ids import Seconds
 from regrow.launch.folder import JobEntry, find_job, read_entry
 from regrow.membership.view import JobView, NodeView, WorkerView
+from regrow.observe.story import count
 
 _CHUNK = 1 << 16
 _LOOK_S: Seconds = 1.0
@@ -32,8 +33,9 @@ def job_lines(entries: Sequence[JobEntry]) -> list[str]:
 class JobRow(msgspec.Struct, frozen=True):
     """A job as `regrow jobs --json` shows it.
 
-    `state`: running, died or ended, with its exit code. `step`: steps that it has done. `goodput`: of all rank-seconds
-    so far, between 0 and 1. The last three are null where its records cannot be read.
+    `state`: running, died or ended, with its exit code. `step`: steps that it has done. `goodput`: of the time
+    from the first step on, between 0 and 1, as `regrow story` tells it; null before the first step. The last three are
+    null where its records cannot be read.
     """
 
     job: str
@@ -55,7 +57,6 @@ def job_rows(jobs_home: Path, entries: Sequence[JobEntry]) -> list[JobRow]:
 
 
 def _row(folder: Path, entry: JobEntry) -> JobRow:
-    from regrow.observe.goodput import account
     from regrow.observe.ledger import Ledger, read_records
 
     state = _state(entry).partition(" ")[0]
@@ -74,7 +75,7 @@ def _row(folder: Path, entry: JobEntry) -> JobRow:
         row,
         step=max(steps, default=0),
         incidents=len(ledger.incidents) + len(ledger.open_incidents),
-        goodput=account(records).goodput,
+        goodput=ledger.goodput if ledger.commits else None,
     )
 
 
@@ -94,7 +95,7 @@ def status_lines(view: JobView) -> list[str]:
     """A job's state in a line, and its workers in a table."""
     head = (
         f"job {view.job}: {view.phase}, step {view.step}, generation {view.generation}, "
-        f"{view.incidents} incidents, {view.restarts} restarts"
+        f"{count(view.incidents, 'incident', 'incidents')}, {count(view.restarts, 'restart', 'restarts')}"
     )
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
@@ -115,7 +116,11 @@ def _size_lines(view: JobView) -> list[str]:
 def _node_lines(view: JobView) -> list[str]:
     """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
     nodes = view.nodes
-    bad = [f"{n.node}: wrong state was found {n.corruptions} times (silent corruption)" for n in nodes if n.corruptions]
+    bad = [
+        f"{n.node}: wrong state was found {count(n.corruptions, 'time', 'times')} (silent corruption)"
+        for n in nodes
+        if n.corruptions
+    ]
     bad += [f"{n.node}: in quarantine, gets no new workers: {n.quarantined}" for n in nodes if n.quarantined]
     bad += [f"{n.node}: {verdict}" for n in nodes for verdict in n.verdicts]
     if len(nodes) < 2:

@@ -46,6 +46,7 @@ from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
+from regrow.observe.story import count, seconds
 from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.progress_lines import ProgressLines
 
@@ -118,6 +119,8 @@ class _Launch:
         self._force = asyncio.Event()
         self._entry: tuple[Path, folder.JobEntry] | None = None
         self._refused: Callable[[], Collection[StepNo]] = tuple
+        self._done: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Number of steps and of incidents of the job."""
         self._lineage: Lineage | None = None
         """Owner of its checkpoints, if it writes any."""
 
@@ -156,6 +159,7 @@ class _Launch:
         resumes = plan.resume is not ownership.Resume.NEVER
         machine = RestartableMachine(lambda memory: Membership(spec, plan.faults, resumes, memory=memory))
         self._refused = lambda: machine.machine.refused
+        self._done = lambda: (machine.machine.step, machine.snapshot().incidents)
         voter = Voter(f"{plan.node}@{secrets.token_hex(8)}", plan.node, address_of(*plan.endpoint))
         voters = Voters(voter, 1, VOTE_LEASE)
         host = CoordinatorHost(plan, machine, voters, token, self._console, _witness_of(plan, spec))
@@ -174,7 +178,7 @@ class _Launch:
             )
             coordinator.offer = plan.offer(spec)
             lines = ProgressLines(self._console.note, repeats=self._console.to_terminal)
-            lines.replaceable = (lambda: machine.snapshot().replaceable) if spec.proof else str
+            lines.replaceable = (lambda: machine.snapshot().replaceable) if _proves(spec) else str
             coordinator.watchers.extend([self._console.record, figures.feed, lines.feed, *self._watchers])
             if page := await host.listen(stack, coordinator):
                 self._console.say(f"live view {page}, metrics {page}metrics")
@@ -301,6 +305,8 @@ class _Launch:
         if self._lineage is not None and self._plan.checkpoint_dir and not isinstance(end, Deposed):
             say = self._console.note if end.code == OK else self._console.say
             say(ownership.newest(self._plan.checkpoint_dir, self._lineage, self._refused()))
+        if end.code == OK and not isinstance(end, Deposed):
+            self._console.note(self._closing(job))
         if end.code != OK:
             over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
             again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""
@@ -312,6 +318,18 @@ class _Launch:
                 self._console.say(f"please report this, with {path}")
             except OSError:
                 self._console.say(f"please report this:\n{crash}")
+
+    def _closing(self, job: JobId) -> str:
+        """Last line of a job that has ended with 0."""
+        took = "" if self._entry is None else f" in {seconds(max(0.0, time.time() - self._entry[1].started))}"
+        steps, incidents = self._done()
+        done = f": {count(steps, 'step', 'steps')}, {count(incidents, 'incident', 'incidents')}" if steps else ""
+        return f"job {job} has ended well{took}{done} (exit code {OK})"
+
+
+def _proves(spec: JobSpec) -> bool:
+    """True if a newcomer may be compared with a rank: none is where rank 0 is alone and no standby ever comes."""
+    return spec.proof and (spec.world > 1 or spec.standbys > 0 or spec.spares > 0)
 
 
 def _started(spec: JobSpec, command: list[str]) -> JobStarted:

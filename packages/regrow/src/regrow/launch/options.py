@@ -39,7 +39,7 @@ _RUN: Final[tuple[Decorator, ...]] = (
     click.option(
         "--checkpoint-dir", default="", metavar="DIR", help="Folder or URL of durable checkpoints; else none."
     ),
-    click.option("--checkpoint-every", default="10min", metavar="TIME", help="Time between them.  [10min]"),
+    click.option("--checkpoint-every", metavar="TIME", help="Time between them.  [10min]"),
     click.option("--checkpoint-keep", type=int, default=2, metavar="K", help="How many of the newest stay.  [2]"),
     click.option(
         "--resume",
@@ -207,6 +207,7 @@ _TRY: Final[tuple[Decorator, ...]] = (
     click.option("--nproc-per-node", "nproc", type=click.IntRange(min=1), default=2, metavar="N", help="Ranks.  [2]"),
     click.option("--steps", type=click.IntRange(min=1), metavar="N", help="Steps of a run.  [as the kills need]"),
     click.option("--kills", type=click.IntRange(min=1), metavar="N", help="Kills in a run.  [each rank in each phase]"),
+    click.option("--buddy-every", type=click.IntRange(min=0), default=0, metavar="K", help="As that of regrow run."),
     click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as in python -m."),
 )
 

@@ -41,6 +41,7 @@ class TrialFlags:
     nproc: int = 2
     steps: int | None = None
     kills: int | None = None
+    buddy_every: int = 0
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,7 @@ class _Trial:
         command = [sys.executable, "-m", "regrow", "run", "--standalone", "--quiet", "--redirects=3", f"--job={job}"]
         # One step more than is struck: each step tells the state that it begins with.
         command += [f"--nproc-per-node={flags.nproc}", f"--trial-steps={steps + 1}", *more]
+        command += [f"--buddy-every={flags.buddy_every}"] if flags.buddy_every else []
         command += [*(["-m"] if flags.module else []), flags.script, *flags.args]
         self._say(f"{self._runs}: {what} …")
         began = time.monotonic()

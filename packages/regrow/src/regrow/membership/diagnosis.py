@@ -107,7 +107,7 @@ def state_lost(step: StepNo, cause: str) -> str:
     """No living copy of the state, and no durable one."""
     return (
         f"the last copy of the training state (at step {step}) was lost: {cause}; there is no durable checkpoint to "
-        "go back to (set --checkpoint-dir to have one)"
+        "go back to (set --checkpoint-dir to have one, or --buddy-every to have copies in memory)"
     )
 
 
@@ -241,13 +241,6 @@ def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
 def node_lost(node: NodeId, reason: str) -> str:
     """An agent is gone, and with it its workers."""
     return f"{node} was lost ({reason})"
-
-
-def nodes_waited_for(nodes: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """Describe the wait of lost nodes' ranks that have no room elsewhere."""
-    which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
-    who, back = ("was lost", "it") if len(nodes) == 1 else ("were lost", "them")
-    return f"{' and '.join(nodes)} {who}; {which} for {back} to come back, for {deadline:g} s at most"
 
 
 def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:

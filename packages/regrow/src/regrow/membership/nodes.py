@@ -105,7 +105,7 @@ class Nodes:
                 pass
 
     def _bury(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
-        """Enter the end of all workers of a node; returns those that held a rank."""
+        """Enter the end of all workers of a node; returns those that held a rank and had not been released from it."""
         workers = [w for w in self._roster.workers.values() if w.node == node.node and w.stage is not Stage.GONE]
         for worker in workers:
             self._roster.move(worker, Stage.GONE, now)
@@ -116,7 +116,7 @@ class Nodes:
             )
         for forgotten in self._roster.forget_dead():
             self._job.errors.forget(forgotten)
-        return [worker for worker in workers if worker.placed]
+        return [worker for worker in workers if worker.placed and not worker.leaver]
 
     def _back(self, node: NodeRecord, event: facts.NodeJoined, now: Instant) -> None:
         node.host, node.store, node.copy_endpoint, node.domain = (

@@ -8,7 +8,7 @@ from regrow.core.ids import Seconds
 from regrow.core.records import Record
 from regrow.observe.goodput import IncidentCost, Spent, account
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import seconds
+from regrow.observe.story import count, seconds
 
 _HOUR: Seconds = 3600.0
 _UNKNOWN = "not known"
@@ -102,9 +102,10 @@ def _lost(name: str, incidents: Sequence[IncidentCost], rate: float) -> Lost:
 def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
     """The report for people."""
     priced = bool(found.price)
-    nodes = f" on {found.nodes:,} nodes" if found.nodes > 1 else ""
+    nodes = f" on {count(found.nodes, 'node', 'nodes')}" if found.nodes > 1 else ""
     lines = [
-        f"{found.job or 'a job'}: {found.ranks:,} ranks{nodes}, {seconds(found.wall)}, {found.steps:,} steps"
+        f"{found.job or 'a job'}: {count(found.ranks, 'rank', 'ranks')}{nodes}, {seconds(found.wall)}, "
+        f"{count(found.steps, 'step', 'steps')}"
         + (f", {found.cost:,.2f} at {found.price:g} a node-hour" if priced else ""),
         f"goodput {found.goodput_of_steps:.1%} from the first step on; the table counts the start and the end too",
         "",
@@ -117,7 +118,12 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
     lines.append(f"{'total':<24}{found.rank_seconds:>14,.1f}{1:>9.1%}" + _money(found.cost, priced))
     if found.incidents:
         words = {str(each.number): each for each in account(records).incidents}
-        lines += ["", f"{found.steps_lost:,} committed steps lost, {found.steps_redone:,} computed again", ""]
+        lines += [
+            "",
+            f"{count(found.steps_lost, 'committed step', 'committed steps')} lost, "
+            f"{found.steps_redone:,} computed again",
+            "",
+        ]
         lines += _table("incident", found.incidents, priced, lambda lost: _words(words[lost.name]))
     if found.by_cause:
         lines += ["", *_table("cause", found.by_cause, priced)]

@@ -114,9 +114,12 @@ def _lines(record: Record, place: Place) -> list[str]:
             return [_fault(record, place), "not mended"]
         case WorldChanged():
             what = _CHANGES.get(record.kind, record.kind)
-            return [f"{place(record.step)}: {what}, {record.before} → {record.after} replicas: {record.reason}"]
+            return [
+                f"{place(record.step)}: {what}, {record.before} → {_count(record.after, 'replica')}: {record.reason}"
+            ]
         case ScaleRefused():
-            return [f"{record.replicas} replicas were asked for and refused: {record.reason}"]
+            were = "was" if record.replicas == 1 else "were"
+            return [f"{_count(record.replicas, 'replica')} {were} asked for and refused: {record.reason}"]
         case _:
             return (describe(record) or type(record).__name__).split("\n")
 
@@ -164,7 +167,10 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     faults = [incident for incident in ledger.incidents if incident.faults]
     changes = [incident for incident in ledger.incidents if not incident.faults]
     steps = len(ledger.commits)
-    lines = [f"{_count(steps, 'step')} committed in {seconds(ledger.wall)}, goodput {ledger.goodput:.1%}"]
+    lines = [
+        f"{_count(steps, 'step')} committed in {seconds(ledger.wall)}, "
+        f"goodput {ledger.goodput:.1%} from the first step on"
+    ]
     if faults:
         rungs = Counter(incident.rung for incident in faults)
         lines.append(

@@ -34,7 +34,8 @@ def describe(record: Record) -> str | None:
         case IncidentClosed():
             return _mended(record)
         case GenerationFormed():
-            return f"generation {record.generation} stands at step {record.step} with {len(record.workers)} ranks"
+            of = count(len(record.workers), "rank", "ranks")
+            return f"generation {record.generation} stands at step {record.step} with {of}"
         case ReplicaCorrupted():
             where = f", in {', '.join(record.tensors)}" if record.tensors else ""
             times = count(record.on_node, "corruption", "corruptions")
@@ -151,4 +152,4 @@ def seconds(value: Seconds) -> str:
 
 def count(number: int, one: str, many: str) -> str:
     """A number with the word for it: `1 rank`, `3 ranks`."""
-    return f"{number} {one if number == 1 else many}"
+    return f"{number:,} {one if number == 1 else many}"

@@ -3,13 +3,17 @@
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from regrow.core.ids import Seconds
+
 _T = TypeVar("_T")
 _LOWEST = 19
+_LOWER = 5
 _FIRST_TO_GO = "1000"
 
 
@@ -19,15 +23,35 @@ def step_back(nice: int) -> None:
         os.nice(nice)
 
 
-def give_way(*, spared: Collection[int] = ()) -> None:
+def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
     """All threads that there are let all others go first, but for those. There is no way back."""
     with contextlib.suppress(OSError):
         # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
-        Path("/proc/self/autogroup").write_text(str(_LOWEST))
+        Path("/proc/self/autogroup").write_text(str(nice))
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if int(thread) not in spared:
-                os.setpriority(os.PRIO_PROCESS, int(thread), _LOWEST)
+                least = max(nice, os.getpriority(os.PRIO_PROCESS, int(thread)))
+                os.setpriority(os.PRIO_PROCESS, int(thread), least)
+
+
+def end_soon(used: Seconds) -> None:
+    """This process ends, and others wait for what it holds: it gives way a little, and fully after much work.
+
+    At the lowest priority the tenths of a second that Python needs to end would take half a minute on busy cores.
+
+    Args:
+        used: seconds of a processor after which all others go first.
+    """
+    give_way(nice=_LOWER)
+    until = time.process_time() + used
+
+    def watch() -> None:
+        while (left := until - time.process_time()) > 0.0:
+            time.sleep(max(left, 0.05))
+        give_way()
+
+    threading.Thread(target=watch, name="regrow-gives-way", daemon=True).start()
 
 
 def offer_memory() -> None:

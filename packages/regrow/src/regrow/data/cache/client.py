@@ -198,7 +198,10 @@ class CachedSource:
     # --- made here -----------------------------------------------------------------------------------------------
 
     def _own_alone(self) -> Source:
-        """For a moment without a producer: no loader workers. What a worker's own start prepares must be there, too."""
+        """Source of the few batches that are made here while there is no producer.
+
+        It starts no loader workers, unless the loader has a `worker_init_fn`, which may prepare what samples need.
+        """
         plain = self._loader.loader
         if not self._loader.map_style or plain.num_workers == 0 or plain.worker_init_fn is not None:
             return self._own

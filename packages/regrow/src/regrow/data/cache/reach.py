@@ -63,14 +63,15 @@ class Reader(Protocol):
         ...
 
     def on_halt(self, call: Callable[[], None]) -> None:
-        """Have this called, from another thread, when the generation is over."""
+        """Register `call`, which another thread calls when the generation is over."""
         ...
 
 
 class Reach:
     """A connection to the producer of one loader, opened when it is first needed and again when it was lost.
 
-    Nothing here waits for a producer that is not there. For the training thread, but for `wake`.
+    Nothing here waits for a producer that is not there. Only the training thread may call these methods, except `wake`,
+    which any thread may.
 
     Args:
         socket_dir: where producers listen.

@@ -1,6 +1,6 @@
 """Nodes that are given back: what is refused, how the world does without them, and when their agents end."""
 
-from regrow.core.ids import Instant
+from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts, orders
 from regrow.membership import diagnosis as say
 from regrow.membership import scaling
@@ -10,6 +10,9 @@ from regrow.membership.orders import AnswerScale
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import NodeRecord
 from regrow.membership.states import Closing, Mending, Releasing
+
+_STAND_S: Seconds = 5.0
+"""Kept of a grace to move ranks, or to stand still, besides the time that replacements need to build."""
 
 
 class Draining:
@@ -28,6 +31,8 @@ class Draining:
         self._nodes: list[NodeRecord] = []
         self._reported: set[str] = set()
         """Drains that were said to be impossible."""
+        self.look_at: Instant | None = None
+        """Until when ranks wait for slots of workers that are about to end; None: no rank does."""
 
     @property
     def leaving(self) -> list[NodeRecord]:
@@ -98,7 +103,7 @@ class Draining:
         """Plan the world without the nodes that are given back; None: no change.
 
         Go on with fewer replicas; else move as many ranks at once as have room elsewhere and leave the state behind;
-        else stand still in time.
+        else train on while workers that have left are about to free slots; else stand still in time.
 
         Args:
             free: number of ranks that other nodes have room for.
@@ -126,9 +131,19 @@ class Draining:
         ):
             # So that somebody else has the state before they leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
+        until = by - (self._roster.first_build or 0.0) - _STAND_S
+        if now < until and job.replacements.allowed and self._slots_come():
+            self.look_at = until
+            return None
         if self._regroup.covered(set(moving)) or self._regroup.can_save():
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._reported:
             self._reported.add(reason)
-            self._orders.note(f"{reason}; nobody else can hold the state, so training goes on there", now)
+            self._orders.note(
+                f"{reason}; no other node can hold the state, so training goes on there until it is gone", now
+            )
         return None
+
+    def _slots_come(self) -> bool:
+        """True if workers that were released are about to end where replacements may be started."""
+        return any(worker.leaver for node in self._roster.usable_nodes() for worker in node.others.values())

@@ -183,6 +183,8 @@ class Resizing:
             self._orders.fence(leaver, "it was released and has not ended", now, dump=True)
         if self._pausing and now >= self._may_change_at:
             self._look, self._pausing = True, False
+        if self._drains.look_at is not None and now >= self._drains.look_at:
+            self._look, self._drains.look_at = True, None
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
         """An agent has looked at its workers."""
@@ -200,6 +202,8 @@ class Resizing:
             times.append(leavers)
         if self._pausing:
             times.append(self._may_change_at)
+        if self._drains.look_at is not None:
+            times.append(self._drains.look_at)
         return min(times, default=None)
 
     # --- progress ----------------------------------------------------------------------------------------------

@@ -305,9 +305,10 @@ class Regroup:
         job, roster = self._job, self._roster
         homes = {roster.home(rank)[0].node: roster.home(rank)[0] for rank in stuck}
         if job.short_since is None:
-            lost = [node.away_since for node in homes.values() if node.away_since is not None]
-            job.short_since = min(lost, default=now)
-            self._orders.note(say.nodes_waited_for(sorted(homes), stuck, self._spec.node_deadline), now)
+            leaving = sorted(name for name, node in homes.items() if node.leave_by is not None)
+            lost = sorted(name for name, node in homes.items() if node.away and name not in leaving)
+            job.short_since = min((node.away_since for node in homes.values() if node.away_since), default=now)
+            self._orders.note(say_end.waits_for_room(lost, leaving, stuck, self._spec.node_deadline), now)
         busy = roster.count(Stage.HALTING, Stage.RELEASED, *BUILDING)
         if not busy and isinstance(job.state, Mending):
             job.goto(Waiting(job.short_since + self._spec.node_deadline))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from regrow.core.ids import NodeId, Rank, StepNo, WorkerId
+from regrow.core.ids import NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.vocabulary import ErrorReport
 
 
@@ -30,6 +30,15 @@ def not_started_again(reason: str, cause: str, step: StepNo) -> str:
 def lost_after_loop(cause: str, steps: StepNo) -> str:
     """A node went in what the script does after its last step."""
     return f"{cause} in the code after the last step; {steps} steps had been committed"
+
+
+def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
+    """Describe the wait of ranks without room. `lost`: their nodes that are away; `leaving`: those given back."""
+    which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
+    why = [f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"] if lost else []
+    why += [f"{' and '.join(leaving)} {'is' if len(leaving) == 1 else 'are'} given back"] if leaving else []
+    goal = f"{'it' if len(lost) == 1 else 'them'} to come back" if lost and not leaving else "room on other nodes"
+    return f"{' and '.join(why) or 'no node has room'}; {which} for {goal}, for {deadline:g} s at most"
 
 
 def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 from regrow.comm.torch_private import grad_scalers
 from regrow.comm.torch_private.internals import compiled_module
 from regrow.core.errors import GenerationHalted, RegrowError
-from regrow.core.ids import Seconds, StepNo
+from regrow.core.ids import Rank, Seconds, StepNo
 from regrow.core.messages.replacements import (
     ProveReplacement,
     ReplacementProven,
@@ -336,7 +336,7 @@ class Shadow:
             return
         for each in ran.found[:1]:
             worker.note_of_script(
-                f"{each.label} is {each.rank} on rank {order.rank} and {each.newcomer} in a newcomer at the same step: "
+                f"{_describe(each, order.rank)} at the same step: "
                 "a clock, or what each process has for itself; all that it computes is the same"
             )
         if proofs is not None:
@@ -364,3 +364,10 @@ def _not_comparable(ran: _Ran) -> str:
             "sums have another order"
         )
     return ""
+
+
+def _describe(found: Difference, rank: Rank) -> str:
+    """A difference in words; a value that is long is not shown."""
+    if found.rank and found.newcomer:
+        return f"{found.label} is {found.rank} on rank {rank} and {found.newcomer} in a newcomer"
+    return f"{found.label} differs between rank {rank} and a newcomer"

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from regrow.agent.workers.link import WorkerLink
 from regrow.agent.workers.tracebacks import report
 from regrow.core.errors import GenerationHalted, RegrowError
-from regrow.core.ids import Generation, Rank, StepNo
+from regrow.core.ids import Generation, Rank, Seconds, StepNo
 from regrow.core.messages import facts
 from regrow.core.messages.copies import StateKept
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultKind, WorldChange
 from regrow.core.phase import Phase
-from regrow.core.process.priority import give_way
+from regrow.core.process.priority import end_soon
 from regrow.step.machine import Adopted
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import DurableState
@@ -20,6 +20,9 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
 from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.recovery import Recovery
+
+_END_S: Seconds = 1.0
+"""Of a processor, which a script's short clean-up and Python's own end take less than."""
 
 
 class WorkerReleased(SystemExit):
@@ -81,7 +84,7 @@ class Rejoin:
                 if self._control.released is not None:
                     give_up()
                     self._link.board.enter(Phase.OUTSIDE)
-                    give_way()  # those who stay train on while this process ends, maybe on the same cores
+                    end_soon(_END_S)  # those who stay train on meanwhile, maybe on the same cores
                     raise WorkerReleased(self._control.released.change)
                 self.snapshot()
                 self._keep()
