@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
 from tests.cluster.fake_discovery import NO_NAMESPACE, FakeDiscovery, as_table
+from tests.cluster.fake_nodes import containers_of
 from tests.cluster.fake_store import Change, FakeStore, Manifest, Refused
 
 _TRUE = ("1", "t", "T", "TRUE", "true", "True")
@@ -26,6 +29,8 @@ class FakeApi:
         """Resources of which this server knows nothing."""
         self.logs: Callable[[str], str] = lambda name: ""
         """Output of a pod until now; `Refused` if it has not started."""
+        self.clock_ahead = 0.0
+        """Seconds by which its clock differs from this machine's, as its answers have it."""
         self._watches: set[asyncio.Queue[Change | None]] = set()
         store.listeners.append(self._spread)
 
@@ -41,7 +46,11 @@ class FakeApi:
             bare = f"/{{plural:{'|'.join(NO_NAMESPACE)}}}"
             app.router.add_route("*", root + bare + "/{name}", self._object)
             app.router.add_route("*", root + bare + "/{name}/{part}", self._object)
+        app.on_response_prepare.append(self._date)
         return app
+
+    async def _date(self, request: web.Request, response: web.StreamResponse) -> None:
+        response.headers["Date"] = formatdate(time.time() + self.clock_ahead, usegmt=True)
 
     def cut(self) -> None:
         """End all watches."""
@@ -134,6 +143,12 @@ class FakeApi:
 
     async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
         found = self.store.get("pods", namespace, name)
+        names, asked = containers_of(found), request.query.get("container", "")
+        if not asked and len(names) > 1:  # the rule of GET .../pods/NAME/log; kubectl chooses one itself
+            text = f"a container name must be specified for pod {name}, choose one of: [{' '.join(names)}]"
+            raise Refused(400, "BadRequest", text)
+        if asked and asked not in names:
+            raise Refused(400, "BadRequest", f"container {asked} is not valid for pod {name}")
         if not found["spec"].get("nodeName"):
             return web.Response(status=204)
         told = self.logs(name)

@@ -81,6 +81,8 @@ class SaidToRun:
         """Pods of which something runs, by uid; also of those that the API server has forgotten."""
         self.without_regrow: set[str] = set()
         """Images in which the command is not: a container of such a one cannot start."""
+        self.not_pulled: set[str] = set()
+        """Images of which no container comes to start; somebody else says why."""
         self.ends: dict[str, int] = {}
         """Scripts that end by themselves, and with which code; all others go on."""
 
@@ -106,13 +108,9 @@ class SaidToRun:
                 self._store.delete("pods", *name, grace=0)
             elif pod["status"]["phase"] == "Running" and _script(pod) in self.ends:
                 self.end(pod, self.ends[_script(pod)])
-            elif (
-                node
-                and pod["status"]["phase"] == "Pending"
-                and pod["spec"]["containers"][0]["image"] in self.without_regrow
-            ):
+            elif node and pod["status"]["phase"] == "Pending" and _trains(pod)["image"] in self.without_regrow:
                 self._end(pod, 128, "StartError")
-            elif node and pod["status"]["phase"] == "Pending":
+            elif node and pod["status"]["phase"] == "Pending" and _trains(pod)["image"] not in self.not_pulled:
                 self.processes[meta["uid"]] = pod
                 running = {"running": {"startedAt": self._store.stamp()}}
                 self._say(pod, {each: running for each in containers_of(pod)})
@@ -127,9 +125,8 @@ class SaidToRun:
         self._say(pod, {**states, container: self._terminated(code, "Error" if code else "Completed")})
 
     def _end(self, pod: Manifest, code: int, reason: str) -> None:
-        names = containers_of(pod)
-        others = {each: self._terminated(0, "Completed") for each in names[1:]}
-        self._say(pod, {names[0]: self._terminated(code, reason), **others})
+        states = {each: self._terminated(0, "Completed") for each in containers_of(pod)}
+        self._say(pod, states | {_trains(pod)["name"]: self._terminated(code, reason)})
 
     def _terminated(self, code: int, reason: str) -> Manifest:
         return {"terminated": {"exitCode": code, "reason": reason, "finishedAt": self._store.stamp()}}
@@ -154,7 +151,13 @@ class SaidToRun:
 
 def _script(pod: Manifest) -> str:
     """The last word of the command."""
-    return str((pod["spec"]["containers"][0].get("command") or [""])[-1])
+    return str((_trains(pod).get("command") or [""])[-1])
+
+
+def _trains(pod: Manifest) -> Manifest:
+    """The container that has a command, wherever it stands: others of these tests have none."""
+    containers: list[Manifest] = pod["spec"]["containers"]
+    return next((each for each in containers if each.get("command")), containers[0])
 
 
 def containers_of(pod: Manifest) -> list[str]:
@@ -164,7 +167,7 @@ def containers_of(pod: Manifest) -> list[str]:
 
 def given_back_code(pod: Manifest) -> int:
     """With which code regrow ends in it when it is given back."""
-    given = {each["name"]: each.get("value", "") for each in pod["spec"]["containers"][0].get("env") or []}
+    given = {each["name"]: each.get("value", "") for each in _trains(pod).get("env") or []}
     return int(given.get("REGROW_GIVEN_BACK_CODE", "0"))
 
 

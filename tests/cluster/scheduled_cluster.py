@@ -54,7 +54,9 @@ class ScheduledCluster:
         more: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
         self.beside = self.chance.choice(["", "", "a-log", "z-log"])
         """Another container of each pod."""
-        names = ["train", *([self.beside] if self.beside else [])]
+        self.injected = bool(self.beside) and seed % 2 == 0
+        """It is put before the one that trains, by who admits the pod."""
+        names = ["train", *([self.beside] if self.beside and not self.injected else [])]
         containers = [{"name": name, "image": "team/train:1"} for name in names]
         self.job = training_job(
             template={"spec": {"containers": containers}},
@@ -109,6 +111,8 @@ class ScheduledCluster:
             return None
         if self.forbidden and JOB_LABEL in (body["metadata"].get("labels") or {}) and self.chance.random() < 0.5:
             return Refused(403, "Forbidden", f'pods "{body["metadata"]["name"]}" is forbidden: exceeded quota: team')
+        if self.injected and JOB_LABEL in (body["metadata"].get("labels") or {}):
+            body["spec"]["containers"].insert(0, {"name": self.beside, "image": "mesh/proxy:1"})
         self.kueue.admit_pod(body)
         return None
 

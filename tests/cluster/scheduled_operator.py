@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
 
@@ -10,6 +10,7 @@ from regrow_clusters.cluster.observed import JobStage
 from regrow_clusters.operator.api import ApiFailure, ApiKind
 from regrow_clusters.operator.cache import JobKey
 from regrow_clusters.operator.controller import Controller
+from regrow_clusters.operator.objects import JOB_LABEL
 from regrow_clusters.operator.observed.observing import read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, present
 from regrow_clusters.operator.resource import TrainingJob, read_job
@@ -50,6 +51,13 @@ class StoreApi:
     async def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
         for change in self._store.since(int(version)):
             yield change.what, change.new
+
+    async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
+        self.before("list", ApiKind.PODS, namespace, "")
+        self.calls += 1
+        return self._store.all_of(
+            ApiKind.PODS, namespace, lambda pod: (pod["metadata"].get("labels") or {}).get(JOB_LABEL) == job
+        )
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
         self.before("get", kind, namespace, name)

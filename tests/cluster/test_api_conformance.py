@@ -15,6 +15,7 @@ Against the fake one, or a real one: `REGROW_TEST_KUBECONFIG=~/.kube/config`, wi
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -219,8 +220,21 @@ async def test_too_old_a_version_cannot_be_watched_and_a_bound_pod_gets_its_grac
 async def test_a_pod_without_a_node_has_said_nothing(server: Server) -> None:
     """kubernetes/kubernetes, pkg/registry/core/pod/strategy.go, LogLocation: no node, an empty answer."""
     await server.api.create(ApiKind.PODS, pod("silent"))
-    assert [line async for line in server.api.log(NAMESPACE, "silent", follow=False, tail=None)] == []
+    assert [line async for line in server.api.log(NAMESPACE, "silent", "main", follow=False, tail=None)] == []
     await server.api.delete(ApiKind.PODS, NAMESPACE, "silent")
+
+
+async def test_a_log_is_one_containers_and_none_is_chosen_where_there_are_several(server: Server) -> None:
+    """API reference, GET .../pods/NAME/log: `container` defaults to the only one, if there is one in the pod."""
+    body = pod("several")
+    body["spec"]["containers"] = [{"name": name, "image": "x"} for name in ("x", "y")]
+    await server.api.create(ApiKind.PODS, body)
+    for container, says in (("", "must be specified for pod several, choose one of: [x y]"), ("z", "z is not valid")):
+        with pytest.raises(ApiFailure, match=re.escape(says)) as caught:
+            _ = [line async for line in server.api.log(NAMESPACE, "several", container, follow=False, tail=None)]
+        assert caught.value.code == 400
+    assert [line async for line in server.api.log(NAMESPACE, "several", "y", follow=False, tail=None)] == []
+    await server.api.delete(ApiKind.PODS, NAMESPACE, "several")
 
 
 async def test_what_a_job_owns_goes_with_it_and_what_another_of_its_name_owned_does_not_come_back(

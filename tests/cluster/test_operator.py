@@ -329,7 +329,8 @@ async def test_jobs_are_submitted_shown_and_scaled_from_a_terminal(cluster: Bed,
     body = training_job(**SMALL, replicasCount=3)
     file.write_text(str(body))
     assert "did you mean replicaCount?" in await say("submit", str(file))
-    file.write_text(str(training_job(**SMALL)))
+    beside = {"spec": {"containers": [{"name": name, "image": "team/train:1"} for name in ("train", "proxy")]}}
+    file.write_text(str(training_job(**SMALL | {"template": beside})))
     assert "job team/job is there" in await say("submit", str(file))
     assert "AlreadyExists" in await say("submit", str(file)) or "already exists" in await say("submit", str(file))
 

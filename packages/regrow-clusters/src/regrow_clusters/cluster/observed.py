@@ -59,6 +59,8 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     """From when on certainly nothing of it runs: it has ended, or the lease that fences it is over. None: unknown."""
     to_blame: bool = False
     """Its end speaks against its machines: they are avoided for a while."""
+    says: str = ""
+    """Of one that has ended, how; of one that starts, why it cannot, where that may be the job's own fault."""
     avoids: tuple[str, ...] = ()
     """Of one that waits: machines that it was asked to be kept away from, and so will never run on."""
 

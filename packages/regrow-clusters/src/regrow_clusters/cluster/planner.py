@@ -87,7 +87,7 @@ class _Work:
         for each in self._seen.replicas:
             if each.safe_at is None or each.safe_at > self._now:
                 continue
-            if each.stage is ReplicaStage.ENDED and self._seen.stage is JobStage.OVER:
+            if each.stage is ReplicaStage.ENDED and self._seen.stage is JobStage.OVER and each.nodes:
                 continue  # it holds nothing, and its output can be read
             if each.stage in (ReplicaStage.LOST, ReplicaStage.ENDED):
                 self._release(each, each.stage.value)
@@ -124,11 +124,18 @@ class _Work:
             self._drain(each, "fewer replicas are wanted")
 
     def give_up_stuck(self) -> None:
-        """Give back the machines of a replica that does not come to run; another is started elsewhere."""
+        """Give back the machines of a replica that does not come to run; another is started elsewhere.
+
+        What cannot start on two machines for one reason, an image for example, cannot start on any: one is avoided.
+        """
         limit = self._spec.scaling_timeout_in_seconds
         for each in self._present():
             if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
-                self._drain(each, f"it did not run within {limit:g} s", blame=each.nodes)
+                reason = f"it did not run within {limit:g} s" + (f": {each.says}" if each.says else "")
+                again = bool(each.says) and any(
+                    bad.reason == reason and bad.until > self._now for bad in self._seen.bad_nodes
+                )
+                self._drain(each, reason, blame=() if again else each.nodes)
 
     def move_from_bad(self) -> None:
         """Move replicas from bad machines: one at a time, beyond the gang's size, and never the coordinator's.
@@ -173,7 +180,7 @@ class _Work:
         blame = each.nodes if each.to_blame else ()
         self._leaving.add(each.name)
         self._freed.add(each.name)
-        self.actions.append(ReleaseReplica(each.name, reason, blame))
+        self.actions.append(ReleaseReplica(each.name, reason, blame, each.says))
 
     def _drain(self, each: ReplicaSeen, reason: str, *, blame: tuple[str, ...] = ()) -> None:
         """Its place stays its own until it is seen to have left."""

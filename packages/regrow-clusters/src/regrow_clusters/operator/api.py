@@ -1,6 +1,6 @@
 """All that is asked of an API server, and how it refuses."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -63,6 +63,10 @@ class ClusterApi(Protocol):
 
     def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
         """Changes after that version: `ADDED`, `MODIFIED` or `DELETED`, and the object; ends by `ApiFailure` alone."""
+        ...
+
+    async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
+        """The pods under a job's name, as they are now."""
         ...
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:

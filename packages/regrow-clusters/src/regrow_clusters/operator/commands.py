@@ -14,7 +14,7 @@ from regrow_clusters.operator.api import ApiFailure, ApiKind, Manifest
 from regrow_clusters.operator.crd import crd
 from regrow_clusters.operator.lightkube_api import LightkubeApi, misspelt_field
 from regrow_clusters.operator.objects import JOB_LABEL
-from regrow_clusters.operator.observed.pod_seen import read_pod
+from regrow_clusters.operator.observed.pod_seen import read_pod, training_container
 from regrow_clusters.operator.resource import GROUP, KIND, VERSION, SpecRefused, TrainingJob, read_job, read_status
 
 Say = Callable[[str], None]
@@ -112,9 +112,11 @@ def logs(
             job = read_job(found)
         except SpecRefused as refusal:
             raise UsageError(f"job {name} cannot run as it is: {refusal}") from refusal
-        pod = chosen_pod(await api.pods_of(here, name), job, replica=replica, node=node)
+        pods = await api.pods_of(here, name)
+        pod = chosen_pod(pods, job, replica=replica, node=node)
+        container = next(training_container(each).get("name", "") for each in pods if each["metadata"]["name"] == pod)
         silent = True
-        async for line in api.log(here, pod, follow=follow, tail=tail):
+        async for line in api.log(here, pod, container, follow=follow, tail=tail):
             say(line)
             silent = False
         if silent:

@@ -28,6 +28,7 @@ from regrow_clusters.operator.observed.node_watch import NodeWatch
 from regrow_clusters.operator.observed.observing import JobReading, read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.annotating import PodPlacer
+from regrow_clusters.operator.planning import PodsStart
 from regrow_clusters.operator.resource import SpecRefused, TrainingJob, TrainingJobStatus, read_job, read_status
 from regrow_clusters.operator.status import JobFinding, refused_status, with_conditions
 from regrow_clusters.operator.terms import by_its_terms
@@ -101,7 +102,9 @@ class Controller:
 
     async def _follow(self, kind: ApiKind) -> None:
         """List, then watch; where the watch is too old or breaks, list again."""
+        clock = asyncio.get_running_loop().time
         while True:
+            begun = clock()
             try:
                 items, version = await self._api.list(kind)
                 self._touch(self.cache.replace(kind, items))
@@ -111,7 +114,8 @@ class Controller:
             except ApiFailure as failure:
                 if not failure.expired and failure.reason != WATCH_SILENT:
                     _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
-                    await asyncio.sleep(_RELIST_PAUSE)
+                    begun = clock()
+                await asyncio.sleep(begun + _RELIST_PAUSE - clock())  # also where each list is too old when it is read
 
     def _touch(self, keys: set[JobKey]) -> None:
         for key in keys:
@@ -226,7 +230,14 @@ class Controller:
         job = by_its_terms(job)
         facts = await self._look(job, now)
         decision = decide(job, facts, now)
-        await self._write(found, job.status, decision.status)
+        if any(isinstance(step, PodsStart) for step in decision.steps):
+            if await self.hands.find_others(job):
+                self._queue.add(key)
+                return
+            await self._write(found, job.status, decision.status)
+            self.hands.starts_up_to(job, decision.status.serial)
+        else:
+            await self._write(found, job.status, decision.status)
         await self.hands.carry_out(job, decision.steps, facts.pods, now)
         for pod in decision.leaving:
             await self.hands.delete(job, pod, force=False)

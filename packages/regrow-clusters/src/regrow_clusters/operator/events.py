@@ -62,7 +62,8 @@ def _news_of(action: PlannedAction) -> JobNews:
         return JobNews("ReplicaAsked", f"a replica is asked for at place {action.place}, {why}")
     if isinstance(action, DrainReplica):
         return JobNews("ReplicaLeaves", f"{action.name} is asked to leave: {action.reason}", warns=bool(action.blame))
-    return JobNews("ReplicaGone", f"{action.name} is given back: {action.reason}", _lost(action))
+    said = f"{action.reason}: {action.says}" if action.says else action.reason
+    return JobNews("ReplicaGone", f"{action.name} is given back: {said}", _lost(action))
 
 
 def _lost(action: ReleaseReplica) -> bool:

@@ -21,6 +21,7 @@ from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, Mani
 from regrow_clusters.operator.objects import JOB_LABEL, MANAGED
 from regrow_clusters.operator.resource import GROUP, VERSION
 from regrow_clusters.operator.resource import KIND as JOB_KIND
+from regrow_clusters.operator.server_clock import ServerClock
 
 _FIELD_MANAGER: Final = "regrow"
 """Of people's commands; the operator is another one, so that `managedFields` tells who has written what."""
@@ -81,6 +82,9 @@ class LightkubeApi:
         # Its overloads know lightkube's own models alone.
         self._client: Any = AsyncClient(config=found, field_manager=manager)
         self.namespace = str(self._client.namespace)
+        self.clock = ServerClock()
+        # lightkube has no word for it; the client below its own is httpx2's.
+        self._client._client._client.event_hooks = {"request": [self._asks], "response": [self._hears]}  # noqa: SLF001
 
     async def __aenter__(self) -> "LightkubeApi":
         return self
@@ -179,7 +183,7 @@ class LightkubeApi:
             raise _failure(error) from error
 
     async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
-        """A job's pods; for who has rights in its namespace alone."""
+        """As `ClusterApi.pods_of`; also for who has rights in its namespace alone."""
         labels = {**MANAGED, JOB_LABEL: job}
         try:
             found = self._client.list(_KINDS[ApiKind.PODS][0], namespace=namespace, labels=labels, chunk_size=_PAGE)
@@ -187,17 +191,26 @@ class LightkubeApi:
         except httpx2.HTTPError as error:
             raise _failure(error) from error
 
-    async def log(self, namespace: str, pod: str, *, follow: bool, tail: int | None) -> AsyncIterator[str]:
-        """Lines of a pod's first container, with their ends; `follow`: until it has ended."""
-        asked = self._client.log(pod, namespace=namespace, follow=follow, tail_lines=tail)
+    async def log(
+        self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
+    ) -> AsyncIterator[str]:
+        """Lines of a pod's container, with their ends; `follow`: until it has ended; no name: of the only one."""
+        which = container or None
+        asked = self._client.log(pod, namespace=namespace, container=which, follow=follow, tail_lines=tail)
         try:
             if follow:  # lightkube 1.0.1 cannot read the refusal of a stream
-                async for _ in self._client.log(pod, namespace=namespace, tail_lines=1):
+                async for _ in self._client.log(pod, namespace=namespace, container=which, tail_lines=1):
                     pass
             async for line in asked:
                 yield line
         except httpx2.HTTPError as error:
             raise _failure(error) from error
+
+    async def _asks(self, request: httpx2.Request) -> None:
+        request.extensions["asked_at"] = self.clock.wall()
+
+    async def _hears(self, response: httpx2.Response) -> None:
+        self.clock.heard(response.headers.get("Date", ""), response.request.extensions["asked_at"])
 
     async def _ask(self, asked: Any) -> Manifest:
         try:

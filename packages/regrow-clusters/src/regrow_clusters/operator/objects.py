@@ -25,11 +25,14 @@ TOPOLOGY: Final = f"{GROUP}/topology"
 """Annotation: where the pod's node is, `/zone/rack`, once it has one; `/`: nothing is known."""
 NODE_RANK: Final = f"{GROUP}/node-rank"
 """Annotation: which node of the job a pod of the gang is; empty: the gang's pods do not all have their nodes yet."""
+TRAINS: Final = f"{GROUP}/container"
+"""Annotation: the container that trains. Who admits a pod may put another one before it, as service meshes do."""
 PLACED_FOLDER: Final = "/etc/regrow/placed"
 """Folder in which a pod reads both, as files."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
-_OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK)
+_OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK, TRAINS)
+_SHOWN_BY_KUBECTL: Final = "kubectl.kubernetes.io/default-container"
 _UNREACHABLE_SECONDS: Final = 30
 _DOMAIN: Final = "REGROW_DOMAIN"
 _VOLUME: Final = "regrow-placed"
@@ -168,9 +171,12 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
         **({LEADER_LABEL: "true"} if leader else {}),
     }
     meta["annotations"] = {key: text for key, text in (given.get("annotations") or {}).items() if key not in _OURS}
+    spec = template.get("spec") or {}
+    if trains := spec["containers"][0].get("name"):
+        meta["annotations"][TRAINS] = trains
+        meta["annotations"].setdefault(_SHOWN_BY_KUBECTL, trains)
     if gang:
         meta["annotations"].setdefault("cluster-autoscaler.kubernetes.io/safe-to-evict", "false")
-    spec = template.get("spec") or {}
     spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = int(job.spec.graceful_shutdown_timeout_in_seconds) + _GRACE_MARGIN
     priority = job.spec.priority_class_name if gang else job.spec.elastic_priority_class_name
@@ -237,7 +243,12 @@ def _mount_place(spec: dict[str, Any]) -> None:
 
 def _set_command(job: TrainingJob, container: dict[str, Any], arguments: list[str]) -> None:
     container["command"] = arguments
-    container.pop("args", None)
+    for name in (
+        "args",
+        "restartPolicy",
+        "restartPolicyRules",
+    ):  # what has ended is a pod's end, and never begins again
+        container.pop(name, None)
     given = container.get("env") or []
     field = f"metadata.labels['{job.spec.domain_label}']"
     domain = [{"name": _DOMAIN, "valueFrom": {"fieldRef": {"fieldPath": field}}}] if job.spec.domain_label else []

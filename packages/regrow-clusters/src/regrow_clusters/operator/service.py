@@ -49,7 +49,7 @@ def run_operator(
 
 async def _serve(key: bytes, namespace: str, table: HealthTable, *, elect: bool, mark: bool) -> int:
     async with LightkubeApi(manager=MANAGER) as api:
-        controller = Controller(api, key, nodes=NodeWatch(api, table, mark=mark))
+        controller = Controller(api, key, wall=api.clock, nodes=NodeWatch(api, table, mark=mark))
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

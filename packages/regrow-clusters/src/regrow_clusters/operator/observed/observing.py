@@ -11,23 +11,13 @@ from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
 from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaStage
-from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
+from regrow_clusters.operator.observed.pod_seen import PodSeen, cannot_start, has_ended, index_of
 from regrow_clusters.operator.observed.replicas import PodGroups
 from regrow_clusters.operator.resource import AvoidedNodeStatus, TrainingJob
 
 MENDED: Final = "Mended"
 _FORGIVEN_AFTER: Final = 600.0
 _LONGEST_PAUSE: Final = 300.0
-_CANNOT_START: Final = frozenset(
-    {
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
-)
 
 
 class JobReading(msgspec.Struct, frozen=True):
@@ -139,7 +129,7 @@ def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
     code = leader.exit_code
     if code == OK or (code is None and leader.phase == "Succeeded"):
         return "Succeeded", ""
-    if code is not None and 0 < code < 128 and code != RUN_AGAIN:
+    if code is not None and 0 < code < 128 and code != RUN_AGAIN and not leader.disrupted:
         hint = "regrow is not in the image" if code in (126, 127) else f"see kubectl logs {leader.name}"
         if code == UNPROVEN:
             hint = f"it was trained to its end, but its result is not proven; {hint}"
@@ -162,9 +152,8 @@ def _retry_at(job: TrainingJob, now: Instant) -> Instant:
 def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
     """Why a pod does not come to run though it has a node: its reason, and a sentence with the cure."""
     for pod in pods:
-        if pod.waiting in _CANNOT_START:
-            what = "image" if "Image" in pod.waiting else "container"
-            return pod.waiting, f"pod {pod.name}: its {what} cannot be started; see kubectl describe pod {pod.name}"
+        if text := cannot_start(pod):
+            return pod.waiting, f"pod {pod.name}: {text}; see kubectl describe pod {pod.name}"
     return None
 
 

@@ -16,12 +16,25 @@ from regrow_clusters.operator.objects import (
     PLACE_LABEL,
     REPLICA_LABEL,
     TOPOLOGY,
+    TRAINS,
     UID_LABEL,
     is_leader,
 )
 from regrow_clusters.operator.resource import TrainingJob
 
 ENDED: Final = ("Succeeded", "Failed")
+_ENDED_BY_NODE: Final = ("Evicted", "NodeShutdown", "Terminated", "Preempting")
+"""Reasons that a kubelet gives; older ones give no condition `DisruptionTarget`."""
+_CANNOT_START: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImagePull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
 _USUAL: Final = ("PodInitializing", "ContainerCreating")
 
 
@@ -60,8 +73,12 @@ class PodSeen(msgspec.Struct, frozen=True):
     finished: Instant | None = None
     exit_code: int | None = None
     reason: str = ""
+    disrupted: bool = False
+    """Its node or the cluster has ended it, with whatever code its script has left."""
     waiting: str = ""
     """Why a container of it does not start; init containers come first."""
+    ended_by: str = ""
+    """How its first container has failed that has, of those that run before the others too."""
     others_run: tuple[str, ...] = ()
     """Containers that go on although the one that trains has ended."""
     avoids: tuple[str, ...] = ()
@@ -78,15 +95,17 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
     labels = meta.get("labels") or {}
     if not {JOB_LABEL, REPLICA_LABEL, PLACE_LABEL, ATTEMPT_LABEL} <= labels.keys():
         return None
+    if not (labels[PLACE_LABEL].isdecimal() and labels[ATTEMPT_LABEL].isdecimal()):
+        return None  # somebody else has written them
     spec = found.get("spec") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or []}
     states = {each.get("name", ""): each.get("state") or {} for each in status.get("containerStatuses") or []}
-    # The kubelet sorts statuses by name: the first one may be any container's.
-    containers = spec.get("containers") or [{}]
-    first = states.get(containers[0].get("name", ""), {})
-    ended, running = first.get("terminated") or {}, first.get("running") or {}
     scheduled = conditions.get("PodScheduled") or {}
     notes = meta.get("annotations") or {}
+    trains = training_container(found)
+    # The kubelet sorts statuses by name: the first one may be any container's.
+    state = states.get(trains.get("name", ""), {})
+    ended, running = state.get("terminated") or {}, state.get("running") or {}
     kept = KUEUE_FINALIZER in (meta.get("finalizers") or [])
     gates = [each.get("name") for each in spec.get("schedulingGates") or []]
     return PodSeen(
@@ -101,7 +120,7 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         leader=is_leader(found),
         phase=status.get("phase", "Pending"),
         created=instant(meta.get("creationTimestamp")) or 0.0,
-        image=containers[0].get("image", ""),
+        image=trains.get("image", ""),
         node=spec.get("nodeName", ""),
         ip=status.get("podIP", ""),
         gated=bool(gates),
@@ -116,12 +135,22 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         finished=instant(ended.get("finishedAt")),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or ended.get("reason") or "",
+        disrupted=(conditions.get("DisruptionTarget") or {}).get("status") == "True"
+        or status.get("reason") in _ENDED_BY_NODE,
         waiting=_waiting([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
+        ended_by=_failure([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
         others_run=tuple(sorted(name for name, state in states.items() if ended and "running" in state)),
         avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
         topology=notes.get(TOPOLOGY, ""),
         ranked=notes.get(NODE_RANK, "-") != "",
     )
+
+
+def training_container(found: dict[str, Any]) -> dict[str, Any]:
+    """The container that trains, of a pod's; the first one where none is named."""
+    containers = (found.get("spec") or {}).get("containers") or [{}]
+    name = (found["metadata"].get("annotations") or {}).get(TRAINS)
+    return next((each for each in containers if each.get("name") == name), containers[0])
 
 
 def instant(text: str | None) -> Instant | None:
@@ -137,6 +166,13 @@ def index_of(job: TrainingJob, pod: PodSeen) -> int:
 def has_ended(pod: PodSeen) -> bool:
     """True if the container that trains has ended for good."""
     return pod.exit_code is not None or pod.phase in ENDED
+
+
+def cannot_start(pod: PodSeen) -> str:
+    """In words why it does not come to run though it has a node; empty: nothing is known of that."""
+    if pod.waiting not in _CANNOT_START:
+        return ""
+    return f"its {'image' if 'Image' in pod.waiting else 'container'} cannot be started"
 
 
 def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
@@ -168,6 +204,16 @@ def present(job: TrainingJob, pods: Sequence[PodSeen], now: Instant) -> list[Pod
     """Of all pods under the job's name those that are its own, and not gone."""
     fence = job.spec.fence_timeout_in_seconds
     return [pod for pod in pods if pod.owner == job.uid and not is_gone(pod, fence, now)]
+
+
+def _failure(statuses: list[dict[str, Any]]) -> str:
+    """The first container that has ended with another code than 0."""
+    for each in statuses:
+        ended = (each.get("state") or {}).get("terminated") or {}
+        if ended.get("exitCode"):
+            why = f" ({ended['reason']})" if ended.get("reason", "Error") != "Error" else ""
+            return f"container {each.get('name', '')} exited with code {ended['exitCode']}{why}"
+    return ""
 
 
 def _waiting(statuses: list[dict[str, Any]]) -> str:

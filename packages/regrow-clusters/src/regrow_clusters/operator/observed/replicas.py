@@ -13,14 +13,16 @@ import msgspec
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
 from regrow_clusters.cluster.observed import ReplicaSeen, ReplicaStage
-from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
+from regrow_clusters.operator.observed.pod_seen import PodSeen, cannot_start, has_ended, index_of
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
 """Time before a pod that ended in peace is replaced: the job may have ended, and pod 0 says so later."""
 _NODES_FAULT: Final = frozenset(
-    {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "OutOfcpu", "OutOfmemory"}
+    {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError"}
 )
+_NO_ROOM: Final = "OutOf"
+"""Begin of a kubelet's reason to refuse a pod, before the resource: `OutOfcpu`, `OutOfnvidia.com/gpu`."""
 _FROM_WORST: Final = (
     ReplicaStage.LEAVING,
     ReplicaStage.LOST,
@@ -107,6 +109,7 @@ class PodGroups:
             leave_by=leave_by,
             safe_at=safe,
             to_blame=bool(blamed),
+            says=worst.says,
             avoids=tuple(sorted({node for part in parts for node in part.avoids})),
         )
 
@@ -141,15 +144,18 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
         return seen(ReplicaStage.ENDED, pod.created, safe_at=pod.created)
     if has_ended(pod):
         at = pod.finished or pod.created
+        if at > now:  # by its node's clock, which is ahead
+            at = pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
-        over, blame = at + quiet_end if quiet else at, pod.reason in _NODES_FAULT
+        over = at + quiet_end if quiet else at
+        blame = pod.reason in _NODES_FAULT or pod.reason.startswith(_NO_ROOM)
         if pod.others_run:  # it is asked to end by then, and has its place until it has
             return seen(ReplicaStage.ENDED, at, leave_by=over, to_blame=blame)
-        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame)
+        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame, says=pod.ended_by)
     if pod.phase == "Unknown":
         return seen(ReplicaStage.LOST, pod.created, to_blame=True)
     if pod.phase == "Running":
         return seen(ReplicaStage.RUNNING, pod.started)
     if pod.node:
-        return seen(ReplicaStage.STARTING, pod.scheduled)
+        return seen(ReplicaStage.STARTING, pod.scheduled, says=cannot_start(pod))
     return seen(ReplicaStage.QUEUED, pod.created, avoids=pod.avoids)
