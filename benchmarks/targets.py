@@ -101,6 +101,10 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
             Target(f"beyond_receiver_mib{size}", most=256),
         )
     ),
+    "grpo": (
+        Target("final_reward_recipe", least=0.95, of="final_reward_plain"),
+        Target("updates_alike", least=3),
+    ),
     "live_page": (
         Target("updates_per_s", least=10),
         Target("page_errors", most=0),
