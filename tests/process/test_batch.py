@@ -121,8 +121,9 @@ def test_bad_rows_become_error_rows_and_bad_lines_and_workers_are_named(at: SetU
     at.rows("one", "refuse this", "two")
     with (at.folder / "in.jsonl").open("a") as stream:
         stream.write('{torn\n{"custom_id": "id-0"}\n{"custom_id": "empty", "url": "/v1/completions", "body": 1}\n')
-    at.worker("--latency", "0.3", "--how", "429")
-    at.worker("--faults", "1", "--how", "html")
+    asked = at.folder / "asked"
+    at.worker("--hold", f"0:{asked}")
+    at.worker("--faults", "1", "--how", "html", "--heard", str(asked))
     html = at.workers[1].url
     code, said = at.run_here("--workers", f"{at.workers[0].url},{html}", "--per-worker", "1")
     assert code == 0, said
@@ -220,8 +221,8 @@ def test_a_full_disk_costs_no_row_wherever_it_is_found_full(
 
 
 def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_enough_to_do(at: SetUpNotes) -> None:
-    for name in ("one", "two"):
-        at.worker("--latency", "0.01", "--heard", str(at.folder / name))
+    for name, other in (("one", "two"), ("two", "one")):
+        at.worker("--latency", "0.01", "--heard", str(at.folder / name), "--hold", f"0:{at.folder / other}")
     one, two = (each.url for each in at.workers)
     pool = Pool(PoolPolicy())
     for url in (one, two):
@@ -236,8 +237,13 @@ def test_rows_that_begin_alike_go_to_the_same_worker_though_all_have_more_than_e
     assert code == 0, said
     assert len(at.answers()) == 400
     heard = {url: (at.folder / name).read_text().splitlines() for url, name in ((one, "one"), (two, "two"))}
-    at_home = sum(json.loads(line)[0][:12] in opened[url] for url in heard for line in heard[url])
-    assert at_home >= 340, "of workers that are never idle each is given what begins like what it has seen"
+    for url, lines in heard.items():
+        at_home = [json.loads(line)[0][:12] in opened[url] for line in lines]
+        while not at_home[-1]:
+            at_home.pop()  # those of a slower one, once there are no more of its own
+        assert at_home.count(False) <= 30, (
+            "a worker is given what begins like what it has seen while there is such a row"
+        )
 
 
 def test_a_signal_has_the_list_read_at_once_even_where_it_seems_unchanged(at: SetUpNotes) -> None:

@@ -30,8 +30,9 @@ def test_an_answer_that_its_server_has_ended_as_it_repeats_is_counted(at: SetUpN
 
 
 def test_each_line_says_whether_the_penalty_that_was_asked_for_was_there(at: SetUpNotes) -> None:
-    words = ("--latency", "0.05")
-    having, without = at.worker("--penalty", *words).url, at.worker(*words).url
+    one, two = (at.folder / name for name in ("one", "two"))  # neither has them all before the other has any
+    having = at.worker("--penalty", "--heard", str(one), "--hold", f"4:{two}").url
+    without = at.worker("--heard", str(two), "--hold", f"4:{one}").url
     at.rows(*(f"row {number}" for number in range(12)), vllm_xargs={"lz_strength": 0.2})
     code, told = at.run_here("--workers", f"{having},{without}", "--per-worker", "2")
     assert code == 0, told

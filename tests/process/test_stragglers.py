@@ -43,11 +43,13 @@ def test_the_rank_that_sleeps_in_its_body_is_the_one_named_once_until_it_recover
     with here.start(*words) as job:
         job.wait_for("node0 is suspect: straggler slot1: rank 1 has taken ")
         (here.folder / "hurry").touch()
-        job.wait_for("node0 is ok: straggler slot1: rank 1: it is as fast as the others again")
+        over = "node0 is ok: straggler slot1: rank 1: it is as fast as the others again"
+        job.wait_for(over)
         (here.folder / "done").touch()
         assert job.wait() == 0, job.output
     ledger = Ledger(read_records(here.home / "jobs" / "slow"))
-    assert job.output.count("straggler") == 2, job.output
+    # Steps that do not sleep are so short that a busy machine makes any rank a straggler: what it says then is true.
+    assert job.output.partition(over)[0].count("straggler") == 1, job.output
     assert ledger.incidents == [] and ledger.open_incidents == {}
 
 

@@ -4,6 +4,7 @@
 Port 0: any. It prints its address when it listens. Answers repeat the prompt; a prompt that begins with `loop` is
 answered with a loop, which the server itself ends where `repetition_detection` is asked for. `--hold N:FILE`: after N
 answers it waits until the file is there. `--penalty`: it has the LZ penalty, and refuses strengths that are no numbers.
+FILE of `--heard` is there from the first row on: held for it, one worker leaves rows to another.
 """
 
 import argparse
@@ -26,9 +27,11 @@ class FakeWorker:
         self.random = random.Random(words.seed)
         self.kinds = words.how.split(",")
         self.answered = 0
-        self.heard = os.open(words.heard, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if words.heard else None
+        self.heard: int | None = None
 
     def hear(self, *what: Any) -> None:
+        if self.heard is None and self.words.heard:
+            self.heard = os.open(self.words.heard, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if self.heard is not None:
             os.write(self.heard, json.dumps(what).encode() + b"\n")
 
