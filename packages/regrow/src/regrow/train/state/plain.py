@@ -1,6 +1,7 @@
 """Plain Python values as they were at one moment, and the way back to them. Pure.
 
-Plain are None, bool, int, float, complex, str, bytes, and lists, tuples, dictionaries, sets and deques of plain values.
+Plain are None, bool, int, float, complex, str, bytes, numbers of numpy, and lists, tuples,
+dictionaries, sets and deques of plain values.
 """
 
 import operator
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import cast
 
+import numpy as np
+
 from regrow.core.errors import NotPlain, TooLarge
 
 LEAVES = 1_000
@@ -16,7 +19,7 @@ LEAVES = 1_000
 _DEEP = 8
 _NUMBERS = frozenset({type(None), bool, int, float, complex})
 _NAMES = frozenset({int, str})
-ATOMS = _NUMBERS | {str, bytes}
+ATOMS = _NUMBERS | {str, bytes, np.float64, np.float32, np.int64, np.int32, np.bool_}
 _MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
