@@ -77,12 +77,12 @@ def test_one_is_forked_proves_a_rank_and_is_gone_while_the_job_trains_on(
     assert not Path(here.folder / "behind").exists(), "what stands behind the body was run in the shadow"
 
 
-def test_a_counter_in_an_object_that_nobody_protects_is_found_though_there_is_no_standby(here: Site) -> None:
-    with start(here, fault="counter") as running:
+def test_a_tensor_in_an_object_that_nobody_protects_is_found_though_there_is_no_standby(here: Site) -> None:
+    with start(here, fault="statistic") as running:
         until(running, lambda: judged(here))
         (found,) = judged(here)
         ledger = end(here, running)
-    assert isinstance(found, ReplacementJudged) and "`augment.calls`" in found.reason, found
+    assert isinstance(found, ReplacementJudged) and "`augment.mean`" in found.reason, found
     assert ledger.incidents == []
 
 

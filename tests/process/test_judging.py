@@ -8,14 +8,14 @@ from tests.process.launching import Site, site
 from tests.process.training import SCRIPTS, Fault
 
 WRONG = ("--nproc-per-node", "2", "--proof", "off", "--no-audit")
-"""A script that counts its steps in an attribute nobody protects, in a job that is not to look."""
+"""A script that keeps a tensor in an attribute nobody protects, in a job that is not to look."""
 
 
 def train(here: Site, job: str, *faults: Fault) -> None:
     plan = here.folder / f"{job}.toml"
     plan.write_text("\n".join(fault.toml() for fault in faults))
     flags = ("--fault-plan", str(plan)) if faults else ()
-    script = (str(SCRIPTS / "train_shadowed.py"), "--fault", "counter", "--steps", "8")
+    script = (str(SCRIPTS / "train_shadowed.py"), "--fault", "statistic", "--steps", "8")
     done = here.regrow("run", "--job", job, *WRONG, *flags, *script)
     assert done.returncode == 0, done.stderr
 

@@ -10,7 +10,7 @@ from tests.process.training import SCRIPTS
 from regrow.core.records import Noted, Record, ReplacementJudged
 from regrow.observe.ledger import Ledger, read_records
 
-WELL = ("", "clip", "seeded")
+WELL = ("", "clip", "seeded", "counter", "closure")
 """Modes in which a newcomer computes the same as the rank."""
 
 
@@ -54,17 +54,13 @@ def test_a_standby_of_a_script_that_keeps_nothing_is_proven_and_training_is_not_
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
-        ("counter", "`augment.calls`"),
         ("statistic", "`augment.mean`"),
         ("number", "total`"),
         ("clock", "time.monotonic()"),
-        ("cache", "`augment.seen`"),
         ("environment", "os.environ['GAIN']"),
         ("file", "`augment.text`"),
         ("rank", "`early_rank`"),
-        ("closure", "scaled().count`"),
         ("module", "forwards`"),
-        ("rate", "`augment.seen`"),
         ("memoized", "made_once"),
     ],
 )

@@ -37,6 +37,7 @@ class LoopContext:
         self.worker = worker
         self.state: ProtectedState | None = None
         self.batches: Batches | None = None
+        self.loader: object = None
         self.first_reads: FirstReads | None = None
         self.objects: list[object] = []
         """Objects that the script protects."""

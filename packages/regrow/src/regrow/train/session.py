@@ -350,7 +350,7 @@ class Session:
         """The steps, once the loop has begun: as many as are `promised`, in epochs of `length` if there are any."""
         worker, context, until = self._worker, self._context, self._tried(promised)
         reader, reseed = self._reader(loader, until, microbatches), context.protected().reseed
-        worker.reads_once = isinstance(loader, Iterator)
+        worker.reads_once, context.loader = isinstance(loader, Iterator), loader
         fetching = partial(worker.fetching, loader)
         context.batches = Batches(
             reader, seed=self.seed, place=context.place, reseed=reseed, fetching=fetching, began=worker.training.began

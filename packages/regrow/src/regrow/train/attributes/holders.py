@@ -4,7 +4,6 @@ Modules of torch itself are left alone, and so are objects of libraries and thos
 their own business. An object is the script's, or of the package of a module that holds it.
 """
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
-from regrow.train.script.source import is_script
+from regrow.train.script.source import is_scripts
 
 MOST_ITEMS = 2_000
 """Larger containers are not looked into."""
@@ -24,7 +23,7 @@ _MODULES_OWN = frozenset(vars(nn.Module()))
 _OPTIMIZERS_OWN = frozenset({"state", "param_groups", "defaults"})
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _ON_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-_OF_THREADS = (threading.Thread, type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event)
+OF_THREADS = (threading.Thread, type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Event)
 
 
 class AttributeHolder(NamedTuple):
@@ -81,9 +80,9 @@ def _holder(name: str, thing: object, packages: set[str]) -> AttributeHolder | N
         return AttributeHolder(name, thing, frozenset()) if plain else None
     if isinstance(thing, nn.Module):
         return None if _package(kind) in _LEFT_ALONE else AttributeHolder(name, thing, _MODULES_OWN)
-    if not (_is_scripts(kind) or _package(kind) in packages) or _package(kind) in _LEFT_ALONE:
+    if not (is_scripts(kind) or _package(kind) in packages) or _package(kind) in _LEFT_ALONE:
         return None
-    if any(isinstance(each, _OF_THREADS) for each in vars(thing).values()):
+    if any(isinstance(each, OF_THREADS) for each in vars(thing).values()):
         return None
     if isinstance(thing, torch.optim.Optimizer):
         return AttributeHolder(name, thing, _OPTIMIZERS_OWN | {key for key in vars(thing) if "hook" in key})
@@ -136,8 +135,3 @@ def _modules(thing: object) -> Iterable[nn.Module]:
 
 def _package(kind: type) -> str:
     return kind.__module__.partition(".")[0]
-
-
-def _is_scripts(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and is_script(file))

@@ -1,77 +1,88 @@
-"""Objects of a script that hold what is protected: a trainer, an average of weights that counts its updates.
+"""Things around a script's loop that hold plain values: its objects, classes, functions and modules, and the process.
 
-What they count decides what becomes of what they hold, so that their plain attributes go with the steps, as the plain
-variables of the script do.
+What they hold may decide what a step computes, so it goes with the steps, as the plain variables of the script do. See
+decision 0118.
 """
 
-import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from types import FrameType, ModuleType
+import threading
+from argparse import Namespace
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextvars import ContextVar
+from enum import EnumMeta
+from functools import partial
+from types import FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.train.attributes.holders import OF_THREADS
+from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells
+from regrow.train.attributes.slots import slots
+from regrow.train.graphs.kinds import OF_LIBRARIES
+from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
-_DEEP, _WIDE, _MOST = 4, 256, 5_000
+_DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 400
 _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
 """Packages whose objects are nothing of the script's, or have an adapter that knows them."""
-_MODULES_OWN = frozenset(vars(nn.Module()))
+_PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
+_VALUES = (int, float, str, dict, list, set)
+_NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
 
 
-class Attributes:
-    """The plain attributes of one object, as variables under a name that is the same on all ranks.
-
-    Args:
-        name: by which the script reaches it.
-        thing: the object.
-        carries: whether its arrays are followed too: nobody else does it.
-    """
-
-    def __init__(self, name: str, thing: object, *, carries: bool = False) -> None:
-        self.name, self.carries = f"object {name}", carries
-        self._thing = weakref.ref(thing)
-
-    @property
-    def alive(self) -> bool:
-        """True while the script still has the object."""
-        return self._thing() is not None
-
-    def read(self) -> dict[str, object]:
-        """All of them."""
-        thing = self._thing()
-        if thing is None:
-            return {}
-        return {key: value for key, value in vars(thing).items() if key not in _MODULES_OWN}
-
-    def write(self, values: Mapping[str, object]) -> None:
-        """Set some, past what the object makes of that."""
-        thing = self._thing()
-        if thing is not None:
-            vars(thing).update(values)
-
-
-def keepers(frames: Iterable[FrameType], protected: Collection[object]) -> list[Attributes]:
-    """The objects that hold what is protected, or are it and no modules, each once.
+def keepers(
+    frames: Iterable[FrameType], protected: Collection[object], loader: object = None, known: Collection[int] = ()
+) -> list[Attributes]:
+    """All of them, each once: also what holds what is protected, or is it and no modules, whosever class that is.
 
     Args:
         frames: the script's, innermost first.
         protected: as the script gave it, with what wraps it and what is in the wrappers.
+        loader: the script's, which is led to each step's place by itself.
+        known: ids of more that is looked after.
     """
-    found: list[Attributes] = []
+    frames = list(frames)
     ids = {id(each) for each in protected}
     inside = {id(part) for each in protected if isinstance(each, nn.Module) for part in each.modules()}
+    inside |= set(known) | _all_in(loader) | {id(frame.f_globals) for frame in frames}
+    found: list[Attributes] = [ProcessSettings()]
+    names: Counter[str] = Counter()
     for name, thing in _reachable(frames):
-        if id(thing) in inside or not _counts(thing):
+        if id(thing) in inside or (isinstance(thing, ModuleType) and id(vars(thing)) in inside):
             continue
-        if id(thing) in ids or any(id(each) in ids for each in _within(vars(thing).values())):
-            try:
-                found.append(Attributes(name, thing, carries=id(thing) not in ids))
-            except TypeError:  # its kind allows no weak references
-                continue
+        holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
+        carries = holds and id(thing) not in ids
+        if len(found) < _FOLLOWED and (holds or _is_followed(thing)):
+            names[name] += 1
+            each = Attributes(f"{name}#{names[name]}" if names[name] > 1 else name, thing, carries=carries)
+            if not isinstance(thing, ModuleType | type) or any(
+                isinstance(value, _VALUES) for value in each.read().values()
+            ):
+                found.append(each)
     return found
+
+
+def _is_followed(thing: object) -> bool:
+    """True for the script's own, but for what threads use and what data is read by."""
+    if isinstance(thing, ModuleType):
+        return True
+    if isinstance(thing, type):
+        return not isinstance(thing, EnumMeta)
+    if isinstance(thing, FunctionType):
+        keeps = thing.__closure__ or thing.__defaults__ or vars(thing) or thing.__name__ in thing.__code__.co_names
+        return bool(keeps) and is_script(thing.__code__.co_filename)
+    if isinstance(thing, Generator | ContextVar):
+        return not any(thing is each for each in OF_LIBRARIES)
+    if isinstance(thing, (*_NOT_FOLLOWED, *OF_THREADS)) or (
+        type(thing) not in _PLAIN_KINDS and not is_scripts(type(thing))
+    ):
+        return False
+    return not any(isinstance(each, OF_THREADS) for _, each in _attributes("", thing))
 
 
 def _counts(thing: object) -> bool:
@@ -82,13 +93,10 @@ def _counts(thing: object) -> bool:
     return own and packages.isdisjoint(_LEFT_ALONE - {"torch", "builtins"})
 
 
-def _within(values: Iterable[object]) -> Iterator[object]:
-    for each in values:
+def _within(thing: object) -> Iterator[object]:
+    for _, each in _attributes("", thing):
         yield each
-        if isinstance(each, dict) and len(each) <= _WIDE:
-            yield from each.values()
-        elif isinstance(each, list | tuple) and len(each) <= _WIDE:
-            yield from each
+        yield from (inner for _, inner in _held("", each) if isinstance(each, dict | list | tuple))
 
 
 def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
@@ -96,14 +104,16 @@ def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
     near: list[tuple[str, object]] = []
     for frame in frames:
         near += [*frame.f_locals.items(), *frame.f_globals.items()]
+    near += [(f"module {module.__name__}", module) for module in modules_of_script()]
     for _ in range(_DEEP):
         around: list[tuple[str, object]] = []
         for name, thing in near:
             if id(thing) in seen or len(seen) > _MOST or isinstance(thing, int | float | str | bytes | torch.Tensor):
                 continue
             seen.add(id(thing))
-            yield name, thing
-            around += _held(name, thing)
+            if not isinstance(thing, ModuleType | type) or is_scripts(thing):
+                yield name, thing
+                around += _held(name, thing)
         near = around
 
 
@@ -112,6 +122,40 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
         return [(f"{name}[{key!r:.40}]", each) for key, each in list(thing.items())]
     if isinstance(thing, list | tuple) and len(thing) <= _WIDE:
         return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
-    if _counts(thing) and not isinstance(thing, nn.Module):
-        return [(f"{name}.{key}", each) for key, each in list(vars(thing).items())]
+    if isinstance(thing, FunctionType):
+        inner = getattr(thing, "__wrapped__", None)
+        mine = is_script(thing.__code__.co_filename)
+        return [(f"{name}.{key}", each.cell_contents) for key, each in cells(thing)] + [(name, inner)] if mine else ()
+    if isinstance(thing, MethodType):
+        return [(name, thing.__self__)]
+    if isinstance(thing, partial):
+        return [(name, each) for each in (thing.func, *thing.args, *thing.keywords.values())]
+    if isinstance(thing, ModuleType | type) or (
+        (_counts(thing) or isinstance(thing, LRScheduler)) and not isinstance(thing, nn.Module)
+    ):
+        kind = [(f"class {type(thing).__qualname__}", type(thing))]
+        return [*_attributes(name, thing), *kind]
     return ()
+
+
+def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
+    plain = getattr(thing, "__dict__", {})
+    return [(f"{name}.{key}", each) for key, each in list(plain.items())] + list(slots(name, thing))
+
+
+def _all_in(loader: object) -> set[int]:
+    """Ids of what its order rests on, and of all that this holds."""
+    near, seen = [loader], set[int]()
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
+        near = [loader.sampler, loader.batch_sampler, loader.generator]
+    while near and len(seen) < _MOST:
+        near = [each for each in near if id(each) not in seen and not _is_shared(each)]
+        seen.update(map(id, near))
+        near = [inner for each in near for _, inner in (*_held("", each), *_attributes("", each))]
+    return seen
+
+
+def _is_shared(thing: object) -> bool:
+    """True for what the loop may change too: options, a map-style data set whose samples become harder."""
+    data = isinstance(thing, Dataset) and not isinstance(thing, IterableDataset)
+    return data or isinstance(thing, (type, ModuleType, *_PLAIN_KINDS))

@@ -22,12 +22,12 @@ import torch
 from torch import nn
 
 from regrow.core.process.own_code import is_own_name, own_folders
+from regrow.train.attributes.slots import slots
 from regrow.train.proving import hidden
 from regrow.train.proving.digesting import digest_array, digest_tensor, digest_text
 from regrow.train.proving.recorder import digest_generator
 from regrow.train.proving.trace import SeenAround
-from regrow.train.rehearsal.slots import slots
-from regrow.train.script.source import is_script
+from regrow.train.script.source import is_scripts, modules_of_script
 
 _DEEP = 6
 _MOST = 20_000
@@ -60,11 +60,9 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
     ahead: deque[Visit] = deque()
     for frame in frames:
         ahead.extend((name, value, 0) for name, value in list(frame.f_locals.items()))
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str) and is_script(file):
-            prefix = "" if name == "__main__" else f"{name}."
-            ahead.extend((f"{prefix}{key}", value, 0) for key, value in list(vars(module).items()))
+    for module in modules_of_script():
+        prefix = "" if module.__name__ == "__main__" else f"{module.__name__}."
+        ahead.extend((f"{prefix}{key}", value, 0) for key, value in list(vars(module).items()))
     while ahead and len(found) < _MOST and time.thread_time() < until:
         path, value, deep = ahead.popleft()
         if path.startswith("__") or path in found:
@@ -73,7 +71,7 @@ def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dic
         if entry is not None:
             found[path] = entry
         if isinstance(value, ModuleType):
-            if id(value) not in seen and not _is_module_of_script(value):
+            if id(value) not in seen and not is_scripts(value):
                 seen.add(id(value))
                 found |= dict(hidden.put_in_place(path, value))
             continue
@@ -169,7 +167,7 @@ def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, ModuleType | BuiltinFunctionType | CodeType | FrameType | io.IOBase):
         return
     if isinstance(value, type):
-        if _is_scripts(value):
+        if is_scripts(value):
             yield from ((f"{path}.{name}", each) for name, each in list(vars(value).items()) if name[:2] != "__")
         return
     if is_own_name(type(value).__module__):
@@ -191,21 +189,12 @@ def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, nn.Module):
         for kind in ("_modules", "_buffers", "_parameters"):
             yield from ((f"{path}.{name}", each) for name, each in list(attributes.get(kind, {}).items()))
-    if _is_scripts(type(value)):
+    if is_scripts(type(value)):
         yield from (
             (f"{path}.{name}", each)
             for name, each in list(vars(type(value)).items())
             if name[:2] != "__" and name not in attributes
         )
-
-
-def _is_scripts(kind: type) -> bool:
-    return kind.__module__ == "__main__" or _is_module_of_script(sys.modules.get(kind.__module__))
-
-
-def _is_module_of_script(module: ModuleType | None) -> bool:
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and is_script(file)
 
 
 def names_read(code: CodeType, *, after: int = -1) -> set[str]:

@@ -6,7 +6,6 @@ environments holds the script's own.
 """
 
 import inspect
-import random
 import time
 from collections.abc import Iterable, Iterator
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,10 +16,9 @@ import xxhash
 from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.train.attributes.kept_values import Generator
 from regrow.train.state.fingerprints import flat_bytes
 
-Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
-"""Whoever draws from one changes it."""
 _LEFT_ALONE = OWN_PACKAGES | {"torch", "builtins", "logging", "threading", "multiprocessing", "concurrent"}
 _DEEP, _MOST, _WIDE, _BYTES = 40, 4_000, 2_000, 1 << 20
 _OF_TORCH = torch.default_generator.get_state().numel()

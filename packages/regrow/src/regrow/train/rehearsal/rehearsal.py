@@ -11,6 +11,7 @@ from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
 from regrow.train.attributes.keepers import keepers
+from regrow.train.graphs.object_graph import living
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
@@ -56,6 +57,7 @@ class Rehearsal:
         if left and not worker.rehearsed():
             with left.refuse_to_add():
                 yield from self._body()
+        state.variables.rehearsed = True
         check_update(worker, state)
         if too_large := beyond_a_message(state):
             worker.note_of_script(too_large)
@@ -74,7 +76,8 @@ class Rehearsal:
         first = self._owner.began
         batch = self._context.data().batch(first)
         variables = self._context.protected().variables
-        variables.follow(script_frames, keepers(script_frames(), self._context.held()))
+        frames, known = script_frames(), living(self._context.protected().graphs())
+        variables.follow(script_frames, keepers(frames, self._context.held(), self._context.loader, known))
         variables.asks()
         before = variables.take()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)
@@ -83,6 +86,7 @@ class Rehearsal:
         self.step = None
         self._context.protected().between.ends()
         self.iterated(step)
+        variables.leave_alone(self._context.draws.outside)
         variables.take()  # what has changed is learnt
         variables.put_back(before)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from regrow.train.rehearsal.environments import Generator, drawn_so_far
+from regrow.train.attributes.kept_values import Generator
+from regrow.train.rehearsal.environments import drawn_so_far
 
 
 class Seeding:

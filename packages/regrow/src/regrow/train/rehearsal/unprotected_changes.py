@@ -7,7 +7,6 @@ containers that these hold.
 import contextlib
 import random
 import re
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from types import FrameType
@@ -21,16 +20,16 @@ from torch.optim.swa_utils import AveragedModel
 from regrow.comm.torch_private.internals import schedulers_in
 from regrow.core.errors import UsageError
 from regrow.hydration.shards import local
+from regrow.train.attributes.kept_values import Generator
+from regrow.train.attributes.slots import slots
 from regrow.train.graphs.kinds import OF_LIBRARIES, says_its_state
 from regrow.train.graphs.object_graph import living
 from regrow.train.graphs.walk import own_state
 from regrow.train.rehearsal import environments, iterators
 from regrow.train.rehearsal.carried_arrays import CarriedArrays
-from regrow.train.rehearsal.environments import Generator
 from regrow.train.rehearsal.players import Players
 from regrow.train.rehearsal.seeding import Seeding
-from regrow.train.rehearsal.slots import slots
-from regrow.train.script.source import is_script
+from regrow.train.script.source import is_scripts
 from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.updates import token
@@ -326,13 +325,8 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
         return [(f"{name}[{key!r}]", each) for key, each in list(thing.items()) if isinstance(key, str | int)]
     if isinstance(thing, list | tuple):
         return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
-    if not _is_scripts(type(thing)):
+    if not is_scripts(type(thing)):
         return ()
     # The parts of a module are looked at with it.
     plain = list(vars(thing).items()) if hasattr(thing, "__dict__") else []
     return [(f"{name}.{key}", each) for key, each in plain if key not in _OF_MODULES] + list(slots(name, thing))
-
-
-def _is_scripts(kind: type) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return kind.__module__ == "__main__" or (file is not None and is_script(file))

@@ -4,8 +4,9 @@ import ast
 import functools
 import linecache
 import os
+import sys
 import sysconfig
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from regrow.core.process.own_code import own_folders
@@ -24,6 +25,18 @@ def is_script(file: str) -> bool:
     if any(folder in file for folder in _INSTALLED):
         return False  # also a user's own, and another environment's that is on the path
     return not file.startswith((*_LIBRARIES, *own_folders(), "<frozen"))
+
+
+def is_scripts(thing: type | ModuleType) -> bool:
+    """True for a class, or a module, of the script's own."""
+    name = getattr(thing, "__module__", "")
+    file = getattr(thing if isinstance(thing, ModuleType) else sys.modules.get(name), "__file__", None)
+    return name == "__main__" or (isinstance(file, str) and is_script(file))
+
+
+def modules_of_script() -> list[ModuleType]:
+    """The modules that are the script's own."""
+    return [each for each in list(sys.modules.values()) if is_scripts(each)]
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:

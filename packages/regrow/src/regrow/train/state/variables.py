@@ -22,9 +22,10 @@ import torch
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.keepers import Attributes
+from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
 from regrow.train.script.read_first import read_first
+from regrow.train.script.source import modules_of_script
 from regrow.train.state.arrays import ARRAYS, ArrayCopy, Shared, packed, unpacked
 from regrow.train.state.plain import ATOMS, LEAVES, PLAIN, PlainCopy, atoms, copied, keep, put_back, same, take_over
 
@@ -86,7 +87,12 @@ class Variables:
         """Values to send meanwhile: those of an earlier moment."""
         self.over = False
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
+        self._others: dict[str, set[str]] = {}
+        self._made: dict[str, list[str]] = {}
+        """Of each namespace, what held no plain value when it was seen first, and what does not by now besides."""
         self._elsewhere: set[str] = set()
+        self.rehearsed = False
+        """True once a newcomer has bound what the script has: what appears later is told, too."""
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
@@ -110,6 +116,10 @@ class Variables:
         self._frames, self._objects = frames, list(objects)
         self._carrying = None
 
+    def leave_alone(self, things: Mapping[int, object]) -> None:
+        """Objects, by id, that nobody can put back."""
+        self._objects = [each for each in self._objects if not each.is_in(things)]
+
     @_leaves_training_alone
     def asks(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
@@ -121,7 +131,7 @@ class Variables:
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
             self._threads = threading.active_count()
-            self._elsewhere = names_used(_functions_elsewhere(), [space.frame.f_globals for space in found])
+            self._elsewhere = names_used(_functions_elsewhere(), map(vars, modules_of_script()))
 
     @_leaves_training_alone
     def enters(self) -> None:
@@ -150,7 +160,7 @@ class Variables:
         before, self._now = self._now, {}
         for name, space in self._spaces().items():
             values = self._now[name] = {}
-            first, former = self._first[name], before.get(name, {})
+            late, first, former = self.rehearsed and name in self._first, self._first[name], before.get(name, {})
             for key, value in self._read(space).items():
                 if type(value) not in ATOMS:
                     known = former.get(key)
@@ -163,15 +173,19 @@ class Variables:
                         self._outgrown(space, key, former.get(key), value)
                         continue
                 values[key] = value
+                new = late and key not in first
                 known = first.setdefault(key, value)
-                if known is not value and (name, key) not in self._living and not same(known, value):
+                if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
 
     def _read(self, space: Namespace | Attributes) -> Values:
         found: Values = {}
         containers, nbytes = 0, 0
-        for key, value in space.read().items():
-            if not self._follows(space, key, value) or key.startswith("__"):
+        there = space.read()
+        others = {key for key, value in there.items() if not self._is_value(space, key, value)}
+        self._made[space.name] = sorted(others - self._others.setdefault(space.name, others))
+        for key, value in there.items():
+            if key.startswith("__") or not self._follows(space, key, value):
                 continue
             if isinstance(value, np.ndarray | torch.Tensor):
                 nbytes += value.nbytes
@@ -188,9 +202,11 @@ class Variables:
             return space.carries
         return self._carrying is None or self._carrying(key)
 
+    def _is_value(self, space: Namespace | Attributes, key: str, value: object) -> bool:
+        return type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
+
     def _follows(self, space: Namespace | Attributes, key: str, value: object) -> bool:
-        followed = type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
-        return followed and key not in self._elsewhere
+        return key not in self._elsewhere and self._is_value(space, key, value)
 
     def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
         if isinstance(former, PlainCopy) and former.thing is value:
@@ -264,7 +280,8 @@ class Variables:
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
                 keep(value, arrays=True)
-                reported[f"{name}\n{key}"] = encode([in_place, packed(value)])
+                made = self._made.get(name, []) if type(value) is bool else []
+                reported[f"{name}\n{key}"] = encode([in_place, packed(value), made])
 
     def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
@@ -295,9 +312,11 @@ class Variables:
             if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
                 continue
             present = now[name].get(key)
-            in_place, value = _decoded(data)
+            in_place, value, made = _decoded(data)
             if not self._follows(spaces[name], key, present) or type(value) not in _VALUES:
                 continue
+            if any(now[name].get(str(each)) is None for each in made):
+                continue  # a flag that something is made, which is not here: it would not be made
             self._living.add((name, key))
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
@@ -320,10 +339,10 @@ class Variables:
         self._frames, self._now = None, {}
 
 
-def _decoded(data: bytes) -> tuple[bool, object]:
+def _decoded(data: bytes) -> tuple[bool, object, list[object]]:
     match decode(data):
-        case [bool(in_place), bytes(value)]:
-            return in_place, unpacked(value)
+        case [bool(in_place), bytes(value), list(made)]:
+            return in_place, unpacked(value), made
     raise StateError("what was told of a variable is not a value")
 
 

@@ -1,0 +1,152 @@
+"""Plain values of one thing around a script's loop, read and written from outside, whatever kind of thing it is."""
+
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from types import CellType, FunctionType
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from regrow.hydration.codec import decode, encode
+from regrow.train.attributes.slots import slots
+
+Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+_MODULES_OWN, _VALUE = frozenset(vars(nn.Module())), "value"
+
+
+class Attributes:
+    """The plain attributes of one thing, as variables under a name that is the same on all ranks.
+
+    Args:
+        name: by which the script reaches it.
+        thing: an object, a class, a function, a module, a generator, a context variable.
+        carries: its arrays are followed too, as nobody else does it.
+    """
+
+    def __init__(self, name: str, thing: object, *, carries: bool = False) -> None:
+        self.name, self.carries = f"object {name}", carries
+        self._thing: Callable[[], object]
+        try:
+            self._thing = weakref.ref(thing)
+        except TypeError:  # its kind allows none
+            self._thing = lambda: thing
+
+    @property
+    def alive(self) -> bool:
+        """True while the script still has the object."""
+        return self._thing() is not None
+
+    def is_in(self, things: Mapping[int, object]) -> bool:
+        """True if these, by id, include it."""
+        return id(self._thing()) in things
+
+    def read(self) -> dict[str, object]:
+        """All of them."""
+        thing = self._thing()
+        if thing is None:
+            return {}
+        if isinstance(thing, Generator):
+            return {_VALUE: _position(thing)}
+        if isinstance(thing, ContextVar):
+            try:
+                return {_VALUE: thing.get()}
+            except LookupError:
+                return {}
+        values = {key: value for key, value in getattr(thing, "__dict__", {}).items() if key not in _MODULES_OWN}
+        if isinstance(thing, FunctionType):
+            values |= {key: cell.cell_contents for key, cell in cells(thing)}
+            values |= {f"default {at}": each for at, each in enumerate(thing.__defaults__ or ())}
+        return values | {path[1:]: each for path, each in slots("", thing)}
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Set some, past what the object makes of that."""
+        thing = self._thing()
+        if isinstance(thing, Generator):
+            _go_to(thing, values[_VALUE])
+        elif isinstance(thing, ContextVar):
+            thing.set(values[_VALUE])
+        elif isinstance(thing, type):
+            for key, value in values.items():
+                type.__setattr__(thing, key, value)
+        elif thing is not None:
+            inside = dict(cells(thing)) if isinstance(thing, FunctionType) else {}
+            own = {path[1:] for path, _ in slots("", thing)}
+            for key, value in values.items():
+                if key in inside:
+                    inside[key].cell_contents = value
+                elif key in own:
+                    object.__setattr__(thing, key, value)
+                elif not key.startswith("default "):  # containers there have been changed in their places
+                    vars(thing)[key] = value
+
+
+def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
+    """Variables of functions around it that a function uses, those that are bound."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            cell.cell_contents  # noqa: B018
+        except ValueError:
+            continue
+        yield f"{name}()", cell
+
+
+def _position(generator: Generator) -> bytes:
+    if isinstance(generator, np.random.Generator):
+        return encode(generator.bit_generator.state)
+    if isinstance(generator, random.Random):
+        return encode(generator.getstate())
+    state = generator.get_state()
+    return encode(state.numpy() if isinstance(state, torch.Tensor) else state)
+
+
+def _go_to(generator: Generator, position: object) -> None:
+    state = cast(Any, decode(cast(bytes, position)))
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(cast(Any, torch.tensor(state) if isinstance(generator, torch.Generator) else state))
+
+
+_OF_WORKERS = ("RANK", "WORLD_SIZE", "MASTER_", "REGROW_", "TORCHELASTIC_", "CUDA_VISIBLE")
+
+
+class ProcessSettings(Attributes):
+    """Settings of the process that a script may change between its steps: torch's, numpy's, the environment."""
+
+    def __init__(self) -> None:
+        super().__init__("process", sys)
+
+    def read(self) -> dict[str, object]:
+        """All of them."""
+        known = {
+            f"env {key}": value for key, value in os.environ.items() if not any(map(key.__contains__, _OF_WORKERS))
+        }
+        return known | {"sys.path": sys.path} | {name: read() for name, (read, _) in _SETTINGS.items()}
+
+    def write(self, values: Mapping[str, object]) -> None:
+        """Set some."""
+        for name, value in values.items():
+            if name.startswith("env "):
+                os.environ[name[4:]] = cast(str, value)
+            elif name in _SETTINGS:
+                _SETTINGS[name][1](value)
+
+
+_SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
+    "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(getattr(torch, name[6:]))),
+    "threads": (torch.get_num_threads, torch.set_num_threads),
+    "deterministic": (
+        lambda: [torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()],
+        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+    ),
+    "numpy": (np.geterr, lambda how: np.seterr(**how)),
+    "folder": (lambda: os.path.realpath("/proc/self/cwd"), os.chdir),
+}
