@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
 from pacing import pause  # type: ignore[import-not-found]
+from placing import DEVICE, take_place  # type: ignore[import-not-found]
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -82,9 +83,9 @@ def wrapped(net: Net, args: argparse.Namespace) -> nn.Module:
         return DistributedDataParallel(net, bucket_cap_mb=0.004)
     world = torch.distributed.get_world_size()
     if args.mode == "hsdp":
-        mesh = init_device_mesh("cpu", (world // args.shard, args.shard), mesh_dim_names=("replicate", "shard"))
+        mesh = init_device_mesh(DEVICE.type, (world // args.shard, args.shard), mesh_dim_names=("replicate", "shard"))
     else:
-        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+        mesh = init_device_mesh(DEVICE.type, (world,), mesh_dim_names=("shard",))
     for block in (net.first, net.second):
         fully_shard(block, mesh=mesh)
     fully_shard(net, mesh=mesh)
@@ -117,7 +118,7 @@ def check(model: nn.Module, step: int, count: int) -> None:
     """Raises `SystemExit` unless `grad` is the gradient of the mean over all samples of the step."""
     net = model.module if isinstance(model, DistributedDataParallel) else model
     pieces = [batch_of(step, share) for share in range(count)]
-    x, y = (torch.cat(each) for each in zip(*pieces, strict=True))
+    x, y = (torch.cat(each).to(DEVICE) for each in zip(*pieces, strict=True))
     wanted = torch.autograd.grad(mse_loss(net(x), y), list(net.parameters()))
     for parameter, gradient in zip(net.parameters(), wanted, strict=True):
         if parameter.grad is None or not torch.allclose(parameter.grad, gradient, rtol=1e-11, atol=1e-13):
@@ -148,13 +149,13 @@ def main() -> None:
     args = parser.parse_args()
     while Path("wait").exists():  # a test holds those who build now
         time.sleep(0.01)
-    torch.set_num_threads(1)
     if args.double:
         torch.set_default_dtype(torch.float64)
     atexit.register(note_groups, args.out)
     session = regrow.init(seed=11, invariant=args.invariant)
+    take_place(lambda: session.local_rank)
     fail_newcomers(session, args.failing, args.out)
-    model = wrapped(Net(0.0 if args.no_dropout else 0.2, args.norm), args)
+    model = wrapped(Net(0.0 if args.no_dropout else 0.2, args.norm).to(DEVICE), args)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
     session.protect(model, optimizer, scheduler)
@@ -178,6 +179,7 @@ def main() -> None:
                 x, y = micro.batch
                 x = count.scaled(x) if args.counts else x
                 weight = weight_of(x) if args.tokens else None
+                x, y = x.to(DEVICE), y.to(DEVICE)
                 loss = mse_loss(model(x), y)
                 here = [session.rank, step.number, micro.index - microbatches.share.start]
                 if here == killed and mark is not None and not mark.exists() and not step.rehearsal:

@@ -117,6 +117,10 @@ def test_a_scaler_forgets_the_step_that_was_given_up() -> None:
     assert float(scaler.get_scale()) == 65536.0
 
 
+def test_a_scaler_that_is_turned_off_has_nothing_to_forget() -> None:
+    grad_scalers.begin_anew([torch.amp.GradScaler("cpu", enabled=False)])
+
+
 # --- the gate -----------------------------------------------------------------------------------------------------
 
 

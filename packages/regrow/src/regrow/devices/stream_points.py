@@ -102,15 +102,17 @@ class LateBytes:
     """Bytes of tensors as they are on their devices where this is made, read once the devices have come there.
 
     Args:
-        pieces: in one dimension, of uint8. Those in the processor's memory are not copied: read them at once.
+        pieces: in one dimension, of uint8. Those in the processor's memory are copied too if any is not there: what
+            comes next may write to them (Adam's count of steps is such a one).
     """
 
     def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
         self._here: list[torch.Tensor] = []
+        mixed = any(on_accelerator(piece) for piece in pieces)
         devices: list[torch.device] = []
         for piece in pieces:
             if not on_accelerator(piece):
-                self._here.append(piece)
+                self._here.append(piece.clone() if mixed else piece)
                 continue
             devices.append(piece.device)
             room = host_memory(piece.shape, piece.dtype, piece.device)

@@ -19,8 +19,10 @@ from regrow.train.preparation import Preparation
 from regrow.train.proving.shadow import Shadow
 from regrow.train.rehearsal.echoed import echoed
 from regrow.train.rehearsal.rehearsal import Rehearsal
+from regrow.train.rehearsal.unprotected_changes import reachable
 from regrow.train.restartable import RestartableCalls
 from regrow.train.script.body_bindings import BodyBindings
+from regrow.train.script.callers import script_frames
 from regrow.train.script.expected_calls import may_call_collectives
 from regrow.train.script.next_turn import Turns
 from regrow.train.script_place import ScriptPlace
@@ -89,6 +91,7 @@ class StepLoop(ScriptPlace):
         self.context.let_follow(modules.spanning)
         self.context.begins()
         self._announcing.accelerator = accelerator_of(self.context.protected().parameters())
+        self.context.protected().follow(each for _, each in reachable(script_frames()))
         self.worker.arrive(
             self.context.protected(),
             modules.buckets(),

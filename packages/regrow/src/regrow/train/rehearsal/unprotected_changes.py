@@ -84,7 +84,7 @@ class Unprotected:
         self._iterators: dict[str, object] = {}
         self._frames = list(frames)
         frames = self._frames
-        for name, each in _reachable(frames):
+        for name, each in reachable(frames):
             if isinstance(each, Looked) and id(each) not in known:
                 self._things[name] = each
             elif id(each) not in known | mine and environments.is_environment(each):
@@ -168,7 +168,7 @@ class Unprotected:
         """States of generators that the script has put away in containers and objects; plain variables are followed."""
         return {
             name: flat_bytes(each).numpy().tobytes() if isinstance(each, torch.Tensor) else token(each)
-            for name, each in _reachable(self._frames)
+            for name, each in reachable(self._frames)
             if not name.isidentifier() and id(each) not in mine and environments.is_generator_state(each)
         }
 
@@ -299,7 +299,7 @@ def _parts(state: object) -> Iterator[object]:
             near += each
 
 
-def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
+def reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
     """Objects that the script can reach, each once, with the name by which it does."""
     seen: set[int] = set()
     near: list[tuple[str, object]] = []

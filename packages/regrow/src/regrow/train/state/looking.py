@@ -48,6 +48,8 @@ class Looker:
         """
         seen: dict[str, object] = {}
         digested = self._worthwhile() if closely else frozenset()
+        if closely:
+            self._roster.late.come_behind()
         for name, parameter in self._roster.parameters.items():
             if name in digested:
                 seen[name] = _digest(parameter)

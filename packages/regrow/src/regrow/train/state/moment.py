@@ -99,6 +99,7 @@ class Moment:
         self.scope = scope
         self._left = {name: Marks() for name in self._roster.objects}
         options = Marks()
+        self._roster.late.come_behind()
         with torch.no_grad():
             self._buffers.save()
             self._settings = [held(settings(group), options) for group in self._groups()]
@@ -122,6 +123,7 @@ class Moment:
         """Remember more, which has not changed since. Raises nothing where nothing was remembered: it stays so."""
         if not self.taken:
             return
+        self._roster.late.come_behind()
         with torch.no_grad():
             for name in sorted(scope.objects - self.scope.objects):
                 # What was small is a copy already; what was large has stayed itself until now.
@@ -153,6 +155,7 @@ class Moment:
         unlike: list[str] = []
         if not self.taken:
             raise StateError("nothing was remembered of this step", hint="call begin() first")
+        self._roster.late.come_behind()
         with torch.no_grad():
             self._buffers.restore()
             for name, saved in self._states.items():

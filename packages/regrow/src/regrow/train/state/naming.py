@@ -19,6 +19,7 @@ from regrow.core.errors import StateError, UsageError
 from regrow.train.graphs.kinds import can_be_followed, says_its_state
 from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.graphs.walk import own_state, put_own_state
+from regrow.train.state.late_work import LateWork
 
 RESERVED = "regrow"
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
@@ -70,6 +71,7 @@ class ProtectedObjects(NamedTuple):
     modules: dict[str, nn.Module]
     """As they were given, so with the wrappers around them."""
     generators: dict[str, torch.Generator | np.random.Generator]
+    late: LateWork
 
     def groups(self, optimizer: str) -> list[list[str]]:
         """The short names of each of its groups' parameters. Raises `StateError` for groups that have grown."""
@@ -290,7 +292,7 @@ def _gather(
     if len(names) != len(set(names)):
         twice = next(name for name in names if names.count(name) > 1)
         raise StateError(f"two tensors are called {twice}", hint="name the modules: protect(first=..., second=...)")
-    return ProtectedObjects(parameters, buffers, optimizers, optimized, objects, {}, {})
+    return ProtectedObjects(parameters, buffers, optimizers, optimized, objects, {}, {}, LateWork())
 
 
 def _clean(fqn: str) -> str:

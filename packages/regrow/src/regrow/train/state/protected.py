@@ -1,6 +1,6 @@
 """All that a script protects, as one state that can be read, written, remembered, rolled back and compared."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -108,10 +108,8 @@ class ProtectedState:
 
     def parted(self) -> bool:
         """True if this rank may have only a part: the script says so, or a tensor is a `DTensor`."""
-        if any(call.part for call in self.calls):
-            return True
-        tensors = self._roster.parameters | self._buffers()
-        return any(box_of(tensor, name) is not None for name, tensor in tensors.items())
+        boxes = (box_of(each, name) for name, each in (self._roster.parameters | self._buffers()).items())
+        return any(call.part for call in self.calls) or any(box is not None for box in boxes)
 
     def layout(self) -> str:
         """Digest over names, shapes, pieces and dtypes of parameters (in order) and buffers, and the names of all else.
@@ -129,6 +127,10 @@ class ProtectedState:
         present = ((slot.name, slot.home.get(slot.key)) for slot in self._roster.buffers)
         return {name: tensor for name, tensor in present if tensor is not None}
 
+    def follow(self, things: Iterable[object]) -> None:
+        """Streams among these things of the script may write state: what is done with it here comes behind them."""
+        self._roster.late.follow(things, lambda: self._survey(self.state_at)[1])
+
     # --- one step ---
 
     def begin(self, *, closely: bool = False, whole: bool = False) -> None:
@@ -138,17 +140,17 @@ class ProtectedState:
             closely: learn what they change by digests.
             whole: remember everything, so that the body can be undone past its updates.
         """
-        if not whole:  # which follows one that was none
-            self.attributes.take()
         known = self.looker.scope_of(self.habits.of(ScriptPart.EARLY))
         self._undo.begin(self.everything() if whole else known)
+        if not whole:  # which follows one that was none
+            self.attributes.take()
         self._looked = self.looker.look(closely=True) if closely else None
         self._updating = False
 
     def begin_restartable(self, entry: Moment, scope: Scope) -> None:
         """Remember the start of a restartable function, in a moment of its own."""
-        self.attributes.take()
         self._undo.begin(scope, start=entry)
+        self.attributes.take()
 
     def updates(self) -> list[str]:
         """An update of a body is about to begin: learn what has changed before the first one; returns what is new."""
@@ -243,10 +245,9 @@ class ProtectedState:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Local part of a tensor of the last `inventory`, not a copy. Raises `StateError` for an unknown name."""
-        tensor = self._table.get(name)
-        if tensor is None:
+        if name not in self._table:
             raise StateError(f"{name} is not part of the protected state")
-        return local(tensor)
+        return local(self._table[name])
 
     def finder(self) -> Callable[[str], torch.Tensor | None]:
         """Finds the parameter or buffer of a name, or the parameter whose optimizer state a tensor of that name is."""
@@ -276,6 +277,7 @@ class ProtectedState:
 
     def _survey(self, step: StepNo, *, canonical: bool = False) -> tuple[Inventory, dict[str, torch.Tensor]]:
         table = self._roster.parameters | self._buffers()
+        self._roster.late.come_behind(() if canonical else self.parameters())
 
         def lift(path: str, tensor: torch.Tensor) -> str:
             while path in table:

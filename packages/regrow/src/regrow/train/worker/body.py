@@ -83,7 +83,7 @@ class Body(CallObserver):
         self._whole = state is not None and self.whole_body
         if state is not None and self._whole:
             state.begin(whole=True)
-            self._say_what_it_costs(state.nbytes())
+            self._say_what_it_costs(state.nbytes)
         self.begun, self.entered = True, False
         self.updates.begin()
         return True
@@ -95,7 +95,7 @@ class Body(CallObserver):
         self._counts.called(size, self._link.env.world)
         self.own.called(name)
 
-    def _say_what_it_costs(self, size: int) -> None:
+    def _say_what_it_costs(self, size: Callable[[], int]) -> None:
         if self._costs_said or self._link.env.rank != 0:
             return
         self._costs_said = True
@@ -104,7 +104,7 @@ class Body(CallObserver):
             facts.WorkerNoted(
                 self._link.env.worker,
                 f"{why} once a body has begun to update, so a fault undoes the whole body: each step keeps a copy of "
-                f"the protected state ({size / 1e6:,.1f} MB); none is needed where all collectives come before the "
+                f"the protected state ({size() / 1e6:,.1f} MB); none is needed where all collectives come before the "
                 "first optimizer.step(), or after the step",
             )
         )
