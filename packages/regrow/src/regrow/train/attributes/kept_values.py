@@ -36,6 +36,9 @@ class Attributes:
             self._thing = weakref.ref(thing)
         except TypeError:  # its kind allows none
             self._thing = lambda: thing
+        self._is_simple = not isinstance(thing, nn.Module | FunctionType | Generator | ContextVar) and not any(
+            "__slots__" in vars(kind) for kind in type(thing).__mro__
+        )
 
     @property
     def alive(self) -> bool:
@@ -51,6 +54,8 @@ class Attributes:
         thing = self._thing()
         if thing is None:
             return {}
+        if self._is_simple:
+            return dict(cast(Mapping[str, object], getattr(thing, "__dict__", {})))
         if isinstance(thing, Generator):
             return {_VALUE: _position(thing)}
         if isinstance(thing, ContextVar):
@@ -123,13 +128,20 @@ class ProcessSettings(Attributes):
 
     def __init__(self) -> None:
         super().__init__("process", sys)
+        self._raw: dict[bytes, bytes] | None = None
+        self._environment: dict[str, object] = {}
 
     def read(self) -> dict[str, object]:
-        """All of them."""
-        known = {
-            f"env {key}": value for key, value in os.environ.items() if not any(map(key.__contains__, _OF_WORKERS))
-        }
-        return known | {"sys.path": sys.path} | {name: read() for name, (read, _) in _SETTINGS.items()}
+        """All of them; the same objects as before where nothing has changed."""
+        raw = cast(Any, os.environ)._data  # noqa: SLF001 - its public views decode every variable each time
+        if raw != self._raw:
+            self._raw = dict(raw)
+            self._environment = {
+                sys.intern(f"env {key}"): value
+                for key, value in os.environ.items()
+                if not any(map(key.__contains__, _OF_WORKERS))
+            }
+        return self._environment | {"sys.path": sys.path} | {name: read() for name, (read, _) in _SETTINGS.items()}
 
     def write(self, values: Mapping[str, object]) -> None:
         """Set some."""
@@ -141,12 +153,21 @@ class ProcessSettings(Attributes):
 
 
 _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
-    "dtype": (lambda: str(torch.get_default_dtype()), lambda name: torch.set_default_dtype(getattr(torch, name[6:]))),
+    "dtype": (
+        lambda: sys.intern(str(torch.get_default_dtype())),
+        lambda name: torch.set_default_dtype(getattr(torch, name[6:])),
+    ),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "deterministic": (
-        lambda: [torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()],
-        lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
+        lambda: (
+            2 * torch.are_deterministic_algorithms_enabled() + torch.is_deterministic_algorithms_warn_only_enabled()
+        ),
+        lambda on: torch.use_deterministic_algorithms(on >= 2, warn_only=bool(on % 2)),
     ),
-    "numpy": (np.geterr, lambda how: np.seterr(**how)),
-    "folder": (lambda: os.path.realpath("/proc/self/cwd"), os.chdir),
+    "numpy": (
+        lambda: sys.intern(",".join(f"{kind}={how}" for kind, how in np.geterr().items())),
+        lambda how: np.seterr(**dict(each.split("=") for each in how.split(","))),
+    ),
+    "folder": (lambda: sys.intern(os.getcwd()), os.chdir),
 }
+"""Of each setting, a reader, whose value is the same object as long as it is the same, and a writer."""

@@ -159,6 +159,27 @@ def _identical(one: list[object], other: list[object]) -> bool:
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
+def still(kept: object, value: object) -> bool:
+    """True if a value is what was kept: the same object with the same in it."""
+    if isinstance(kept, ArrayCopy):
+        return kept.still(value)
+    if not isinstance(kept, PlainCopy):
+        return kept is value
+    if kept.thing is not value:
+        return False
+    try:
+        if type(value) in _MAPPINGS:
+            mapping = cast(dict[object, object], value)
+            keys, items = list(mapping), list(mapping.values())
+        else:
+            keys, items = [], list(cast(list[object], value))
+    except RuntimeError:  # another thread changes it right now
+        return False
+    if not _identical(keys, kept.keys) or len(items) != len(kept.items):
+        return False
+    return _identical(items, kept.items) or all(map(still, kept.items, items))
+
+
 def take_over(present: object, value: object, *, in_place: bool, shared: Shared = set) -> object:
     """Local form of a value that has arrived: the present container, made equal to it, or the value itself.
 

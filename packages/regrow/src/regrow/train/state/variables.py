@@ -26,8 +26,21 @@ from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
 from regrow.train.script.read_first import read_first
 from regrow.train.script.source import modules_of_script
-from regrow.train.state.arrays import ARRAYS, ArrayCopy, Shared, packed, unpacked
-from regrow.train.state.plain import ATOMS, LEAVES, PLAIN, PlainCopy, atoms, copied, keep, put_back, same, take_over
+from regrow.train.state.arrays import ARRAYS, Shared, packed, unpacked
+from regrow.train.state.glances import Glance
+from regrow.train.state.plain import (
+    ATOMS,
+    LEAVES,
+    PLAIN,
+    PlainCopy,
+    atoms,
+    copied,
+    keep,
+    put_back,
+    same,
+    still,
+    take_over,
+)
 
 P = ParamSpec("P")
 Values = dict[str, object]
@@ -87,6 +100,7 @@ class Variables:
         """Values to send meanwhile: those of an earlier moment."""
         self.over = False
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
+        self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
         self._made: dict[str, list[str]] = {}
         """Of each namespace, what held no plain value when it was seen first, and what does not by now besides."""
@@ -114,7 +128,7 @@ class Variables:
             objects: that hold what is protected.
         """
         self._frames, self._objects = frames, list(objects)
-        self._carrying = None
+        self._carrying, self._glances = None, {}
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id, that nobody can put back."""
@@ -126,11 +140,11 @@ class Variables:
         self._unheard = {}
         found = self._namespaces()
         if self._carrying is None and self._frames is not None:
-            self._carrying = _may_carry(self._frames())
+            self._carrying, self._glances = _may_carry(self._frames()), {}
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
-            self._threads = threading.active_count()
+            self._threads, self._glances = threading.active_count(), {}
             self._elsewhere = names_used(_functions_elsewhere(), map(vars, modules_of_script()))
 
     @_leaves_training_alone
@@ -159,14 +173,18 @@ class Variables:
     def _look(self) -> None:
         before, self._now = self._now, {}
         for name, space in self._spaces().items():
+            there = space.read()
+            glance = self._glances.get(name)
+            if glance is not None and name in before and glance.holds(there):
+                self._now[name] = before[name]
+                continue
             values = self._now[name] = {}
             late, first, former = self.rehearsed and name in self._first, self._first[name], before.get(name, {})
-            for key, value in self._read(space).items():
+            for key, value in self._followed(space, there).items():
                 if type(value) not in ATOMS:
                     known = former.get(key)
                     try:
-                        still = isinstance(known, ArrayCopy) and known.still(value)
-                        value = known if still else keep(value, arrays=self._carries(space, key))
+                        value = known if still(known, value) else keep(value, arrays=self._carries(space, key))
                     except NotPlain:
                         continue
                     except TooLarge:
@@ -177,11 +195,11 @@ class Variables:
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
+            self._glances[name] = Glance(there, values, self._elsewhere)
 
-    def _read(self, space: Namespace | Attributes) -> Values:
+    def _followed(self, space: Namespace | Attributes, there: Mapping[str, object]) -> Values:
         found: Values = {}
         containers, nbytes = 0, 0
-        there = space.read()
         others = {key for key, value in there.items() if not self._is_value(space, key, value)}
         self._made[space.name] = sorted(others - self._others.setdefault(space.name, others))
         for key, value in there.items():
