@@ -113,7 +113,7 @@ _OF_WORKERS = ("RANK", "WORLD_SIZE", "MASTER_", "REGROW_", "TORCHELASTIC_", "CUD
 
 
 class ProcessSettings(Attributes):
-    """Settings of the process that a script may change between its steps: torch's, numpy's, the environment."""
+    """Settings of the process that a script may change between its steps: torch's, the environment."""
 
     def __init__(self) -> None:
         super().__init__("process", sys)
@@ -141,6 +141,5 @@ _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
         lambda: [torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()],
         lambda on: torch.use_deterministic_algorithms(on[0], warn_only=on[1]),
     ),
-    "numpy": (np.geterr, lambda how: np.seterr(**how)),
-    "folder": (lambda: os.path.realpath("/proc/self/cwd"), os.chdir),
+    "folder": (lambda: os.readlink("/proc/self/cwd"), os.chdir),
 }
