@@ -7,7 +7,7 @@ import re
 import sys
 import threading
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import SimpleNamespace
 from typing import Any
@@ -29,6 +29,20 @@ class Average:
         self.updates, self.seen, self.when = 0, [1], 0.5
         self.ema: Any = None
         self.__dict__ |= things
+
+
+class Loader(Average):
+    """With an order of its own, led to its place by itself."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield 1
+
+
+class Trainer(Average):
+    """Gives the batches itself, by the step's number."""
+
+    def batch(self, step: int) -> int:
+        return step + self.updates
 
 
 class Slotted:
@@ -87,10 +101,18 @@ def test_the_scripts_own_objects_and_options_are_found(kept: object) -> None:
 
 
 def test_what_threads_use_and_what_gives_the_order_of_data_is_left_alone() -> None:
-    loader = Average(state=Average())
+    loader = Loader(state=Average())
     frame: Any = SimpleNamespace(f_locals={"busy": Average(lock=threading.Lock()), "loader": loader}, f_globals={})
     names = [each.name for each in keepers([frame], [], loader)]
     assert not {"object busy", "object loader.state"} & set(names)
+
+
+def test_a_loader_that_holds_what_is_protected_is_found_and_so_is_a_trainer_whose_method_is_the_loader() -> None:
+    net = nn.Linear(1, 1)
+    trainer, holder = Trainer(), Loader(ema=net)
+    for loader, locals in ((trainer.batch, {"it": trainer}), (holder, {"it": holder})):
+        frame: Any = SimpleNamespace(f_locals=locals, f_globals={})
+        assert "object it" in [each.name for each in keepers([frame], [net], loader)]
 
 
 def test_protected_objects_are_found_and_modules_wrappers_and_libraries_objects_are_not() -> None:

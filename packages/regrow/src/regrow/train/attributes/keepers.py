@@ -18,18 +18,17 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from regrow.core.process.own_code import OWN_PACKAGES
+from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
 from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells
 from regrow.train.attributes.slots import slots
 from regrow.train.graphs.kinds import OF_LIBRARIES
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
 
-_DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 400
+_DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
 _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
-"""Packages whose objects are nothing of the script's, or have an adapter that knows them."""
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
 _VALUES = (int, float, str, dict, list, set)
 _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
@@ -49,7 +48,8 @@ def keepers(
     frames = list(frames)
     ids = {id(each) for each in protected}
     inside = {id(part) for each in protected if isinstance(each, nn.Module) for part in each.modules()}
-    inside |= set(known) | _all_in(loader) | {id(frame.f_globals) for frame in frames}
+    inside |= set(known) | {id(frame.f_globals) for frame in frames}
+    of_loader = _all_in(loader)
     found: list[Attributes] = [ProcessSettings()]
     names: Counter[str] = Counter()
     for name, thing in _reachable(frames):
@@ -57,7 +57,7 @@ def keepers(
             continue
         holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
         carries = holds and id(thing) not in ids
-        if len(found) < _FOLLOWED and (holds or _is_followed(thing)):
+        if len(found) < _FOLLOWED and (holds or (id(thing) not in of_loader and _is_followed(thing))):
             names[name] += 1
             each = Attributes(f"{name}#{names[name]}" if names[name] > 1 else name, thing, carries=carries)
             if not isinstance(thing, ModuleType | type) or any(
@@ -145,7 +145,7 @@ def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
 
 def _all_in(loader: object) -> set[int]:
     """Ids of what its order rests on, and of all that this holds."""
-    near, seen = [loader], set[int]()
+    near, seen = [loader] if hasattr(type(loader), "__iter__") else [], set[int]()
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         near = [loader.sampler, loader.batch_sampler, loader.generator]
     while near and len(seen) < _MOST:
@@ -156,6 +156,8 @@ def _all_in(loader: object) -> set[int]:
 
 
 def _is_shared(thing: object) -> bool:
-    """True for what the loop may change too: options, a map-style data set whose samples become harder."""
+    """True for what the loop may change too: options, a map-style data set whose samples become harder, a model."""
     data = isinstance(thing, Dataset) and not isinstance(thing, IterableDataset)
-    return data or isinstance(thing, (type, ModuleType, *_PLAIN_KINDS))
+    return (
+        data or isinstance(thing, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(type(thing).__module__)
+    )

@@ -124,7 +124,7 @@ _OF_WORKERS = ("RANK", "WORLD_SIZE", "MASTER_", "REGROW_", "TORCHELASTIC_", "CUD
 
 
 class ProcessSettings(Attributes):
-    """Settings of the process that a script may change between its steps: torch's, numpy's, the environment."""
+    """Settings of the process that a script may change between its steps: torch's, the environment."""
 
     def __init__(self) -> None:
         super().__init__("process", sys)
@@ -164,10 +164,6 @@ _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
         ),
         lambda on: torch.use_deterministic_algorithms(on >= 2, warn_only=bool(on % 2)),
     ),
-    "numpy": (
-        lambda: sys.intern(",".join(f"{kind}={how}" for kind, how in np.geterr().items())),
-        lambda how: np.seterr(**dict(each.split("=") for each in how.split(","))),
-    ),
-    "folder": (lambda: sys.intern(os.getcwd()), os.chdir),
+    "folder": (lambda: sys.intern(os.readlink("/proc/self/cwd")), os.chdir),
 }
 """Of each setting, a reader, whose value is the same object as long as it is the same, and a writer."""

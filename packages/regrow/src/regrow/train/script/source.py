@@ -36,7 +36,7 @@ def is_scripts(thing: type | ModuleType) -> bool:
 
 def modules_of_script() -> list[ModuleType]:
     """The modules that are the script's own."""
-    return [each for each in list(sys.modules.values()) if is_scripts(each)]
+    return [each for each in list(sys.modules.values()) if type(each) is ModuleType and is_scripts(each)]
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:

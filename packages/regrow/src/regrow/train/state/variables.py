@@ -102,8 +102,7 @@ class Variables:
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
-        self._made: dict[str, list[str]] = {}
-        """Of each namespace, what held no plain value when it was seen first, and what does not by now besides."""
+        self._made: dict[str, list[str]] = {}  # beside what was no plain value when it was seen first
         self._elsewhere: set[str] = set()
         self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
