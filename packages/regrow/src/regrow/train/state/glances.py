@@ -32,8 +32,7 @@ class Glance:
     def holds(self, there: Mapping[str, object]) -> bool:
         """True if nothing in it has changed that is followed, and nothing else would be followed by now."""
         return (
-            len(there) == len(self._names)
-            and all(map(operator.is_, there, self._names))
+            list(there) == self._names
             and all(map(operator.is_, map(type, there.values()), self._kinds))
             and all(map(operator.is_, compress(there.values(), self._is_atom), self._atoms))
             and all(still(copy, there[name]) for name, copy in self._copies.items())
