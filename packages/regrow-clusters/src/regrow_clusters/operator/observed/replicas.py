@@ -151,7 +151,7 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
         blame = pod.reason in _NODES_FAULT or pod.reason.startswith(_NO_ROOM)
         if pod.others_run:  # it is asked to end by then, and has its place until it has
             return seen(ReplicaStage.ENDED, at, leave_by=over, to_blame=blame)
-        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame, says=pod.ended_by)
+        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame)
     if pod.phase == "Unknown":
         return seen(ReplicaStage.LOST, pod.created, to_blame=True)
     if pod.phase == "Running":
