@@ -17,7 +17,7 @@ from tests.cluster.virtual_time import VirtualLoop
 from regrow_clusters.operator.api import ApiFailure, ApiKind
 from regrow_clusters.operator.controller import Controller
 from regrow_clusters.operator.objects import JOB_LABEL, PLACE_LABEL
-from regrow_clusters.operator.server_clock import ServerClock
+from regrow_clusters.operator.observed.server_clock import ServerClock
 
 NOBODY_STARTS = "team/nothing:1"
 """An image of which the kubelet of these tests starts no container."""
@@ -170,25 +170,12 @@ def held_at(job: TurnedJob, place: int, status: Manifest) -> None:
     job.store.refuse = admission
 
 
-def events(job: TurnedJob, reason: str) -> list[str]:
-    return [each["message"] for each in job.store.all_of("events") if each["reason"] == reason]
-
-
 @pytest.mark.parametrize("waiting", ["ImagePullBackOff", "CreateContainerConfigError"])
 def test_an_image_that_nobody_can_start_does_not_make_all_nodes_bad(waiting: str) -> None:
     job = TurnedJob(maxReplicaCount=3, scalingTimeoutInSeconds=60)
     held_at(job, 2, {"containerStatuses": [{"name": "train", "state": {"waiting": {"reason": waiting}}}]})
     job.until(lambda: int(job.status().get("serial", 0)) >= 7, within=900)
     assert len(job.status()["badNodes"]) == 1 and job.status()["replicas"] == 2
-
-
-def test_an_init_container_that_fails_is_told_as_an_event() -> None:
-    job = TurnedJob(maxReplicaCount=3)
-    ended = {"name": "fetch", "state": {"terminated": {"exitCode": 3, "reason": "Error"}}}
-    waits = {"name": "train", "state": {"waiting": {"reason": "PodInitializing"}}}
-    held_at(job, 2, {"phase": "Failed", "initContainerStatuses": [ended], "containerStatuses": [waits]})
-    job.until(lambda: events(job, "ReplicaGone") != [])
-    assert events(job, "ReplicaGone")[0].endswith("is given back: ended: container fetch exited with code 3")
 
 
 class TooOld(StoreApi):
@@ -239,8 +226,8 @@ def test_the_servers_clock_counts_where_it_is_another_and_a_slow_answer_is_no_ot
     # RFC 9110, 6.6.1: `Date` is when the answer was made, in whole seconds.
     now = 1_800_000_000.0
     clock = ServerClock(lambda: now)
-    clock.heard("no date", now)
-    clock.heard(format_datetime(datetime.fromtimestamp(now + server, UTC), usegmt=True), now - took)
+    clock.set("no date", now)
+    clock.set(format_datetime(datetime.fromtimestamp(now + server, UTC), usegmt=True), now - took)
     assert clock.ahead == ahead and clock() == now + ahead
 
 

@@ -35,13 +35,12 @@ class DrainReplica(msgspec.Struct, frozen=True, tag=True):
 class ReleaseReplica(msgspec.Struct, frozen=True, tag=True):
     """Give back what the cluster still holds for a replica of which nothing runs any more.
 
-    `blame`: machines to avoid from now on. `says`: how it has ended, for people.
+    `blame`: machines to avoid from now on.
     """
 
     name: str
     reason: str
     blame: tuple[str, ...] = ()
-    says: str = ""
 
 
 PlannedAction = StartGang | StartReplica | DrainReplica | ReleaseReplica

@@ -60,7 +60,7 @@ class ReplicaSeen(msgspec.Struct, frozen=True):
     to_blame: bool = False
     """Its end speaks against its machines: they are avoided for a while."""
     says: str = ""
-    """Of one that has ended, how; of one that starts, why it cannot, where that may be the job's own fault."""
+    """Of one that starts: why it cannot, where that may be the job's own fault."""
     avoids: tuple[str, ...] = ()
     """Of one that waits: machines that it was asked to be kept away from, and so will never run on."""
 

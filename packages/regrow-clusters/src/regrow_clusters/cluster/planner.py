@@ -132,10 +132,8 @@ class _Work:
         for each in self._present():
             if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
                 reason = f"it did not run within {limit:g} s" + (f": {each.says}" if each.says else "")
-                again = bool(each.says) and any(
-                    bad.reason == reason and bad.until > self._now for bad in self._seen.bad_nodes
-                )
-                self._drain(each, reason, blame=() if again else each.nodes)
+                again = any(bad.reason == reason and bad.until > self._now for bad in self._seen.bad_nodes)
+                self._drain(each, reason, blame=() if each.says and again else each.nodes)
 
     def move_from_bad(self) -> None:
         """Move replicas from bad machines: one at a time, beyond the gang's size, and never the coordinator's.
@@ -180,7 +178,7 @@ class _Work:
         blame = each.nodes if each.to_blame else ()
         self._leaving.add(each.name)
         self._freed.add(each.name)
-        self.actions.append(ReleaseReplica(each.name, reason, blame, each.says))
+        self.actions.append(ReleaseReplica(each.name, reason, blame))
 
     def _drain(self, each: ReplicaSeen, reason: str, *, blame: tuple[str, ...] = ()) -> None:
         """Its place stays its own until it is seen to have left."""

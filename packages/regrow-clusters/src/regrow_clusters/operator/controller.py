@@ -230,14 +230,13 @@ class Controller:
         job = by_its_terms(job)
         facts = await self._look(job, now)
         decision = decide(job, facts, now)
-        if any(isinstance(step, PodsStart) for step in decision.steps):
-            if await self.hands.find_others(job):
-                self._queue.add(key)
-                return
-            await self._write(found, job.status, decision.status)
-            self.hands.starts_up_to(job, decision.status.serial)
-        else:
-            await self._write(found, job.status, decision.status)
+        starts = any(isinstance(step, PodsStart) for step in decision.steps)
+        if starts and await self.hands.find_others(job):
+            self._queue.add(key)
+            return
+        await self._write(found, job.status, decision.status)
+        if starts:
+            self.hands.serials[job.uid] = decision.status.serial
         await self.hands.carry_out(job, decision.steps, facts.pods, now)
         for pod in decision.leaving:
             await self.hands.delete(job, pod, force=False)

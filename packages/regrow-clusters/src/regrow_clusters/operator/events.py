@@ -62,8 +62,7 @@ def _news_of(action: PlannedAction) -> JobNews:
         return JobNews("ReplicaAsked", f"a replica is asked for at place {action.place}, {why}")
     if isinstance(action, DrainReplica):
         return JobNews("ReplicaLeaves", f"{action.name} is asked to leave: {action.reason}", warns=bool(action.blame))
-    said = f"{action.reason}: {action.says}" if action.says else action.reason
-    return JobNews("ReplicaGone", f"{action.name} is given back: {said}", _lost(action))
+    return JobNews("ReplicaGone", f"{action.name} is given back: {action.reason}", _lost(action))
 
 
 def _lost(action: ReleaseReplica) -> bool:
@@ -77,19 +76,13 @@ def _ordinal(number: int) -> str:
 
 def event(job: TrainingJob, news: JobNews, now: Instant) -> dict[str, Any]:
     """One event; the same words at the same second are the same event."""
-    at = stamp(now)
+    at, kind = stamp(now), {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND}
     mark = hashlib.sha256(f"{job.uid} {news.reason} {news.message} {at}".encode()).hexdigest()[:16]
     return {
         "apiVersion": "v1",
         "kind": "Event",
         "metadata": {"name": f"{job.name}.{mark}", "namespace": job.namespace},
-        "involvedObject": {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": KIND,
-            "name": job.name,
-            "namespace": job.namespace,
-            "uid": job.uid,
-        },
+        "involvedObject": {**kind, "name": job.name, "namespace": job.namespace, "uid": job.uid},
         "type": "Warning" if news.warns else "Normal",
         "reason": news.reason,
         "message": news.message[:1024],

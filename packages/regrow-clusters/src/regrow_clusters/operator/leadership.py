@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from regrow.core.ids import Instant, Seconds
-from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi, Manifest
+from regrow_clusters.operator.api import ApiFailure, ApiKind, ClusterApi
 from regrow_clusters.operator.resource import LEASE_NAME
 
 HELD_FOR: Final[Seconds] = 15.0
@@ -27,12 +27,8 @@ class Leadership:
         renew_every: Seconds = _RENEW_EVERY,
         clock: Callable[[], Instant] = time.monotonic,
     ) -> None:
-        self._api = api
-        self._namespace = namespace
-        self._identity = identity
-        self._held_for = held_for
-        self._renew_every = renew_every
-        self._clock = clock
+        self._api, self._namespace, self._identity = api, namespace, identity
+        self._held_for, self._renew_every, self._clock = held_for, renew_every, clock
         self._seen: tuple[str, Instant] = ("", 0.0)
         self._seen_holder = ""
 
@@ -86,12 +82,8 @@ class Leadership:
         return True
 
     async def _make(self) -> bool:
-        body: Manifest = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": LEASE_NAME, "namespace": self._namespace},
-            "spec": self._spec({}),
-        }
+        meta = {"name": LEASE_NAME, "namespace": self._namespace}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": self._spec({})}
         try:
             await self._api.create(ApiKind.LEASES, body)
         except ApiFailure:

@@ -19,9 +19,9 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
 from regrow_clusters.operator.api import WATCH_SILENT, ApiFailure, ApiKind, Manifest
 from regrow_clusters.operator.objects import JOB_LABEL, MANAGED
+from regrow_clusters.operator.observed.server_clock import ServerClock
 from regrow_clusters.operator.resource import GROUP, VERSION
 from regrow_clusters.operator.resource import KIND as JOB_KIND
-from regrow_clusters.operator.server_clock import ServerClock
 
 _FIELD_MANAGER: Final = "regrow"
 """Of people's commands; the operator is another one, so that `managedFields` tells who has written what."""
@@ -66,11 +66,7 @@ class LightkubeApi:
     """
 
     def __init__(
-        self,
-        config: SingleConfig | None = None,
-        *,
-        manager: str = _FIELD_MANAGER,
-        silent_for: Seconds = _SILENT_FOR,
+        self, config: SingleConfig | None = None, *, manager: str = _FIELD_MANAGER, silent_for: Seconds = _SILENT_FOR
     ) -> None:
         self._silent_for = silent_for
         try:
@@ -83,8 +79,8 @@ class LightkubeApi:
         self._client: Any = AsyncClient(config=found, field_manager=manager)
         self.namespace = str(self._client.namespace)
         self.clock = ServerClock()
-        # lightkube has no word for it; the client below its own is httpx2's.
-        self._client._client._client.event_hooks = {"request": [self._asks], "response": [self._hears]}  # noqa: SLF001
+        hooks: Any = {"request": [self._note_time], "response": [self._set_clock]}
+        self._client._client._client.event_hooks = hooks  # noqa: SLF001 - httpx2's client, below lightkube's own
 
     async def __aenter__(self) -> "LightkubeApi":
         return self
@@ -97,10 +93,7 @@ class LightkubeApi:
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
         """As `ClusterApi.list`."""
         found = self._client.list(
-            _KINDS[kind][0],
-            namespace=None if kind is ApiKind.NODES else ALL_NS,
-            labels=_labels(kind),
-            chunk_size=_PAGE,
+            _KINDS[kind][0], namespace=None if kind is ApiKind.NODES else ALL_NS, labels=_labels(kind), chunk_size=_PAGE
         )
         try:
             items = [dict(each) async for each in found]
@@ -195,22 +188,21 @@ class LightkubeApi:
         self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
     ) -> AsyncIterator[str]:
         """Lines of a pod's container, with their ends; `follow`: until it has ended; no name: of the only one."""
-        which = container or None
-        asked = self._client.log(pod, namespace=namespace, container=which, follow=follow, tail_lines=tail)
+        asked = self._client.log(pod, namespace=namespace, container=container or None, follow=follow, tail_lines=tail)
         try:
             if follow:  # lightkube 1.0.1 cannot read the refusal of a stream
-                async for _ in self._client.log(pod, namespace=namespace, container=which, tail_lines=1):
+                async for _ in self._client.log(pod, namespace=namespace, container=container or None, tail_lines=1):
                     pass
             async for line in asked:
                 yield line
         except httpx2.HTTPError as error:
             raise _failure(error) from error
 
-    async def _asks(self, request: httpx2.Request) -> None:
+    async def _note_time(self, request: httpx2.Request) -> None:
         request.extensions["asked_at"] = self.clock.wall()
 
-    async def _hears(self, response: httpx2.Response) -> None:
-        self.clock.heard(response.headers.get("Date", ""), response.request.extensions["asked_at"])
+    async def _set_clock(self, response: httpx2.Response) -> None:
+        self.clock.set(response.headers.get("Date", ""), response.request.extensions["asked_at"])
 
     async def _ask(self, asked: Any) -> Manifest:
         try:

@@ -87,6 +87,8 @@ def lease_rules() -> list[dict[str, Any]]:
 
 
 def _pod(namespace: str, image: str, *, mark_nodes: bool) -> dict[str, Any]:
+    bare = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
+    user = {"runAsNonRoot": True, "runAsUser": _NOBODY, "runAsGroup": _NOBODY, "fsGroup": _NOBODY}
     container = {
         "name": "operator",
         "image": image,
@@ -95,22 +97,12 @@ def _pod(namespace: str, image: str, *, mark_nodes: bool) -> dict[str, Any]:
             *(["--mark-nodes"] if mark_nodes else []),
         ],
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        "securityContext": {**bare, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "key", "mountPath": _KEY_FOLDER, "readOnly": True}],
     }
     return {
         "serviceAccountName": NAME,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _NOBODY,
-            "runAsGroup": _NOBODY,
-            "fsGroup": _NOBODY,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": {**user, "seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
         "volumes": [{"name": "key", "secret": {"secretName": KEY_SECRET, "defaultMode": 0o440}}],
     }

@@ -87,27 +87,16 @@ def group_name(job: TrainingJob, serial: int) -> str:
 
 def secret(job: TrainingJob, key: bytes) -> dict[str, Any]:
     """Secret that all pods of the job must know to speak to each other."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _meta(job, secret_name(job)),
-        "stringData": {TOKEN_KEY: token_of(key, job.uid)},
-    }
+    body = {"apiVersion": "v1", "kind": "Secret", "metadata": _meta(job, secret_name(job))}
+    return {**body, "stringData": {TOKEN_KEY: token_of(key, job.uid)}}
 
 
 def service(job: TrainingJob) -> dict[str, Any]:
     """A name for pod 0; known before the pod is ready, for the others wait for it."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _meta(job, service_name(job)),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": {UID_LABEL: job.uid, LEADER_LABEL: "true"},
-            "ports": [{"name": "coordinator", "port": job.spec.port}],
-        },
-    }
+    spec: dict[str, Any] = {"clusterIP": "None", "publishNotReadyAddresses": True}
+    spec |= {"selector": {UID_LABEL: job.uid, LEADER_LABEL: "true"}}
+    spec |= {"ports": [{"name": "coordinator", "port": job.spec.port}]}
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _meta(job, service_name(job)), "spec": spec}
 
 
 def budget(job: TrainingJob) -> dict[str, Any]:
@@ -115,16 +104,10 @@ def budget(job: TrainingJob) -> dict[str, Any]:
 
     Pods that are not ready may always be evicted: they do not train.
     """
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": _meta(job, service_name(job)),
-        "spec": {
-            "minAvailable": job.spec.replica_count * job.spec.pods_per_replica - 1,
-            "selector": {"matchLabels": {UID_LABEL: job.uid}},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        },
-    }
+    spec: dict[str, Any] = {"minAvailable": job.spec.replica_count * job.spec.pods_per_replica - 1}
+    spec |= {"selector": {"matchLabels": {UID_LABEL: job.uid}}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
+    meta = _meta(job, service_name(job))
+    return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
 
 
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -139,14 +122,8 @@ def is_leader(pod: dict[str, Any]) -> bool:
 
 
 def _meta(job: TrainingJob, name: str) -> dict[str, Any]:
-    owner = {
-        "apiVersion": f"{GROUP}/{VERSION}",
-        "kind": KIND,
-        "name": job.name,
-        "uid": job.uid,
-        "controller": True,
-        "blockOwnerDeletion": True,
-    }
+    owner: dict[str, Any] = {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND, "name": job.name, "uid": job.uid}
+    owner |= {"controller": True, "blockOwnerDeletion": True}
     return {
         "name": name,
         "namespace": job.namespace,
@@ -198,15 +175,8 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
 
 def _tolerations() -> list[dict[str, Any]]:
     """A node that is not reachable loses its pods after half a minute, not after five."""
-    return [
-        {
-            "key": f"node.kubernetes.io/{key}",
-            "operator": "Exists",
-            "effect": "NoExecute",
-            "tolerationSeconds": _UNREACHABLE_SECONDS,
-        }
-        for key in ("not-ready", "unreachable")
-    ]
+    how = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_SECONDS}
+    return [{"key": f"node.kubernetes.io/{key}", **how} for key in ("not-ready", "unreachable")]
 
 
 def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:

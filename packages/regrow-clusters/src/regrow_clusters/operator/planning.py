@@ -112,11 +112,5 @@ def _sizes(job: TrainingJob, reading: JobReading) -> ElasticSpec:
 def _pods_alone(job: TrainingJob, replicas: int) -> ElasticSpec:
     """The sizes of that many replicas' pods, each of them a place: as many as there are, and no others."""
     count = replicas * job.spec.pods_per_replica
-    return msgspec.structs.replace(
-        job.spec.elastic(),
-        replica_count=count,
-        max_replica_count=count,
-        replicas=None,
-        replica_increment_step=1,
-        replica_discrete_values=(),
-    )
+    one = {"replicas": None, "replica_increment_step": 1, "replica_discrete_values": ()}
+    return msgspec.structs.replace(job.spec.elastic(), replica_count=count, max_replica_count=count, **one)

@@ -13,17 +13,8 @@ from regrow_clusters.operator.resource import TrainingJob, TrainingJobSpec
 
 _SIZES: Final = ("replicaCount", "maxReplicaCount", "replicaIncrementStep", "replicaDiscreteValues")
 _PASSED_ON: Final = (
-    *(
-        "podsPerReplica",
-        "ranksPerPod",
-        "replicaRanks",
-        "domainLabel",
-        "topologyLabels",
-        "script",
-        "runFlags",
-        "checkpointDir",
-    ),
-    *("port", "backend", "kueue"),
+    *("podsPerReplica", "ranksPerPod", "replicaRanks", "domainLabel", "topologyLabels"),
+    *("script", "runFlags", "checkpointDir", "port", "backend", "kueue"),
 )
 
 

@@ -53,7 +53,7 @@ class PodHands:
         """By the jobs' uids: when their service and secret were last made, or found."""
         self._unsure: dict[JobKey, set[str]] = {}
         """Pods that were asked for, and the answer was lost: they may be there."""
-        self._serials: dict[str, int] = {}
+        self.serials: dict[str, int] = {}
         """By the jobs' uids: up to which number all replicas that were started are known here."""
         self._ending: dict[str, Instant] = {}
         """Namespaces that take nothing new, and when that was heard."""
@@ -80,17 +80,13 @@ class PodHands:
         Jobs and pods are watched apart: the number of a replica may be heard before its pods.
         """
         key = (job.namespace, job.name)
-        if self._serials.get(job.uid) == job.status.serial:
+        if self.serials.get(job.uid) == job.status.serial:
             return False
         known = {pod.uid for pod in self._cache.pods(key)}
         for each in await self._api.pods_of(*key):
             self._cache.put(ApiKind.PODS, each)
-        self._serials[job.uid] = job.status.serial
+        self.serials[job.uid] = job.status.serial
         return any(pod.uid not in known for pod in self._cache.pods(key))
-
-    def starts_up_to(self, job: TrainingJob, serial: int) -> None:
-        """This operator alone has written that replicas up to this number are started."""
-        self._serials[job.uid] = serial
 
     async def carry_out(
         self, job: TrainingJob, steps: Sequence[PodStep], seen: Sequence[PodSeen], now: Instant

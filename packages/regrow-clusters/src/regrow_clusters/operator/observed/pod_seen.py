@@ -25,15 +25,9 @@ from regrow_clusters.operator.resource import TrainingJob
 ENDED: Final = ("Succeeded", "Failed")
 _ENDED_BY_NODE: Final = ("Evicted", "NodeShutdown", "Terminated", "Preempting")
 """Reasons that a kubelet gives; older ones give no condition `DisruptionTarget`."""
-_CANNOT_START: Final = frozenset(
-    {
-        "ImagePullBackOff",
-        "ErrImagePull",
-        "InvalidImageName",
-        "CreateContainerConfigError",
-        "CreateContainerError",
-        "RunContainerError",
-    }
+_CANNOT_START: Final = (
+    *("ImagePullBackOff", "ErrImagePull", "InvalidImageName"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
 )
 _USUAL: Final = ("PodInitializing", "ContainerCreating")
 
@@ -77,8 +71,6 @@ class PodSeen(msgspec.Struct, frozen=True):
     """Its node or the cluster has ended it, with whatever code its script has left."""
     waiting: str = ""
     """Why a container of it does not start; init containers come first."""
-    ended_by: str = ""
-    """How its first container has failed that has, of those that run before the others too."""
     others_run: tuple[str, ...] = ()
     """Containers that go on although the one that trains has ended."""
     avoids: tuple[str, ...] = ()
@@ -138,7 +130,6 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         disrupted=(conditions.get("DisruptionTarget") or {}).get("status") == "True"
         or status.get("reason") in _ENDED_BY_NODE,
         waiting=_waiting([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
-        ended_by=_failure([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
         others_run=tuple(sorted(name for name, state in states.items() if ended and "running" in state)),
         avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
         topology=notes.get(TOPOLOGY, ""),
@@ -204,16 +195,6 @@ def present(job: TrainingJob, pods: Sequence[PodSeen], now: Instant) -> list[Pod
     """Of all pods under the job's name those that are its own, and not gone."""
     fence = job.spec.fence_timeout_in_seconds
     return [pod for pod in pods if pod.owner == job.uid and not is_gone(pod, fence, now)]
-
-
-def _failure(statuses: list[dict[str, Any]]) -> str:
-    """The first container that has ended with another code than 0."""
-    for each in statuses:
-        ended = (each.get("state") or {}).get("terminated") or {}
-        if ended.get("exitCode"):
-            why = f" ({ended['reason']})" if ended.get("reason", "Error") != "Error" else ""
-            return f"container {each.get('name', '')} exited with code {ended['exitCode']}{why}"
-    return ""
 
 
 def _waiting(statuses: list[dict[str, Any]]) -> str:

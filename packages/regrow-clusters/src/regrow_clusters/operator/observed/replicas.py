@@ -66,9 +66,12 @@ class PodGroups:
         return tuple(part.name for name in broken for part in self._parts_of(name) if part.counts)
 
     def left_over(self) -> tuple[str, ...]:
-        """Pods of a job that is over in which the training goes on, though it has ended in another of their replica."""
+        """Pods of a job that is over in which the training goes on, or never began, and has ended in their replica."""
         over = [name for name in sorted(self._groups) if not self._whole(name).counts]
-        return tuple(part.name for name in over for part in self._parts_of(name) if part.counts)
+        parts = [part for name in over for part in self._parts_of(name)]
+        return tuple(
+            each.name for each in parts if each.counts or (each.stage is ReplicaStage.ENDED and not each.nodes)
+        )
 
     def lingering(self) -> tuple[str, ...]:
         """Pods that are to leave because the training in them has ended, and other containers of theirs go on."""
@@ -151,7 +154,7 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
         blame = pod.reason in _NODES_FAULT or pod.reason.startswith(_NO_ROOM)
         if pod.others_run:  # it is asked to end by then, and has its place until it has
             return seen(ReplicaStage.ENDED, at, leave_by=over, to_blame=blame)
-        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame, says=pod.ended_by)
+        return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame)
     if pod.phase == "Unknown":
         return seen(ReplicaStage.LOST, pod.created, to_blame=True)
     if pod.phase == "Running":
