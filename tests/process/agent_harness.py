@@ -10,14 +10,14 @@ import tempfile
 import textwrap
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
 
 import msgspec
 import psutil
 from aiohttp import WSMsgType, web
-from tests.process.launching import warm
+from tests.process.launching import named, warm
 from tests.process.warm_client import WarmProcess
 
 from regrow.core.config import AgentConfig, Script
@@ -177,11 +177,21 @@ class Bench:
 
     @property
     def zygote(self) -> psutil.Process:
-        return next(child for child in self.children() if child.name() == "regrow-zygote")
+        return next(child for child in self.children() if named(child.pid) == "regrow-zygote")
 
     def children(self) -> list[psutil.Process]:
         found: list[psutil.Process] = psutil.Process(self.process.pid).children()
         return found
+
+    async def threads_at_rest(self) -> int:
+        """Number of the agent's threads once it has its zygote alone, and none of them is busy with its own end."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            states = _states_of_threads(self.process.pid)
+            if len(self.children()) == 1 and set(states) == {"S"}:
+                return len(states)
+            assert time.monotonic() < deadline, states
+            await asyncio.sleep(0.005)
 
     async def nothing_left(self, within: float = 20.0) -> list[str]:
         """Processes of this bench that are still there at the deadline."""
@@ -279,6 +289,15 @@ async def agent(
 
 
 _PARENT = "import subprocess, sys; subprocess.run([sys.executable, '-m', 'regrow.agent'])"
+
+
+def _states_of_threads(pid: int) -> list[str]:
+    """Letters as in `/proc/<pid>/stat`; S sleeps. One that ends meanwhile is left out."""
+    states = []
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            states.append(Path(f"/proc/{pid}/task/{name}/stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 class AgentProcess:

@@ -14,10 +14,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from pathlib import Path
 
 import psutil
-from tests.process.launching import Site
+from tests.process.launching import Site, named
 from tests.process.training import SCRIPTS, Fault
 
 from regrow.core.messages.vocabulary import FaultStage, Role
@@ -357,13 +356,6 @@ class Harassed:
             self._continued.remove(each)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(each[0], signal.SIGCONT)
-
-
-def named(pid: int) -> str:
-    """A process's name as the kernel shows it."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text().strip()
-    return ""
 
 
 def workers(records: Iterable[Record]) -> tuple[list[int], list[int]]:

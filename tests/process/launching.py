@@ -200,6 +200,13 @@ class Running:
         return bool(new)
 
 
+def named(pid: int) -> str:
+    """A process's name as the kernel shows it; empty where it has ended, maybe since it was found."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
 def agents_below(launcher: Running) -> list[int]:
     """The agents among a launcher's processes; where processes are forked ahead, others wait to become some."""
     found = []

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.process.agent_harness import NODE, PATIENCE_S, Bench, StoreClient, agent, exited
+from tests.process.launching import named
 
 from regrow.core.config import Script
 from regrow.core.ids import Generation, Rank, WorkerId
@@ -50,7 +51,7 @@ async def children_are(bench: Bench, workers: set[int]) -> None:
     """Wait until the agent's children are these and its zygote: a fork takes a moment to be handed over."""
 
     def children() -> set[int]:
-        return {child.pid for child in bench.children() if child.name() != "regrow-zygote"}
+        return {child.pid for child in bench.children() if named(child.pid) not in ("", "regrow-zygote")}
 
     await until(lambda: children() == workers, lambda: (bench.children(), workers))
 

@@ -533,8 +533,7 @@ async def test_a_fork_and_the_news_of_a_death_take_milliseconds(
 
 async def test_the_news_of_a_death_does_not_wait_for_the_dead_workers_memory(bench: Bench) -> None:
     gains = []
-    await until(lambda: len(bench.children()) == 1)  # of one that is not reaped yet there is still a thread
-    idle = psutil.Process(bench.process.pid).num_threads()
+    idle = await bench.threads_at_rest()  # of one that is not reaped yet there is still a thread
     for _ in range(4):
         part = await start(bench, "import torch\nx = torch.ones(64 << 20)" + WAIT)
         await part.says("waiting")
@@ -543,8 +542,7 @@ async def test_the_news_of_a_death_does_not_wait_for_the_dead_workers_memory(ben
         os.kill(part.pid, signal.SIGKILL)
         assert await part.code() == -signal.SIGKILL
         gone = bench.coordinator.all(facts.WorkerExited, worker=part.id)[0]
-        ended = psutil.Process(part.pid) if psutil.pid_exists(part.pid) else None
-        while ended is not None and ended.is_running():
+        while psutil.pid_exists(part.pid):
             time.sleep(0.0001)
         gains.append(time.monotonic() - bench.coordinator.heard_at(gone))
     assert statistics.median(gains) > 0.002  # giving back 256 MB takes ten times as long
@@ -552,7 +550,7 @@ async def test_the_news_of_a_death_does_not_wait_for_the_dead_workers_memory(ben
 
 async def test_an_agent_does_not_grow_with_the_workers_it_buries(bench: Bench) -> None:
     process = psutil.Process(bench.process.pid)
-    idle = process.num_threads()
+    idle = await bench.threads_at_rest()
 
     async def bury(count: int) -> None:
         for _ in range(count):

@@ -142,7 +142,7 @@ def test_without_any_worker_that_can_be_used_it_stops_and_names_each(at: SetUpNo
     at.rows("one")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    code, said = at.run_here("--workers", url, "--patience", "300ms")
+    code, said = at.run_here("--workers", url, "--patience", "3s")  # it has to be asked once within that
     assert code == 75
     assert said.count("regrow:") == 1 and f"worker {url} cannot be reached" in said and "run the same command" in said
 
@@ -269,7 +269,7 @@ def test_the_key_of_a_file_is_shown_to_workers_and_a_missing_one_is_their_compla
     at.rows("one", "two")
     url = at.worker("--key", "sesame").url
     (at.folder / "key").write_text("sesame\n")
-    code, said = at.run_here("--workers", url, "--patience", "300ms", "--timeout", "300ms")
+    code, said = at.run_here("--workers", url, "--patience", "2s", "--timeout", "1s")
     assert code == 75 and "answered with status 401: it wants a key, see --api-key-file" in said, said
     code, said = at.run_here("--workers", url, "--api-key-file", "no-such-file")
     assert code == 2 and "--api-key-file no-such-file cannot be read" in said, said

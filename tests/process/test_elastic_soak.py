@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.process.elastic import Elastic
-from tests.process.launching import PATIENCE, SHARED, Site
+from tests.process.launching import PATIENCE, SHARED, Site, agents_below
 from tests.process.test_leaks import settled
 from tests.process.training import SCRIPTS, redone
 
@@ -94,8 +94,8 @@ def test_changes_with_kills_between_them_leave_no_trace_and_no_drift(here: Site,
         job = Elastic(here, "job", started)
         first = job.settled(CALM)
         launcher = psutil.Process(started.process.pid)
-        agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
-        pids = {"survivor": first.ranks[0].pid, "agent": agent.pid, "launcher": launcher.pid}
+        (agent,) = agents_below(started)
+        pids = {"survivor": first.ranks[0].pid, "agent": agent, "launcher": launcher.pid}
         for at, size in enumerate(_sizes(draw, count, warm), start=1):
             answer = job.scale(size)
             assert answer.accepted, answer.reason

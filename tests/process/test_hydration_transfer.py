@@ -524,7 +524,8 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
         assert time.monotonic() < deadline, threads()
         time.sleep(0.01)
     assert list(tmp_path.iterdir()) == []
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    # Fewer where one of a test before was still being closed.
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_a_socket_folder_that_does_not_exist_is_a_clear_error(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 
 import psutil
 import pytest
-from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, agents_below, site
 from tests.process.training import SCRIPTS, Fault
 
 from regrow.observe.ledger import Ledger, read_records
@@ -94,8 +94,8 @@ def test_a_hundred_faults_leave_no_trace_in_survivors_and_agent(here: Site) -> N
         wait_for_faults(here, running, 1)
         status = json.loads(here.regrow("status", "long", "--json").stdout)
         launcher = psutil.Process(running.process.pid)
-        agent = next(child for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline()))
-        pids = {"survivor": status["ranks"][0]["pid"], "agent": agent.pid, "launcher": launcher.pid}
+        (agent,) = agents_below(running)
+        pids = {"survivor": status["ranks"][0]["pid"], "agent": agent, "launcher": launcher.pid}
         wait_for_faults(here, running, WARM)
         before, processes_before = settled(pids), len(launcher.children(recursive=True))
         (here.folder / "seen-before").touch()

@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import psutil
 import pytest
 from tests.process.elastic import Elastic
-from tests.process.launching import PATIENCE, Site
+from tests.process.launching import PATIENCE, Site, agents_below
 from tests.process.training import SCRIPTS, assert_equal, outcome_of
 
 from regrow.core.records import WorkerForked
@@ -61,8 +60,7 @@ def strike(job: Elastic, world: int, stop: Stop, draw: random.Random) -> int:
     """Stop and continue; who was killed before, or -1."""
     mended(job)
     now = job.settled(world)
-    launcher = psutil.Process(job.job.process.pid)
-    agents = [child.pid for child in launcher.children() if "regrow.agent" in " ".join(child.cmdline())]
+    launcher, agents = job.job.process.pid, agents_below(job.job)
     pids = [worker.pid for worker in now.ranks]
     victim = draw.randrange(world)
     others = [pid for rank, pid in enumerate(pids) if rank != victim]
@@ -70,8 +68,8 @@ def strike(job: Elastic, world: int, stop: Stop, draw: random.Random) -> int:
         "one rank": [draw.choice(others)],
         "all ranks but one": others,
         "agent": [draw.choice(agents)],
-        "launcher": [launcher.pid],
-        "launcher and agent": [launcher.pid, *agents],
+        "launcher": [launcher],
+        "launcher and agent": [launcher, *agents],
     }[stop.who]
     if stop.fault:
         os.kill(pids[victim], signal.SIGKILL)

@@ -1,6 +1,5 @@
 """A signal that reaches every process of a job at once ends it as one to its launcher does: with the state on disk."""
 
-import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.process.batch import until
-from tests.process.launching import Site, agents_below, site, still_running
+from tests.process.launching import Site, agents_below, named, site, still_running
 
 from regrow.core.records import WorkerForked
 from regrow.observe.ledger import Ledger, read_records
@@ -42,13 +41,6 @@ for step in session.steps(loader, until=100000):
 """
 
 
-def named(pid: int) -> str:
-    """Its name as the kernel shows it. Those that the tests' server keeps ready for later have another one."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text()
-    return ""
-
-
 @pytest.fixture
 def here(tmp_path: Path) -> Iterator[Site]:
     with site(tmp_path) as made:
@@ -67,6 +59,7 @@ def test_every_process_is_told_to_end_and_the_state_is_saved_first(
     words += ["--checkpoint-dir", str(here.folder / "disk"), "--shutdown-timeout", "1s"]
     with here.start("run", *words, here.script(TRAINED), *([own] if own else [])) as job:
         job.wait_for("trains\n")
+        # Those that the tests' server keeps ready for later have another name.
         for pid in [job.process.pid, *(each for each in here.processes() if named(each).startswith("regrow-"))]:
             os.kill(pid, number)
         assert job.wait() == 75, job.output

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
-import psutil
 import pytest
-from tests.process.launching import PATIENCE, Running, Site, site
+from tests.process.launching import PATIENCE, Running, Site, named, site
 from tests.process.network import Network, network
 from tests.process.test_network import LONG, alone, job_of
 from tests.process.test_nodes import assert_equal, end
@@ -173,7 +172,7 @@ def test_a_coordinator_that_was_paused_at_a_fault_finds_another_in_its_place_and
 
 def worker_of(hosts: Network, host: int) -> int:
     """The process of a rank on a host."""
-    return next(pid for pid in hosts.processes(host) if psutil.Process(pid).name() == "regrow-worker")
+    return next(pid for pid in hosts.processes(host) if named(pid) == "regrow-worker")
 
 
 def next_coordinator(launchers: list[Running]) -> Running:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import debug
 from torch.nn.parallel import DistributedDataParallel
 
 from regrow.comm.group_ranks import RankInWorld
@@ -18,6 +19,14 @@ from regrow.comm.torch_private import device_mesh
 from regrow.core.errors import StateError
 
 UNIT = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def none_left() -> Iterator[None]:
+    """Cycles and a cache of DTensor's hold meshes; the next test that has steps would take one for the world's."""
+    yield
+    debug._clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
+    gc.collect()
 
 
 @contextmanager
@@ -105,6 +114,15 @@ def test_the_default_group_is_no_dimension_of_shards() -> None:
         assert dist.get_process_group_ranks(root.get_group("shard")) == [0, 1, 2, 3]
         assert dist.get_process_group_ranks(root.get_group("replica")) == [0, 4]
         assert dist.get_world_size() == 8
+
+
+def test_a_mesh_whose_group_the_script_has_destroyed_is_passed_over() -> None:
+    with seated(0, 8):
+        done = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
+        used = init_device_mesh("cpu", (2, 4), mesh_dim_names=("replica", "shard"))
+        dist.destroy_process_group(done.get_group("replica"))
+        assert device_mesh.follows(unit=UNIT, world=8) == [used.get_group("replica")]
+        assert device_mesh.inside(unit=UNIT, world=8) == [used.get_group("shard")]
 
 
 def _sharded(mesh: DeviceMesh) -> list[object]:

@@ -75,7 +75,7 @@ def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
     """The groups of mesh dimensions that have all replicas in them, also where there is only one."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
-        if _is_across(mesh._get_root_mesh(), unit, world):
+        if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
             found += [mesh.get_group(at) for at, spans in enumerate(_spans(mesh)) if spans]
     return found
 
@@ -84,7 +84,7 @@ def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
     """The groups of mesh dimensions that lie inside a replica."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
-        if _is_across(mesh._get_root_mesh(), unit, world):
+        if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
             found += [mesh.get_group(at) for at, across in enumerate(_spans(mesh)) if not across]
     return found
 
@@ -142,6 +142,15 @@ def resize(objects: Iterable[object], *, unit: int, before: int, world: int, ran
 def _known() -> list[DeviceMesh]:
     """All meshes that there are, roots before what was made of them."""
     return [mesh for known in list(_KNOWN) if (mesh := known()) is not None and hasattr(mesh, "_dim_group_names")]
+
+
+def _has_groups(mesh: DeviceMesh) -> bool:
+    """False once a group of it was destroyed: torch's caches may keep a mesh that its script is done with."""
+    try:
+        mesh.get_all_groups()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _inner(root: DeviceMesh) -> int:
