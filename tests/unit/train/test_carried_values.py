@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -213,6 +214,34 @@ def test_memory_of_protected_tensors_is_not_written_through_a_variable() -> None
 
     run()
     assert weight.tolist() == [6.0, 6.0, 0.0]
+
+    def run_by_numpy() -> None:
+        view = weight.numpy()[1:]
+        for number in steps:
+            view += number + 2
+
+    run_by_numpy()
+    assert weight.tolist() == [6.0, 12.0, 6.0]
+
+
+def test_what_others_have_sent_is_not_written_over_while_a_script_still_does_what_follows_its_step() -> None:
+    there, here, buffer = Steps(3), Steps(2), SimpleNamespace(stored=torch.zeros(2))
+
+    def train(steps: Steps, memory: torch.Tensor) -> torch.Tensor:
+        ring = memory
+        for number in steps:
+            if steps is here and number == 0:
+                steps.variables.receive(there.encoded)
+                assert buffer.stored.tolist() == [9.0, 9.0]
+                steps.variables.postpone()
+            ring += number + 2
+        return ring
+
+    train(there, torch.zeros(2))
+    seen: list[float] = []
+    here.at[1] = lambda: seen.extend(buffer.stored.tolist())
+    train(here, buffer.stored)
+    assert seen == [9.0, 9.0]
 
 
 def test_constants_are_copied_once_and_told_to_nobody() -> None:

@@ -24,10 +24,7 @@ _MODULES_OWN = frozenset(vars(nn.Module()))
 class Attributes:
     """The plain attributes of one object, as variables under a name that is the same on all ranks.
 
-    Args:
-        name: by which the script reaches it.
-        thing: the object.
-        carries: whether its arrays are followed too: nobody else does it.
+    `carries`: its arrays too, as nobody else does it.
     """
 
     def __init__(self, name: str, thing: object, *, carries: bool = False) -> None:
