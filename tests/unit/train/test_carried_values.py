@@ -260,6 +260,16 @@ def test_constants_are_copied_once_and_told_to_nobody() -> None:
     assert "done" in places and "table" not in places
 
 
+def test_a_text_that_is_nested_too_deeply_leaves_no_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_deep(_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("regrow.train.state.variables.read_first", too_deep)
+    steps = Steps(3)
+    rebound(steps)
+    assert {"done", "number"} <= {place.partition("\n")[2] for place in steps.encoded} and steps.variables.notes == []
+
+
 def test_an_array_that_is_made_together_with_an_object_stays_with_it() -> None:
     made: Any = None
     output: Any = None

@@ -1,6 +1,6 @@
-"""Small arrays that a script carries in its variables (a hidden state, flags of ended episodes), at one moment.
+"""Arrays that a script carries in its variables (a hidden state, flags of ended episodes), as they were at one moment.
 
-They are held weakly, with a copy of what was in them: a step's memory does not outlive the step.
+Held weakly, with a copy of what was in them: a step's memory does not outlive the step.
 """
 
 import weakref

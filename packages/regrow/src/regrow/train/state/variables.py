@@ -323,9 +323,10 @@ def _decoded(data: bytes) -> tuple[bool, object]:
 
 def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
     """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
-    for frame in frames:
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-            return (reads.first - reads.harmless).__contains__
+    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
+        for frame in frames:
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
+                return (reads.first - reads.harmless).__contains__
     return lambda _: True
 
 
