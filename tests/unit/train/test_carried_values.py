@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,34 @@ def test_memory_of_protected_tensors_is_not_written_through_a_variable() -> None
     run()
     assert weight.tolist() == [6.0, 6.0, 0.0]
 
+    def run_by_numpy() -> None:
+        view = weight.numpy()[1:]
+        for number in steps:
+            view += number + 2
+
+    run_by_numpy()
+    assert weight.tolist() == [6.0, 12.0, 6.0]
+
+
+def test_what_others_have_sent_is_not_written_over_while_a_script_still_does_what_follows_its_step() -> None:
+    there, here, buffer = Steps(3), Steps(2), SimpleNamespace(stored=torch.zeros(2))
+
+    def train(steps: Steps, memory: torch.Tensor) -> torch.Tensor:
+        ring = memory
+        for number in steps:
+            if steps is here and number == 0:
+                steps.variables.receive(there.encoded)
+                assert buffer.stored.tolist() == [9.0, 9.0]
+                steps.variables.postpone()
+            ring += number + 2
+        return ring
+
+    train(there, torch.zeros(2))
+    seen: list[float] = []
+    here.at[1] = lambda: seen.extend(buffer.stored.tolist())
+    train(here, buffer.stored)
+    assert seen == [9.0, 9.0]
+
 
 def test_constants_are_copied_once_and_told_to_nobody() -> None:
     table, done = torch.zeros(4, 1 << 10), torch.zeros(1)
@@ -229,6 +258,16 @@ def test_constants_are_copied_once_and_told_to_nobody() -> None:
     assert copies[0] is copies[1]
     places = {place.partition("\n")[2] for place in steps.encoded}
     assert "done" in places and "table" not in places
+
+
+def test_a_text_that_is_nested_too_deeply_leaves_no_variable_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_deep(_: object) -> None:
+        raise RecursionError
+
+    monkeypatch.setattr("regrow.train.state.variables.read_first", too_deep)
+    steps = Steps(3)
+    rebound(steps)
+    assert {"done", "number"} <= {place.partition("\n")[2] for place in steps.encoded} and steps.variables.notes == []
 
 
 def test_an_array_that_is_made_together_with_an_object_stays_with_it() -> None:

@@ -1,6 +1,6 @@
-"""Small arrays that a script carries in its variables (a hidden state, flags of ended episodes), at one moment.
+"""Arrays that a script carries in its variables (a hidden state, flags of ended episodes), as they were at one moment.
 
-They are held weakly, with a copy of what was in them: a step's memory does not outlive the step.
+Held weakly, with a copy of what was in them: a step's memory does not outlive the step.
 """
 
 import weakref
@@ -18,8 +18,8 @@ from regrow.train.state.fingerprints import flat_bytes
 ARRAYS = frozenset({torch.Tensor, np.ndarray})
 """Exact types: parameters and tensors of other kinds belong to others."""
 Array = torch.Tensor | np.ndarray
-Shared = Callable[[], set[int]]
-"""Gives the addresses of protected memory, which is put back by other means."""
+Shared = Callable[[], set[int]] | None
+"""Gives the addresses of protected memory, which is put back by other means. None: no memory is to be written."""
 _SMALL = 4 << 10
 """Bytes of arrays that are copied each time: to look at them takes as long, and some writes count no version."""
 _BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
@@ -95,16 +95,27 @@ def write(thing: Array, content: Array, shared: Shared) -> bool:
     """Make an array equal to this, in its place; False where that cannot be."""
     if equal(thing, content):
         return True
-    if type(thing) is not type(content) or (thing.dtype, thing.shape) != (content.dtype, content.shape):
+    if (
+        shared is None
+        or type(thing) is not type(content)
+        or (thing.dtype, thing.shape) != (content.dtype, content.shape)
+    ):
         return False
-    if isinstance(thing, np.ndarray):
-        if thing.flags.writeable:
-            np.copyto(thing, np.asarray(content))
-        return thing.flags.writeable
-    if thing.untyped_storage().data_ptr() not in shared() and not thing.is_inference():
-        with torch.no_grad():
-            thing.copy_(torch.as_tensor(content))
-    return not thing.is_inference()
+    if _address(thing) in shared():
+        return True
+    if not (thing.flags.writeable if isinstance(thing, np.ndarray) else not thing.is_inference()):
+        return False
+    with torch.no_grad():
+        thing[...] = content  # type: ignore[assignment]
+    return True
+
+
+def _address(thing: object) -> int:
+    while isinstance(thing, np.ndarray) and thing.base is not None:
+        thing = thing.base
+    if isinstance(thing, torch.Tensor):
+        return thing.untyped_storage().data_ptr()
+    return thing.ctypes.data if isinstance(thing, np.ndarray) else 0
 
 
 def packed(value: object) -> bytes:

@@ -16,10 +16,7 @@ from regrow.core.errors import NotPlain, TooLarge
 from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, leaves_of, write
 
 LEAVES = 1_000
-"""A value of more leaves is not followed.
-
-Text and bytes count as one for each 64 of their characters.
-"""
+"""A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
 _DEEP = 8
 _OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY

@@ -390,4 +390,5 @@ class ProtectedState:
 def _memory(tensors: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> set[int]:
     """Addresses of what the script's variables may be views of."""
     states = [held for each in optimizers for values in each.state.values() for held in values.values()]
-    return {local(each).untyped_storage().data_ptr() for each in [*tensors, *states] if isinstance(each, torch.Tensor)}
+    dense = [each for each in [*tensors, *states] if isinstance(each, torch.Tensor) and each.layout is torch.strided]
+    return {local(each).untyped_storage().data_ptr() for each in dense}

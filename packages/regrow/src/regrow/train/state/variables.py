@@ -74,11 +74,7 @@ def _leaves_training_alone(
 
 
 class Variables:
-    """The plain variables of one script.
-
-    Args:
-        shared: addresses of protected memory.
-    """
+    """The plain variables of one script. `shared`: addresses of protected memory."""
 
     def __init__(self, shared: Shared = set) -> None:
         self._shared = shared
@@ -215,9 +211,7 @@ class Variables:
         return found
 
     def _carries(self, space: Namespace | Attributes, key: str) -> bool:
-        if isinstance(space, Attributes):
-            return space.carries
-        return self._carrying is None or self._carrying(key)
+        return space.carries if isinstance(space, Attributes) else self._carrying is None or self._carrying(key)
 
     def _is_value(self, space: Namespace | Attributes, key: str, value: object) -> bool:
         return type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
@@ -233,8 +227,8 @@ class Variables:
             )
 
     @_leaves_training_alone
-    def put_back(self, then: Mapping[str, Values]) -> None:
-        """Make the variables what they were; containers in their place."""
+    def put_back(self, then: Mapping[str, Values], *, in_place: bool = True) -> None:
+        """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
         spaces = self._spaces() if then else {}
@@ -254,7 +248,7 @@ class Variables:
                         keep(kept.thing, arrays=self._carries(space, key))
                     except (NotPlain, TooLarge):
                         continue
-                value = put_back(kept, self._shared)
+                value = put_back(kept, self._shared if in_place else None)
                 if value is not present or key not in now:
                     changed[key] = value
             if changed:
@@ -263,7 +257,7 @@ class Variables:
     def postpone(self) -> None:
         """Keep the script's own values until the code after its step has run; the received ones already include it."""
         own, self._unheard = self._unheard, {}
-        self.put_back(own)
+        self.put_back(own, in_place=False)  # an array may be one of what was received
 
     # --- as others read and receive them -----------------------------------------------------------------------
 
@@ -365,9 +359,10 @@ def _decoded(data: bytes) -> tuple[bool, object, list[object]]:
 
 def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
     """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
-    for frame in frames:
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-            return (reads.first - reads.harmless).__contains__
+    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
+        for frame in frames:
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
+                return (reads.first - reads.harmless).__contains__
     return lambda _: True
 
 
