@@ -38,6 +38,7 @@ def late(case: str, *, groups: bool, devices: int = WORLD) -> dict[str, str]:
 
 HABITS = {
     "a stream of its own": ("foreach,side,noise", False),
+    "a scaler and pinned memory": ("fused,amp,echo", True),
     "weights of samples": ("capturable,data,noise,side,echo", True),
 }
 """Habits of train_device.py, and True for those that run over groups of the device's own."""
