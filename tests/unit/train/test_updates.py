@@ -117,6 +117,32 @@ def test_a_scaler_forgets_the_step_that_was_given_up() -> None:
     assert float(scaler.get_scale()) == 65536.0
 
 
+def test_a_fused_optimizer_forgets_the_scale_of_a_step_that_was_given_up() -> None:
+    ended = []
+    for given_up in (False, True):
+        model = nn.Linear(2, 1)
+        nn.init.ones_(model.weight)
+        nn.init.ones_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+
+        def halt(*_: object) -> None:
+            raise GenerationHalted("others have lost a rank")
+
+        for attempt in range(1 + given_up):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+            if attempt < given_up:
+                hook = optimizer.register_step_pre_hook(halt)
+                with pytest.raises(GenerationHalted):
+                    scaler.step(optimizer)
+                hook.remove()
+                grad_scalers.begin_anew([model, optimizer, scaler])
+        scaler.step(optimizer)
+        ended.append(model.weight.detach().tolist())
+    assert ended[0] == ended[1]
+
+
 def test_a_scaler_that_is_turned_off_has_nothing_to_forget() -> None:
     grad_scalers.begin_anew([torch.amp.GradScaler("cpu", enabled=False)])
 

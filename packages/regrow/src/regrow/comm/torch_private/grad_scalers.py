@@ -1,13 +1,18 @@
-"""State that a `GradScaler` keeps outside its `state_dict`: each optimizer's stage in a step that was given up."""
+"""State that a `GradScaler` keeps outside its `state_dict`, here and in optimizers, of a step that was given up."""
 
 from collections.abc import Iterable
 
 from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
 
 
 def begin_anew(objects: Iterable[object]) -> None:
-    """Let the scalers among what is protected forget `unscale_` and `step` of a body that runs again."""
+    """Let the scalers and optimizers among what is protected forget `unscale_` and `step` of a body that runs again."""
     for thing in objects:
         if isinstance(thing, GradScaler) and thing.is_enabled():  # else it has no such thing
             # Of torch's own, by the same name since 1.6: after `update()` it is empty too.
             thing._per_optimizer_states.clear()
+        elif isinstance(thing, Optimizer) and getattr(thing, "_step_supports_amp_scaling", False):
+            # Set by the scaler around `step`, which was cut off: the next scale would be multiplied by this one.
+            for name in ("grad_scale", "found_inf"):
+                vars(thing).pop(name, None)
