@@ -10,11 +10,23 @@ import pytest
 from tests.process.launching import Running, Site, agents_below, site
 from tests.process.test_nodes import TRAINING, WORLD, agents_of, assert_equal, end
 from tests.process.test_spares import SPARED, nodes_of
-from tests.process.training import Fault, Outcome, train
+from tests.process.training import SCRIPTS, Fault, Outcome, train
 
 MOVED = "moved at step"
 STEPS, PACE = 240, 0.3
 """With `hold` (`tests/scripts/pacing.py`) it takes 8 minutes if nobody hurries it: all nodes have moved by then."""
+LINGERING = """
+import atexit, runpy, sys, time
+from pathlib import Path
+def linger():
+    while Path("linger").exists():
+        time.sleep(0.01)
+atexit.register(linger)
+sys.path.insert(0, {folder!r})
+sys.argv[0] = {script!r}
+runpy.run_path({script!r}, run_name="__main__")
+"""
+"""The training, whose processes do not end while there is a file `linger`."""
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +43,12 @@ def undisturbed(here: Site) -> Outcome:
     return outcome
 
 
-def start(here: Site, name: str, *flags: str) -> Running:
+def start(here: Site, name: str, *flags: str, script: str = TRAINING) -> Running:
     """The training. Its steps take their time until `end`."""
     (here.folder / "hold").touch()
     (here.folder / "hurry").unlink(missing_ok=True)
     words = (
-        TRAINING,
+        script,
         "--steps",
         str(STEPS),
         "--pace",
@@ -79,6 +91,32 @@ def test_nodes_move_to_the_spare_one_after_the_other_and_no_step_runs_again(here
         ["node0", "node0", "node2", "node2"],
         ["node1", "node1", "node2", "node2"],
     ]
+    here.assert_nothing_left()
+
+
+@pytest.mark.full
+def test_a_drain_behind_a_move_lets_all_train_until_those_who_leave_are_gone(here: Site, undisturbed: Outcome) -> None:
+    script = here.script(LINGERING.format(folder=str(SCRIPTS), script=TRAINING))
+    (lingers := here.folder / "linger").touch()
+    with start(here, "behind", *SPARED, script=script) as job:
+        agents_of(here, "behind", job)
+        move(here, "behind", "node1")
+        job.wait_for(MOVED)
+        drained = here.regrow("drain", "behind", "node2", "--grace", "10min")
+        assert drained.returncode == 0, drained.stderr
+        step = json.loads(here.regrow("status", "behind", "--json").stdout)["step"]
+        job.wait_for(f"step {step + 8}\n")
+        assert job.output.count(MOVED) == 1, "the slots of node1 are not free yet"
+        lingers.unlink()
+        job.wait_for(MOVED, times=2)
+        outcome = end(here, "behind", job)
+    assert [(each.kind, each.faults, each.steps_lost) for each in outcome.ledger.incidents] == [
+        ("move", 0, 0),
+        ("preempt", 0, 0),
+    ]
+    assert "was lost" not in outcome.output, outcome.output
+    assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
+    assert nodes_of(here, "behind")[-1] == ["node0", "node0", "node1", "node1"]
     here.assert_nothing_left()
 
 

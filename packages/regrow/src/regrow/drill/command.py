@@ -57,7 +57,7 @@ def run_doctor_training(flags: DrillFlags, environment: Mapping[str, str], *, gp
     shared = SHARED_GPU if gpus == 1 and settings.ranks > 1 else {}
     where = "this machine" if settings.nodes == 1 else f"each of {settings.nodes} nodes"
     names = ", ".join(each.name for each in checks)
-    _say(f"{count(settings.ranks, 'rank', 'ranks')} on {where}, {BUDGET / 60:.0f} minutes at most: {names}", flags)
+    _say(f"{count(settings.ranks, 'rank')} on {where}, {BUDGET / 60:.0f} minutes at most: {names}", flags)
     report = hold(checks, settings, {**shared, **environment}, lambda line: _say(line, flags))
     _say(report.verdict, flags)
     text = msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n"

@@ -95,7 +95,7 @@ def status_lines(view: JobView) -> list[str]:
     """A job's state in a line, and its workers in a table."""
     head = (
         f"job {view.job}: {view.phase}, step {view.step}, generation {view.generation}, "
-        f"{count(view.incidents, 'incident', 'incidents')}, {count(view.restarts, 'restart', 'restarts')}"
+        f"{count(view.incidents, 'incident')}, {count(view.restarts, 'restart')}"
     )
     rows: list[tuple[str, ...]] = [("RANK", "WORKER", "NODE", "PID", "STAGE")]
     rows.extend(_worker_row(worker) for worker in [*view.ranks, *view.standbys])
@@ -117,7 +117,7 @@ def _node_lines(view: JobView) -> list[str]:
     """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
     nodes = view.nodes
     bad = [
-        f"{n.node}: wrong state was found {count(n.corruptions, 'time', 'times')} (silent corruption)"
+        f"{n.node}: wrong state was found {count(n.corruptions, 'time')} (silent corruption)"
         for n in nodes
         if n.corruptions
     ]

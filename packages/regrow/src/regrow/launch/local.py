@@ -323,7 +323,7 @@ class _Launch:
         """Last line of a job that has ended with 0."""
         took = "" if self._entry is None else f" in {seconds(max(0.0, time.time() - self._entry[1].started))}"
         steps, incidents = self._done()
-        done = f": {count(steps, 'step', 'steps')}, {count(incidents, 'incident', 'incidents')}" if steps else ""
+        done = f": {count(steps, 'step')}, {count(incidents, 'incident')}" if steps else ""
         return f"job {job} has ended well{took}{done} (exit code {OK})"
 
 

@@ -18,7 +18,7 @@ from regrow.core.messages.vocabulary import FaultStage
 from regrow.launch.processes import end
 from regrow.launch.script import check_script
 from regrow.observe.ledger import Ledger, read_records
-from regrow.observe.story import seconds
+from regrow.observe.story import count, seconds
 from regrow.observe.trial import PHASES, Kill, Outcome, Result, advice, complaint, first_difference, judge, table
 
 PILOT_STEPS = 6
@@ -107,7 +107,7 @@ class _Trial:
     def run(self, kills: list[Kill]) -> int:
         """Two undisturbed runs, then the struck ones; the exit code."""
         ways, ranks = " and ".join(WAYS), self._flags.nproc
-        self._say(f"at most {_count(kills)} in {self._steps} steps with {ranks} ranks, by {ways} each")
+        self._say(f"at most {count(len(kills), 'kill')} in {self._steps} steps with {ranks} ranks, by {ways} each")
         few = min(PILOT_STEPS, self._steps)
         pilot = self._start("undisturbed, a few steps", few)
         alone = self._start("undisturbed", self._steps) if pilot.code == 0 else pilot
@@ -142,7 +142,7 @@ class _Trial:
                 return
             plan = self._folder / f"{way}-{self._runs}.toml"
             plan.write_text("\n".join(_toml(kill) for kill in kills), encoding="utf-8")
-            run = self._start(f"{_count(kills)}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
+            run = self._start(f"{count(len(kills), 'kill')}, {way}", self._steps, f"--fault-plan={plan}", *WAYS[way])
             results = judge(kills, run.ledger, alone, code=run.code, output=run.output)
             yield from (result for result in results if result.outcome is not Outcome.UNTRIED)
             kills = again([result.kill for result in results if result.outcome is Outcome.UNTRIED])
@@ -193,10 +193,6 @@ class _Trial:
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _count(kills: Sequence[Kill]) -> str:
-    return f"{len(kills)} kill{'' if len(kills) == 1 else 's'}"
 
 
 def _toml(kill: Kill) -> str:

@@ -102,11 +102,10 @@ def _lost(name: str, incidents: Sequence[IncidentCost], rate: float) -> Lost:
 def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
     """The report for people."""
     priced = bool(found.price)
-    nodes = f" on {count(found.nodes, 'node', 'nodes')}" if found.nodes > 1 else ""
+    nodes = f" on {count(found.nodes, 'node')}" if found.nodes > 1 else ""
     lines = [
-        f"{found.job or 'a job'}: {count(found.ranks, 'rank', 'ranks')}{nodes}, {seconds(found.wall)}, "
-        f"{count(found.steps, 'step', 'steps')}"
-        + (f", {found.cost:,.2f} at {found.price:g} a node-hour" if priced else ""),
+        f"{found.job or 'a job'}: {count(found.ranks, 'rank')}{nodes}, {seconds(found.wall)}, "
+        f"{count(found.steps, 'step')}" + (f", {found.cost:,.2f} at {found.price:g} a node-hour" if priced else ""),
         f"goodput {found.goodput_of_steps:.1%} from the first step on; the table counts the start and the end too",
         "",
         f"{'':<24}{'rank-seconds':>14}{'share':>9}" + (f"{'cost':>14}" if priced else ""),
@@ -120,8 +119,7 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
         words = {str(each.number): each for each in account(records).incidents}
         lines += [
             "",
-            f"{count(found.steps_lost, 'committed step', 'committed steps')} lost, "
-            f"{found.steps_redone:,} computed again",
+            f"{count(found.steps_lost, 'committed step')} lost, {found.steps_redone:,} computed again",
             "",
         ]
         lines += _table("incident", found.incidents, priced, lambda lost: _words(words[lost.name]))

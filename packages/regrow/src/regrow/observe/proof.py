@@ -7,6 +7,7 @@ import msgspec
 
 from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.data import OrderSpec
+from regrow.observe.story import count
 
 _KEPT_OF_A_CAUSE = 20
 _SHOWN = 10
@@ -110,9 +111,9 @@ def proof_lines(proof: Proof) -> list[str]:
     rows += [("order", _order(order)) for order in proof.orders]
     rows += [("samples", _samples(proof))] if proof.steps else []
     if proof.agreed:
-        rows.append(("again", f"{_count(proof.agreed, 'step')} committed more than once, with the same content"))
+        rows.append(("again", f"{count(proof.agreed, 'step')} committed more than once, with the same content"))
     if proof.against:
-        same = f"{_count(proof.compared, 'step')} with the same samples as in {', '.join(proof.against)}"
+        same = f"{count(proof.compared, 'step')} with the same samples as in {', '.join(proof.against)}"
         rows.append(("against", same))
     rows += [("wrong", _finding(finding, several=len(proof.runs) > 1)) for finding in proof.findings[:_SHOWN]]
     total = sum(proof.causes.values())
@@ -155,7 +156,7 @@ def _samples(proof: Proof) -> str:
     parts = [f"{proof.read} read", f"{proof.repeated} repeated", f"{proof.skipped} skipped"]
     parts += [f"{proof.padding} padding"] if proof.padding else []
     parts += [f"{proof.dropped} dropped by the order"] if proof.dropped else []
-    return f"{', '.join(parts)}; {_count(proof.epochs, 'epoch')} complete"
+    return f"{', '.join(parts)}; {count(proof.epochs, 'epoch')} complete"
 
 
 def _finding(finding: Finding, *, several: bool) -> str:
@@ -164,7 +165,3 @@ def _finding(finding: Finding, *, several: bool) -> str:
     parts += [f"rank {finding.rank}"] if finding.rank is not None else []
     parts += [f"generation {finding.generation}"] if finding.generation is not None else []
     return f"{', '.join(parts)}: {finding.cause}: {finding.text}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + ("" if number == 1 else "s")

@@ -27,7 +27,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import describe, first_line, longest_stage, ranks, seconds
+from regrow.observe.story import count, describe, first_line, longest_stage, ranks, seconds
 
 Place = Callable[[StepNo], str]
 _INDENT = " " * 10
@@ -115,11 +115,11 @@ def _lines(record: Record, place: Place) -> list[str]:
         case WorldChanged():
             what = _CHANGES.get(record.kind, record.kind)
             return [
-                f"{place(record.step)}: {what}, {record.before} → {_count(record.after, 'replica')}: {record.reason}"
+                f"{place(record.step)}: {what}, {record.before} → {count(record.after, 'replica')}: {record.reason}"
             ]
         case ScaleRefused():
             were = "was" if record.replicas == 1 else "were"
-            return [f"{_count(record.replicas, 'replica')} {were} asked for and refused: {record.reason}"]
+            return [f"{count(record.replicas, 'replica')} {were} asked for and refused: {record.reason}"]
         case _:
             return (describe(record) or type(record).__name__).split("\n")
 
@@ -142,7 +142,7 @@ def _replacement(incident: IncidentClosed) -> Iterator[str]:
 
 
 def _steps(number: int) -> str:
-    return _count(number, "committed step") if number else "no committed step"
+    return count(number, "committed step") if number else "no committed step"
 
 
 def _received(nbytes: int) -> str:
@@ -155,7 +155,7 @@ def _received(nbytes: int) -> str:
 def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
     """Addresses over which state came, and those that failed."""
     for way in ways:
-        rate = f" ({_count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)" if way.flows else ""
+        rate = f" ({count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)" if way.flows else ""
         failed = f", not all: {way.failure}" if way.failure else ""
         failed += f", not by {way.fallback}" if way.fallback else ""
         within = "memory of the node" if way.by == "memory" else "sockets of the node"
@@ -168,13 +168,13 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     changes = [incident for incident in ledger.incidents if not incident.faults]
     steps = len(ledger.commits)
     lines = [
-        f"{_count(steps, 'step')} committed in {seconds(ledger.wall)}, "
+        f"{count(steps, 'step')} committed in {seconds(ledger.wall)}, "
         f"goodput {ledger.goodput:.1%} from the first step on"
     ]
     if faults:
         rungs = Counter(incident.rung for incident in faults)
         lines.append(
-            f"{_count(len(faults), 'incident')} cost {_cost(faults)}: "
+            f"{count(len(faults), 'incident')} cost {_cost(faults)}: "
             f"{', '.join(f'{number} by {rung}' for rung, number in rungs.most_common())}; "
             f"{_steps(ledger.steps_lost)} lost, {ledger.steps_redone} computed again"
         )
@@ -183,7 +183,7 @@ def _sums(ledger: Ledger, records: Iterable[Record]) -> list[str]:
     elif not ledger.open_incidents:
         lines.append("no incident")
     if changes:
-        lines.append(f"{_count(len(changes), 'change')} of the world cost {_cost(changes)}")
+        lines.append(f"{count(len(changes), 'change')} of the world cost {_cost(changes)}")
     lost = lost_workers(records)
     if lost and ledger.started is not None and ledger.started.nodes > 1:
         lines.append("lost workers by node: " + ", ".join(f"{node} {number}" for node, number in lost.most_common()))
@@ -212,7 +212,3 @@ def lost_workers(records: Iterable[Record]) -> Counter[NodeId]:
 def _clock(since: Instant | Seconds) -> str:
     whole = int(since)
     return f"+{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

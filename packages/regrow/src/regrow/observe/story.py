@@ -23,9 +23,9 @@ def describe(record: Record) -> str | None:
     """One line about a record; None for what is only of interest as a number."""
     match record:
         case JobStarted():
-            standbys = f", {count(record.standbys, 'standby', 'standbys')}" if record.standbys else ""
-            nodes = count(record.nodes, "node", "nodes")
-            return f"job {record.job}: {count(record.world, 'rank', 'ranks')} on {nodes}{standbys}"
+            standbys = f", {count(record.standbys, 'standby')}" if record.standbys else ""
+            nodes = count(record.nodes, "node")
+            return f"job {record.job}: {count(record.world, 'rank')} on {nodes}{standbys}"
         case FaultInjected():
             place = f"rank {record.rank}" if record.rank is not None else f"worker {record.worker}"
             return f"fault {record.fault}: {record.how} strikes {place} in step {record.step}, stage {record.stage}"
@@ -34,11 +34,11 @@ def describe(record: Record) -> str | None:
         case IncidentClosed():
             return _mended(record)
         case GenerationFormed():
-            of = count(len(record.workers), "rank", "ranks")
+            of = count(len(record.workers), "rank")
             return f"generation {record.generation} stands at step {record.step} with {of}"
         case ReplicaCorrupted():
             where = f", in {', '.join(record.tensors)}" if record.tensors else ""
-            times = count(record.on_node, "corruption", "corruptions")
+            times = count(record.on_node, "corruption")
             return (
                 f"the state of rank {record.rank} was wrong before step {record.step}{where}: worker {record.worker}, "
                 f"{times} on {record.node} so far"
@@ -83,13 +83,13 @@ def mended(incident: IncidentClosed) -> str:
     if not incident.faults:
         if incident.before and incident.before != incident.after:
             way = "grown" if incident.after > incident.before else "shrunk"
-            size = f"{way} from {incident.before} to {count(incident.after, 'replica', 'replicas')}"
+            size = f"{way} from {incident.before} to {count(incident.after, 'replica')}"
             return f"{size} at step {incident.step} ({first_line(incident.cause)}); {pause}"
         return f"moved at step {incident.step} ({first_line(incident.cause)}); {pause}"
     how = _RUNGS.get(incident.rung, f"mended by {incident.rung}")
     if incident.before > incident.after:
-        how = f"{how}, {incident.before} to {count(incident.after, 'replica', 'replicas')}"
-    lost = f"{count(incident.steps_lost, 'step', 'steps')} lost" if incident.steps_lost else "no step lost"
+        how = f"{how}, {incident.before} to {count(incident.after, 'replica')}"
+    lost = f"{count(incident.steps_lost, 'step')} lost" if incident.steps_lost else "no step lost"
     return f"{_causes(incident)}: {how}; step {incident.step} goes on after {seconds(incident.total)}, {lost}"
 
 
@@ -113,7 +113,7 @@ def _mended(incident: IncidentClosed) -> str:
             ("redo", incident.redo),
         )
     )
-    lost = count(incident.steps_lost, "step", "steps")
+    lost = count(incident.steps_lost, "step")
     most = f"; {longest_stage(incident)}" if incident.stages else ""
     return (
         f"incident {incident.incident}: mended by {incident.rung} in {seconds(incident.total)} ({stages}), "
@@ -150,6 +150,6 @@ def seconds(value: Seconds) -> str:
     return f"{int(value) // 60}:{int(value) % 60:02d} min"
 
 
-def count(number: int, one: str, many: str) -> str:
-    """A number with the word for it: `1 rank`, `3 ranks`."""
-    return f"{number:,} {one if number == 1 else many}"
+def count(number: int, one: str, many: str = "") -> str:
+    """A number with the word for it: `1 rank`, `3 ranks`; without `many` the plural has an `s`."""
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"

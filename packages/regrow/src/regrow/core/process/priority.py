@@ -51,7 +51,10 @@ def end_soon(used: Seconds) -> None:
             time.sleep(max(left, 0.05))
         give_way()
 
-    threading.Thread(target=watch, name="regrow-gives-way", daemon=True).start()
+    try:
+        threading.Thread(target=watch, name="regrow-gives-way", daemon=True).start()
+    except RuntimeError:  # no more threads are allowed here: others go first from the start
+        give_way()
 
 
 def offer_memory() -> None:

@@ -6,7 +6,7 @@ from regrow.core.clock import Clock, MonotonicClock
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts
 from regrow.core.records import JobEnded, Record
-from regrow.observe.story import seconds
+from regrow.observe.story import count, seconds
 from regrow.observe.watch.present import Present
 
 EVERY: Seconds = 30.0
@@ -49,12 +49,8 @@ class ProgressLines:
 
     def _begins(self, now: Instant) -> str:
         known = self._present
-        ranks = f"{len(known.ranks)} {'rank' if len(known.ranks) == 1 else 'ranks'}"
-        nodes = len(known.nodes())
-        places = f"{ranks} on {nodes} {'node' if nodes == 1 else 'nodes'}"
-        standbys = (
-            f", {known.standbys} {'standby' if known.standbys == 1 else 'standbys'} built" if known.standbys else ""
-        )
+        places = f"{count(len(known.ranks), 'rank')} on {count(len(known.nodes()), 'node')}"
+        standbys = f", {count(known.standbys, 'standby')} built" if known.standbys else ""
         started = f" {seconds(now - known.started)} after the start" if known.started is not None else ""
         return "; ".join(filter(None, (f"training{started}: {places}{standbys}", self.replaceable())))
 
