@@ -189,3 +189,19 @@ def test_of_two_that_write_an_output_at_once_one_is_told_and_spoils_nothing(tmp_
     with open_to_write(str(place)) as stream:
         stream.write(b"next\n")
     assert place.read_bytes() == b"next\n" and [*tmp_path.iterdir()] == [place]
+
+
+def test_an_output_that_is_a_link_is_written_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "large").mkdir()
+    place = tmp_path / "out.jsonl"
+    place.symlink_to("large/out.jsonl")
+    with open_to_write(str(place)) as stream:
+        assert {each.name for each in (tmp_path / "large").iterdir()} == {"out.jsonl.partial"}
+        stream.write(b"whole")
+    assert place.is_symlink() and (tmp_path / "large" / "out.jsonl").read_bytes() == b"whole"
+
+
+def test_two_columns_of_a_name_are_told_as_only_one_would_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("prompt,more,more\na,b,c\n")
+    with pytest.raises(UsageError, match="has two columns 'more'"):
+        source_of(str(tmp_path / "in.csv"), RowMaking(prompt="prompt"))

@@ -126,7 +126,7 @@ def files_written(output: str, state: Path, journal: str = "") -> list[Path]:
     """All files on this machine that a batch writes."""
     path, kept = local_path(output), journal_path(output, state, journal)
     beside = [kept, kept.with_suffix(_REPORT), kept.with_suffix(_PICTURE), endpoint_path(output, state)]
-    return beside if path is None else [path, partial_of(path), *beside]
+    return beside if path is None else [path, partial_of(path.resolve()), *beside]
 
 
 def fingerprint(found: Scan, reading: RowReading) -> dict[str, str]:

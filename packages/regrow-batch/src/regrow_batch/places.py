@@ -117,6 +117,7 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
         yield from _written_behind_url(place)
         return
     try:
+        path = path.resolve()  # a link stays one, and the disk that it leads to is the one that is filled
         partial = partial_of(path)
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:

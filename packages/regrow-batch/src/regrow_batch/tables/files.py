@@ -216,11 +216,13 @@ def _separated(place: str, delimiter: str) -> Iterator[Sequence[Record]]:
     batch: list[Record] = []
     with open_unpacked(place) as stream, TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text, delimiter=delimiter, strict=True, restkey=_BEYOND)
+        names = table.fieldnames or ()
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UsageError(f"{place} has two columns {twice[0]!r}", hint="give each a name of its own")
         for record in table:
             if _BEYOND in record:
-                columns = len(table.fieldnames or ())
                 raise UsageError(
-                    f"{place} has more fields in line {table.line_num} than its header has names ({columns})",
+                    f"{place} has more fields in line {table.line_num} than its header has names ({len(names)})",
                     hint="quote fields that contain the separator",
                 )
             batch.append(dict(record))
