@@ -73,3 +73,10 @@ def test_it_learns_what_trls_own_does(here: Site, kind: str) -> None:
     for line, other in zip(mine, theirs, strict=True):
         assert line == pytest.approx(other, rel=1e-4, abs=1e-6)
     assert ours.finals[0]["completions"] == stock.finals[0]["completions"]
+
+
+@pytest.mark.full
+def test_a_reward_whose_mean_so_far_no_newcomer_is_told_ends_the_job_with_76(here: Site) -> None:
+    killed = train(here, "mean", world=WORLD, steps=4, faults=[FAULTS[0]], extra=("--running",), script="train_grpo.py")
+    assert killed.code == 76, killed.output
+    assert "the reward Running goes on after a fault with another mean: give it a state_dict" in killed.output

@@ -37,6 +37,7 @@ parser.add_argument("--evaluate", action="store_true")
 parser.add_argument("--group", type=int, default=8, help="completions of a prompt: 8 are on both of two ranks")
 parser.add_argument("--stock", action="store_true", help="TRL's own, and generation that both sides seed alike")
 parser.add_argument("--alike", action="store_true", help="seed generation as --stock does")
+parser.add_argument("--running", action="store_true", help="a reward that keeps a mean, in an object of its own")
 parser.add_argument("--steps", type=int, default=6)
 parser.add_argument("--out", type=Path)
 options = parser.parse_args()
@@ -84,6 +85,31 @@ def reward(completions: list[str], log_extra: Any, log_metric: Any, **_: Any) ->
     return [number + noise * (random.random() + (calls + vars(reward)["asked"]) % 3) for number in good]
 
 
+class Mean:
+    """A mean so far."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def take(self, numbers: list[float]) -> float:
+        """The mean of these and all before."""
+        self.sum, self.count = self.sum + sum(numbers), self.count + len(numbers)
+        return self.sum / self.count
+
+
+class Running:
+    """The same reward, counted from its own mean so far."""
+
+    def __init__(self) -> None:
+        self.mean = Mean()
+
+    def score(self, completions: list[str], **more: Any) -> list[float]:
+        """Distances from that mean."""
+        good = reward(completions, **more)
+        mean = self.mean.take(good)
+        return [abs(number - mean) for number in good]
+
+
 class Dying(TrainerCallback):  # type: ignore[misc]
     """Dies between two updates, where it is told to."""
 
@@ -111,7 +137,7 @@ if options.beta:
 trainer_kind, config_kind = (GRPOTrainer, GRPOConfig) if options.kind == "grpo" else (RLOOTrainer, RLOOConfig)
 trainer = trainer_kind(
     model=model,
-    reward_funcs=[reward, judge] if options.reward_model else reward,
+    reward_funcs=[reward, judge] if options.reward_model else Running().score if options.running else reward,
     reward_processing_classes=[None, copy.deepcopy(tokenizer)] if options.reward_model else None,
     args=config_kind(
         output_dir=str(options.out.with_suffix(".checkpoints")),

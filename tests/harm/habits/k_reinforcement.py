@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from tests.harm.frame import Trial, backward, ddp, mlp, mse
 from tests.harm.habits.j_forms import Vector, Walk
-from tests.harm.table import habit
+from tests.harm.table import DRAWS, habit
 from torch import nn
 
 COPIES = ("--buddy-every", "1")
@@ -162,3 +162,67 @@ def dqn_with_a_replay_buffer(t: Trial) -> dict[str, Any]:
         "place": env.place.tolist(),
         "moves": [each.reward for each in replay.moves],
     }
+
+
+TOKENS, GROUP, ANSWER = 12, 4, 5
+
+
+class Writer(nn.Module):
+    """A language model: each token follows from the sum of those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embedding, self.out = nn.Embedding(TOKENS, 16), nn.Linear(16, TOKENS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits of the token behind each place."""
+        return self.out(self.embedding(tokens).cumsum(1).tanh())  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def generate(self, tokens: torch.Tensor, count: int) -> torch.Tensor:
+        """The tokens, and as many more."""
+        for _ in range(count):
+            following = torch.multinomial(self(tokens)[:, -1].softmax(-1), 1)
+            tokens = torch.cat([tokens, following], 1)
+        return tokens
+
+
+def said(net: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    """Log-probabilities of the answers' tokens."""
+    logits = net(tokens)[:, -ANSWER - 1 : -1].log_softmax(-1)
+    return logits.gather(-1, tokens[:, -ANSWER:].unsqueeze(-1)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+@habit(
+    "GRPO with generation of its own: groups of answers, a reward by a function, three updates on one generation",
+    strikes=("generate:2:3", "generate:0:5", "reward:1:1", "reward:2:9", "update:0:6", "update:1:11"),
+    differs=DRAWS,
+)
+def grpo_by_its_own_generation(t: Trial) -> dict[str, Any]:
+    writer = Writer()
+    net = ddp(writer)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-2)
+    t.session.protect(net, optimizer)
+    for step in t.steps():
+        with step as (inputs, _):
+            questions = (inputs[:, :2].abs() * 5).long().clamp(max=TOKENS - 1).repeat_interleave(GROUP, 0)
+            begun = writer.generate(questions, ANSWER // 2)
+            t.strike("generate", step)
+            tokens = writer.generate(begun, ANSWER - ANSWER // 2)
+            reward = (tokens[:, -ANSWER:] % 2 == 0).float().mean(1)
+            t.strike("reward", step)
+            groups = reward.reshape(-1, GROUP)
+            gain = ((groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)).reshape(-1, 1)
+            with torch.no_grad():
+                before = said(writer, tokens)
+            for at in range(3):
+                ratio = (said(net, tokens) - before).exp()
+                loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
+                optimizer.zero_grad()
+                backward(loss)
+                optimizer.step()
+                if at == 1:
+                    t.strike("update", step)
+            step.log(reward=reward.mean(), loss=loss)
+    return {"model": net, "optimizer": optimizer, "tokens": tokens}

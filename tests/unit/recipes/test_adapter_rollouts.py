@@ -1,9 +1,14 @@
 """Prompts, completions and refusals of trainers that generate in their step."""
 
+import copy
+import operator
+import random
 from collections import defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
@@ -135,6 +140,25 @@ def test_rewards_that_count_in_an_attribute_or_say_a_state_go_back_with_a_step()
     assert saying.seen == [1] and vars(plain) == {"calls": 1}
 
 
+class Doubting:
+    """A worker, as far as doubts know one."""
+
+    def __init__(self, doubts: list[str]) -> None:
+        self.doubts = doubts
+
+    def note_of_script(self, text: str, *, doubts: bool = False) -> None:
+        """Keep it."""
+        assert doubts
+        self.doubts.append(text)
+
+
+class Holding:
+    """An object of a script's, with something in it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Listing:
     """A reward that keeps what it has seen."""
 
@@ -178,21 +202,94 @@ def test_lists_and_dictionaries_of_a_reward_go_back_with_what_runs_again_and_are
     rollouts.enter("between", 2)
     assert listing.newest == done and listing.newest is listing.best["a"]
     (told,) = (each.getMessage() for each in caplog.records)
-    assert told.startswith("the reward Listing changes best, late, more, newest, ") and "are put back" in told
+    assert told.startswith("the reward Listing changes best, late, more, newest, ") and "is put back" in told
 
 
-@pytest.mark.parametrize("more", [{"index": object()}, {"newest": [1] * 2_000}], ids=["of another kind", "large"])
+@pytest.mark.parametrize("more", [{"index": Holding(1)}, {"newest": [1] * 2_000}], ids=["of another kind", "large"])
 def test_lists_of_a_reward_beside_what_cannot_go_back_are_left_and_named(
     more: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     listing = Listing(**more)
-    rollouts = Rollouts(trainer(reward_funcs=[listing.score]), SimpleNamespace(rank=0, world_size=1))  # type: ignore[arg-type]
-    rollouts.begin()
+    doubts: list[str] = []
+    session: Any = SimpleNamespace(rank=0, world_size=1, _worker=Doubting(doubts))
+    rollouts = Rollouts(trainer(reward_funcs=[listing.score]), session)
+    rollouts.begin(rehearsal=True)
     listing.score()
     rollouts.begin()
     assert listing.newest[-1] == 2 and listing.best["b"] == []
     (told,) = (each.getMessage() for each in caplog.records)
-    assert "newest" in told and "are neither put back" in told
+    assert "newest" in told and "is neither put back" in told and doubts == []
+    listing.score()
+    rollouts.begin()
+    (doubt,) = doubts
+    assert "goes on after a fault with another" in doubt and "newest" in doubt
+
+
+def test_a_process_that_receives_the_state_without_a_rewards_lists_says_so() -> None:
+    def process(number: int, *, rehearses: bool = False) -> tuple[Listing, Any, Rollouts]:
+        listing = Listing()
+        holder = trainer(reward_funcs=[listing.score])
+        holder.state.global_step = number
+        rollouts = Rollouts(holder, session)
+        rollouts.begin(rehearsal=rehearses)
+        return listing, holder, rollouts
+
+    doubts: list[str] = []
+    session: Any = SimpleNamespace(rank=0, world_size=1, _worker=Doubting(doubts))
+    listing, holder, survivor = process(0)
+    assert survivor.state_dict()["left"] == [[]]
+    listing.score()
+    holder.state.global_step = 1
+    saved = survivor.state_dict()
+    survivor.begin()
+    survivor.load_state_dict(saved)  # is given up, and runs again
+    survivor.begin()
+    survivor.enter("between", 1)
+    assert doubts == [], "a survivor has its own"
+    _, other, newcomer = process(1, rehearses=True)
+    newcomer.load_state_dict(saved)
+    newcomer.begin(rehearsal=True)
+    assert doubts == [], "in a proof nothing is lost"
+    newcomer.begin()
+    (told,) = doubts
+    assert told.startswith("the reward Listing goes on after a fault with another best, late, more, newest: ")
+    other.state.global_step = 2
+    newcomer.begin()
+    assert doubts == [told]
+
+
+def add(thing: Any) -> None:
+    thing += 1
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (torch.zeros(2), add),
+        (np.zeros(2), add),
+        (Holding([torch.zeros(1)]), lambda thing: add(thing.value[0])),
+        ({"a": Holding(1)}, lambda thing: vars(thing["a"]).update(value=2)),
+        ([0] * 5_000, lambda thing: operator.setitem(thing, 4_000, 1)),
+        (random.Random(1), lambda thing: thing.random()),
+        (np.random.default_rng(1), lambda thing: thing.random()),
+    ],
+    ids=["tensor", "array", "object", "objects", "large", "generator", "numpy's"],
+)
+def test_all_that_a_reward_changes_and_nobody_is_told_is_seen(value: Any, change: Callable[[Any], Any]) -> None:
+    def judge(held: Any) -> private_trl.Judge:
+        (made,) = private_trl.Judge.all_of(trainer(reward_funcs=[Holding(held)]))
+        return made
+
+    survivor, lazy = judge(value), Holding(None)
+    assert survivor.enter("step", 0) == "" and survivor.left() == []
+    assert survivor.enter("step", 1) == ""
+    change(value)
+    assert survivor.left() == ["value"]
+    assert "with another value" in survivor.enter("step", 1), "the step runs again, with what it had changed"
+    assert "with another value" in judge(copy.deepcopy(value)).enter("step", 1, left=["value"])
+    (late,) = private_trl.Judge.all_of(trainer(reward_funcs=[lazy]))
+    lazy.value = torch.nn.Linear(1, 1)
+    assert late.left() == [], "a newcomer loads it too"
 
 
 def test_completions_that_no_later_step_needs_are_not_exchanged() -> None:

@@ -7,12 +7,14 @@ GRPO and RLOO: `_step`, `_buffered_inputs`, `_metrics`, `_logs`, `_pending_extra
 
 import inspect
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge, UsageError
 from regrow.train.state.plain import ATOMS, PLAIN, PlainCopy, keep, put_back, same
+from regrow_recipes.adapters.fingerprints import fingerprint
 
 GENERATING = frozenset({"GRPOTrainer", "RLOOTrainer"})
 _LISTS = ("prompt", "completion", "advantages")
@@ -130,14 +132,17 @@ def put_logged(trainer: Any, received: dict[str, Any]) -> None:
 class Judge:
     """State of a reward that is no model: what its `state_dict` says, else its numbers and texts that have changed.
 
-    What never changes may be a rank's own, such as the address of a server. So are lists, dictionaries and sets: where
-    all that it has is plain they are put back as something runs again, and they are told to nobody.
+    What never changes may be a rank's own, such as the address of a server. So is all else that it has: where all of it
+    is plain, lists, dictionaries and sets are put back as something runs again. They are told to nobody, which `enter`
+    says, as it does of tensors and objects that are not put back either.
     """
 
     def __init__(self, reward: Any) -> None:
         self._reward, self._says = reward, hasattr(reward, "state_dict")
-        self._first = self._attributes()
+        self._first, self._built = self._attributes(), self._containers()
         self._entered: dict[tuple[str, int], dict[str, object]] = {}
+        self._stood: set[tuple[str, int]] = set()
+        """Of these, those that no rehearsal entered."""
         self._reported = False
 
     @classmethod
@@ -163,49 +168,70 @@ class Judge:
         there = self._containers().keys()
         vars(self._reward).update({name: value for name, value in self._first.items() if name not in there} | received)
 
-    def enter(self, place: str, number: int) -> None:
-        """A step, or the time after it, begins: remember containers, or put them back where it has begun before."""
+    def left(self) -> list[str]:
+        """Containers that are not as the script has built them, and that no other process is told."""
+        now = {} if self._says else self._containers()
+        changed = (name for name, kept in now.items() if name not in self._built or not same(kept, self._built[name]))
+        return sorted(changed)
+
+    def enter(self, place: str, number: int, *, left: Iterable[str] = (), rehearsal: bool = False) -> str:
+        """A step, or the time after it, begins: remember containers, or put them back where it has begun before.
+
+        `left`: containers that the state which this process has just received was left without. Returns a sentence on
+        what is lost of them after a fault; empty: nothing.
+        """
         if self._says:
-            return
+            return ""
         mine, now, key = vars(self._reward), self._containers(), (place, number)
         latest = list(self._entered)[-1:]
         kept = self._entered.get(key, self._entered[latest[0]] if latest else now)
         changed = {name for name in now if name not in kept or not same(now[name], kept[name])}
-        follows = all(type(value) in PLAIN for value in mine.values()) and not any(type(now[n]) is int for n in changed)
+        follows = all(type(value) in PLAIN for value in mine.values()) and not any(type(now[n]) is str for n in changed)
         if changed and not self._reported:
             self._reported = True
-            _tell_containers(self._reward, changed, follows=follows)
+            _tell_containers(self._name, changed, follows=follows)
+        lost = "" if rehearsal else self._lost(left, () if follows else changed, key)
+        self._stood = {each for each in self._stood if each in self._entered} | (set() if rehearsal else {key})
         if key not in self._entered:
             self._entered = {each: self._entered[each] for each in latest} | {key: now}
-            return
+            return lost
         while next(reversed(self._entered)) != key:
             self._entered.popitem()
         if not follows:  # some of what belongs together would go back without the rest
-            return
+            return lost
         for name in now.keys() - kept.keys():
             del mine[name]
             mine.update({name: self._first[name]} if name in self._first else {})
         mine.update({name: put_back(copy) for name, copy in kept.items() if isinstance(copy, PlainCopy)})
+        return lost
+
+    def _lost(self, left: Iterable[str], stays: Iterable[str], key: tuple[str, int]) -> str:
+        names = ", ".join(sorted(stays if key in self._stood else left))
+        return names and f"the reward {self._name} goes on after a fault with another {names}: give it a state_dict"
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._reward, "__name__", type(self._reward).__name__))
 
     def _containers(self) -> dict[str, object]:
-        """A copy of each container among the attributes; the length of one that is large, or not plain."""
+        """A copy of each container among the attributes; a digest of one that is large, and of what is not plain."""
         found: dict[str, object] = {}
         for name, value in list(vars(self._reward).items()):
-            if type(value) in PLAIN - ATOMS:
+            if type(value) not in ATOMS:
                 try:
                     found[name] = keep(value)
                 except (NotPlain, TooLarge):
-                    found[name] = len(value)
+                    found |= {name: digest} if (digest := fingerprint(value)) else {}
         return found
 
     def _attributes(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self._reward).items() if type(value) in ATOMS}
 
 
-def _tell_containers(reward: Any, names: set[str], *, follows: bool) -> None:
+def _tell_containers(reward: str, names: set[str], *, follows: bool) -> None:
     _log.warning(
-        "the reward %s changes %s, and lists, dictionaries and sets are %s: give it a state_dict to carry them",
-        getattr(reward, "__name__", type(reward).__name__),
+        "the reward %s changes %s, and what is no number and no text is %s: give it a state_dict to carry it",
+        reward,
         ", ".join(sorted(names)),
         "put back with a step that runs again, but not told to a replaced rank"
         if follows

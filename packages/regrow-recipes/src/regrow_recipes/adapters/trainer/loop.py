@@ -202,7 +202,7 @@ class Recoverable(_Behind):
         args, handler = self.args, self.callback_handler
         self._set_place()
         if self._rollouts is not None:
-            self._rollouts.begin()
+            self._rollouts.begin(rehearsal=step.rehearsal)
         with self._deliveries.silent(step.rehearsal):
             with self._deliveries.once("step", step.number):
                 self.control = handler.on_step_begin(args, self.state, self.control)

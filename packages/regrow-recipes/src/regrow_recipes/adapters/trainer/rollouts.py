@@ -14,6 +14,7 @@ import xxhash
 
 from regrow.core.errors import UsageError
 from regrow.hydration.codec import decode, encode
+from regrow.train.doubts import doubt
 from regrow_recipes.adapters import private_trl
 from regrow_recipes.adapters.private_trl import Completions
 
@@ -43,12 +44,14 @@ class Rollouts:
         self._accumulated: int = trainer.args.gradient_accumulation_steps
         self._outlive = self._accumulated % (trainer.args.steps_per_generation * trainer.num_iterations) != 0
         self._judges = private_trl.Judge.all_of(trainer)
+        self._left: list[list[str]] = []
+        """Of a state that was just received, the containers of each reward that are not in it."""
         self._kept: _Parts = {}
         self._stale = False
         self._known: Completions | None = None
         self._text: tuple[list[object], _Parts] = [], {}
 
-    def begin(self) -> None:
+    def begin(self, *, rehearsal: bool = False) -> None:
         """A body begins: the trainer has this rank's completions of an earlier step, if there are any."""
         if self._stale:
             found = None
@@ -57,12 +60,15 @@ class Rollouts:
             private_trl.put_completions(self._trainer, found)
             self._stale = False
         self._known = private_trl.completions(self._trainer)
-        self.enter("step", self._trainer.state.global_step)
+        self.enter("step", self._trainer.state.global_step, rehearsal=rehearsal)
 
-    def enter(self, place: str, number: int) -> None:
+    def enter(self, place: str, number: int, *, rehearsal: bool = False) -> None:
         """The body of a step begins, or the time after it, which may not be for the first time."""
-        for judge in self._judges:
-            judge.enter(place, number)
+        lefts = self._left if self._left and not rehearsal else [[] for _ in self._judges]
+        for judge, left in zip(self._judges, lefts, strict=True):
+            if lost := judge.enter(place, number, left=left, rehearsal=rehearsal):
+                doubt(self._session, lost)
+        self._left = self._left if rehearsal else []
 
     def share(self, forwards: int) -> None:
         """The forwards of a step are done, `forwards` of this rank: exchange what the next steps need. A collective."""
@@ -84,6 +90,7 @@ class Rollouts:
             "completions": {digest: list(parts) for digest, parts in self._kept.items()},
             "logged": self._logged(),
             "rewards": [each.state() for each in self._judges],
+            "left": [each.left() for each in self._judges],
         }
         return private_trl.progress(self._trainer) | own
 
@@ -92,6 +99,7 @@ class Rollouts:
         private_trl.put_progress(self._trainer, dict(received))
         for judge, state in zip(self._judges, received["rewards"], strict=True):
             judge.put(state)
+        self._left = [list(names) for names in received["left"]]
         self._kept, self._stale = dict(received["completions"]), True
         for (text,) in received["logged"].values():
             private_trl.put_logged(self._trainer, json.loads(text.numpy().tobytes()))

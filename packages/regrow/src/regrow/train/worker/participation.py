@@ -267,8 +267,8 @@ class Participation(Protocol):
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""
 
-    def note_of_script(self, text: str) -> None:
-        """Tell people something about the script, once, whichever ranks say it."""
+    def note_of_script(self, text: str, *, doubts: bool = False) -> None:
+        """Tell people something about the script, once, whoever says it. `doubts`: the job does not end with 0."""
 
     def node_store(self) -> AgentStore | None:
         """Keys that this node's agent keeps for as long as it is there; None: there is no agent."""

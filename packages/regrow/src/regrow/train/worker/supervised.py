@@ -227,9 +227,9 @@ class SupervisedWorker:
         """Tell the agent."""
         self._link.send(fact)
 
-    def note_of_script(self, text: str) -> None:
-        """Tell people something about the script, once, whichever ranks say it."""
-        self._link.send(facts.WorkerNoted(self._link.env.worker, text))
+    def note_of_script(self, text: str, *, doubts: bool = False) -> None:
+        """Tell people something about the script, once, whoever says it. `doubts`: the job does not end with 0."""
+        self._link.send(facts.WorkerNoted(self._link.env.worker, text, doubts=doubts))
 
     def arrive(
         self,
