@@ -1,4 +1,4 @@
-"""Tells whether the values of a namespace are still those that were kept of it, without copying them again. Pure."""
+"""Tells whether the values of a namespace are still those that were kept of it, without copying them again."""
 
 import operator
 from collections.abc import Mapping
