@@ -57,7 +57,7 @@ def keepers(
             continue
         holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
         carries = holds and id(thing) not in ids
-        if len(found) < _FOLLOWED and (holds or (id(thing) not in of_loader and _is_followed(thing))):
+        if holds or (len(found) < _FOLLOWED and id(thing) not in of_loader and _is_followed(thing)):
             names[name] += 1
             each = Attributes(f"{name}#{names[name]}" if names[name] > 1 else name, thing, carries=carries)
             if not isinstance(thing, ModuleType | type) or any(
@@ -100,11 +100,13 @@ def _within(thing: object) -> Iterator[object]:
 
 
 def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
+    """What the script's calls reach, near things first, and then what its modules do: these may be many."""
     seen: set[int] = set()
-    near: list[tuple[str, object]] = []
-    for frame in frames:
-        near += [*frame.f_locals.items(), *frame.f_globals.items()]
-    near += [(f"module {module.__name__}", module) for module in modules_of_script()]
+    yield from _walk([each for frame in frames for each in (*frame.f_locals.items(), *frame.f_globals.items())], seen)
+    yield from _walk([(f"module {module.__name__}", module) for module in modules_of_script()], seen)
+
+
+def _walk(near: list[tuple[str, object]], seen: set[int]) -> Iterator[tuple[str, object]]:
     for _ in range(_DEEP):
         around: list[tuple[str, object]] = []
         for name, thing in near:
