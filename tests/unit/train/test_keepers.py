@@ -85,7 +85,7 @@ def found(protected: list[object], **locals: Any) -> list[str]:
         (lambda net: Average(models=[net]), "object it"),
         (lambda net: Average(models={"net": net}), "object it"),
         (lambda net: Average(inner=Average(ema=net)), "object it.inner"),
-        (lambda net: [Average(ema=net)], "object it[0]"),
+        (lambda net: [Average(ema=net)], "object it[0]: Average"),
     ],
 )
 def test_whatever_holds_it_is_found_under_the_scripts_name(held: Callable[[nn.Module], object], name: str) -> None:

@@ -4,6 +4,7 @@ What they hold may decide what a step computes, so it goes with the steps, as th
 decision 0118.
 """
 
+import contextlib
 import threading
 from argparse import Namespace
 from collections import Counter
@@ -12,6 +13,7 @@ from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
 from types import FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,6 +32,7 @@ _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
+_NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
 _VALUES = (int, float, str, dict, list, set)
 _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
 
@@ -53,17 +56,20 @@ def keepers(
     found: list[Attributes] = [ProcessSettings()]
     names: Counter[str] = Counter()
     for name, thing in _reachable(frames):
-        if id(thing) in inside or (isinstance(thing, ModuleType) and id(vars(thing)) in inside):
+        if id(thing) in inside or len(found) >= _FOLLOWED:
             continue
-        holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
-        carries = holds and id(thing) not in ids
-        if len(found) < _FOLLOWED and (holds or (id(thing) not in of_loader and _is_followed(thing))):
-            names[name] += 1
-            each = Attributes(f"{name}#{names[name]}" if names[name] > 1 else name, thing, carries=carries)
-            if not isinstance(thing, ModuleType | type) or any(
-                isinstance(value, _VALUES) for value in each.read().values()
-            ):
-                found.append(each)
+        with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+            if isinstance(thing, ModuleType) and id(vars(thing)) in inside:
+                continue
+            holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
+            carries = holds and id(thing) not in ids
+            if holds or (id(thing) not in of_loader and _is_followed(thing)):
+                path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
+                names[path] += 1
+                each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing, carries=carries)
+                values = each.read().values()
+                if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
+                    found.append(each)
     return found
 
 
@@ -108,20 +114,31 @@ def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
     for _ in range(_DEEP):
         around: list[tuple[str, object]] = []
         for name, thing in near:
-            if id(thing) in seen or len(seen) > _MOST or isinstance(thing, int | float | str | bytes | torch.Tensor):
+            if id(thing) in seen or len(seen) > _MOST or issubclass(type(thing), _NO_HOLDERS):
                 continue
             seen.add(id(thing))
-            if not isinstance(thing, ModuleType | type) or is_scripts(thing):
+            if not issubclass(type(thing), ModuleType | type) or is_scripts(cast(ModuleType, thing)):
                 yield name, thing
                 around += _held(name, thing)
         near = around
 
 
 def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
-    if isinstance(thing, dict) and len(thing) <= _WIDE:
-        return [(f"{name}[{key!r:.40}]", each) for key, each in list(thing.items())]
-    if isinstance(thing, list | tuple) and len(thing) <= _WIDE:
-        return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
+    try:
+        return _parts(name, thing)
+    except Exception:  # noqa: BLE001  of odd things, which run code where they are looked at
+        return ()
+
+
+def _parts(name: str, thing: object) -> Iterable[tuple[str, object]]:
+    if issubclass(type(thing), dict) and dict.__len__(cast(dict[object, object], thing)) <= _WIDE:
+        items = list(dict.items(cast(dict[object, object], thing)))
+        shown = [repr(key) if isinstance(key, str | int) else f"#{at}" for at, (key, _) in enumerate(items)]
+        return [(f"{name}[{text:.40}]", each) for text, (_, each) in zip(shown, items, strict=True)]
+    if issubclass(type(thing), list | tuple):
+        base = list if issubclass(type(thing), list) else tuple
+        values = cast(Any, base).__getitem__(thing, slice(_WIDE + 1))
+        return [(f"{name}[{at}]", each) for at, each in enumerate(values)] if len(values) <= _WIDE else ()
     if isinstance(thing, FunctionType):
         inner = getattr(thing, "__wrapped__", None)
         mine = is_script(thing.__code__.co_filename)
@@ -139,8 +156,11 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
 
 
 def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
-    plain = getattr(thing, "__dict__", {})
-    return [(f"{name}.{key}", each) for key, each in list(plain.items())] + list(slots(name, thing))
+    try:
+        plain = dict(getattr(thing, "__dict__", {}))
+    except Exception:  # noqa: BLE001  as in `_held`
+        plain = {}
+    return [(f"{name}.{key}", each) for key, each in plain.items()] + list(slots(name, thing))
 
 
 def _all_in(loader: object) -> set[int]:
@@ -157,7 +177,6 @@ def _all_in(loader: object) -> set[int]:
 
 def _is_shared(thing: object) -> bool:
     """True for what the loop may change too: options, a map-style data set whose samples become harder, a model."""
-    data = isinstance(thing, Dataset) and not isinstance(thing, IterableDataset)
-    return (
-        data or isinstance(thing, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(type(thing).__module__)
-    )
+    kind = type(thing)
+    data = issubclass(kind, Dataset) and not issubclass(kind, IterableDataset)
+    return data or issubclass(kind, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(kind.__module__)
