@@ -5,6 +5,7 @@ decision 0118.
 """
 
 import contextlib
+import gc
 import threading
 from argparse import Namespace
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -168,11 +169,34 @@ def _all_in(loader: object) -> set[int]:
     near, seen = [loader] if hasattr(type(loader), "__iter__") else [], set[int]()
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         near = [loader.sampler, loader.batch_sampler, loader.generator]
+        around = [*_read_by(loader.dataset), *(each for _, each in _attributes("", loader.dataset))]
+        near += [each for each in around if isinstance(each, Generator)]
     while near and len(seen) < _MOST:
         near = [each for each in near if id(each) not in seen and not _is_shared(each)]
         seen.update(map(id, near))
-        near = [inner for each in near for _, inner in (*_held("", each), *_attributes("", each))]
+        near = [
+            *(inner for each in near for _, inner in (*_held("", each), *_attributes("", each))),
+            *(inner for each in near for inner in _read_by(each)),
+        ]
     return seen
+
+
+def _read_by(thing: object) -> list[object]:
+    """Things that the code of a script's iterator, function or object reads: a stream may draw from a global one."""
+    kind, codes = type(thing), list[FunctionType]()
+    if issubclass(kind, GeneratorType):
+        frame = cast(Any, thing).gi_frame
+        names = frame.f_code.co_names if frame is not None else ()
+        around = [*frame.f_locals.values()] if frame is not None else []
+        return around + [frame.f_globals[name] for name in names if name in frame.f_globals]
+    if issubclass(kind, FunctionType):
+        codes = [cast(FunctionType, thing)]
+    elif is_scripts(kind):
+        codes = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+    elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        return gc.get_referents(thing)
+    own = [each for each in codes if is_script(each.__code__.co_filename)]
+    return [each.__globals__[name] for each in own for name in each.__code__.co_names if name in each.__globals__]
 
 
 def _is_shared(thing: object) -> bool:
