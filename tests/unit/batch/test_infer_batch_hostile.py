@@ -296,6 +296,21 @@ async def test_a_refusal_is_believed_on_a_connection_that_had_no_answer_before(s
         assert isinstance(again, Answered) and isinstance(judge(again, row_of(1), wall=0.0), Doubtful)
 
 
+async def test_a_row_whose_refusal_is_asked_for_again_may_be_answered_as_to_another_then_too() -> None:
+    names: list[str] = []
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        found = re.search(rb"(?i)x-request-id: (\S+)", head)
+        assert found is not None
+        names.append(found[1].decode())
+        writer.write(REFUSAL if len(names) == 2 else answer("row 0", f"chatcmpl-{names[0]}"))
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        assert said(await sender.send(url, row_of(0))) == "row 0"
+        outcome = await sender.send(url, row_of(1))
+        assert isinstance(outcome, Unanswered) and outcome.strayed and len(names) == 3
+
+
 # --- streams, lists of models, columns ---------------------------------------------------------------------------
 
 EVENTS: list[Any] = [

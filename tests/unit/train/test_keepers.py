@@ -85,7 +85,7 @@ def found(protected: list[object], **locals: Any) -> list[str]:
         (lambda net: Average(models=[net]), "object it"),
         (lambda net: Average(models={"net": net}), "object it"),
         (lambda net: Average(inner=Average(ema=net)), "object it.inner"),
-        (lambda net: [Average(ema=net)], "object it[0]"),
+        (lambda net: [Average(ema=net)], "object it[0]: Average"),
     ],
 )
 def test_whatever_holds_it_is_found_under_the_scripts_name(held: Callable[[nn.Module], object], name: str) -> None:
@@ -197,3 +197,19 @@ def test_a_setting_of_the_process_and_the_environment_are_put_back(monkeypatch: 
         assert (torch.get_default_dtype(), os.environ["RATE"]) == (before, "1")
     finally:
         torch.set_default_dtype(before)
+
+
+def test_what_the_stream_of_batches_draws_from_is_left_alone() -> None:
+    reader = Average()
+
+    def batches(around: object) -> Iterator[object]:
+        while around:
+            yield drawing.random()
+
+    loader: Any = enumerate(map(str, batches(reader)))
+    frame: Any = SimpleNamespace(f_locals={"reader": reader, "drawing": drawing, "other": Average()}, f_globals={})
+    names = {each.name for each in keepers([frame], [], loader)}
+    assert names & {"object reader", "object drawing", "object other"} == {"object other"}
+
+
+drawing = random.Random(3)

@@ -95,20 +95,25 @@ class HttpSender:
         A refusal on a connection that had an answer before may be the second answer to the row before: few servers
         say in a refusal which request they mean. The row is then sent once more, on a connection of its own.
         """
+        outcome, named, used_before = await self._named(self._session, url, row)
+        if isinstance(outcome, Answered) and not named and used_before and _is_refusal(outcome, row):
+            outcome, _, _ = await self._named(self._single, url, row)
+        return outcome
+
+    async def _named(
+        self, session: aiohttp.ClientSession, url: str, row: BatchRow
+    ) -> tuple[Answered | Unanswered, bool, bool]:
+        """The outcome, whether it names this request, and whether its connection had another before."""
         connection = _Connection()
         _CONNECTION.set(connection)
         number = next(self._numbers)
-        outcome = await self._send(self._session, url, row, number)
-        if isinstance(outcome, Unanswered):
-            return outcome
-        named = self._named_by(outcome)
-        if named not in (None, number):
+        outcome = await self._send(session, url, row, number)
+        found = self._named_by(outcome) if isinstance(outcome, Answered) else None
+        if found not in (None, number):
             # It was released when its answer was whole, and the answer to this row may come on it yet.
             connection.abort()
-            return Unanswered("answered another row than it was asked", strayed=True)
-        if named is None and connection.used_before and _is_refusal(outcome, row):
-            return await self._send(self._single, url, row, next(self._numbers))
-        return outcome
+            outcome = Unanswered("answered another row than it was asked", strayed=True)
+        return outcome, found is not None, connection.used_before
 
     async def _send(
         self, session: aiohttp.ClientSession, url: str, row: BatchRow, number: int

@@ -4,6 +4,8 @@ What they hold may decide what a step computes, so it goes with the steps, as th
 decision 0118.
 """
 
+import contextlib
+import gc
 import threading
 from argparse import Namespace
 from collections import Counter
@@ -11,7 +13,8 @@ from collections.abc import Collection, Iterable, Iterator
 from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
-from types import FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import FrameType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -30,6 +33,7 @@ _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
+_NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
 _VALUES = (int, float, str, dict, list, set)
 _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
 
@@ -53,17 +57,20 @@ def keepers(
     found: list[Attributes] = [ProcessSettings()]
     names: Counter[str] = Counter()
     for name, thing in _reachable(frames):
-        if id(thing) in inside or (isinstance(thing, ModuleType) and id(vars(thing)) in inside):
+        if id(thing) in inside:
             continue
-        holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
-        carries = holds and id(thing) not in ids
-        if holds or (len(found) < _FOLLOWED and id(thing) not in of_loader and _is_followed(thing)):
-            names[name] += 1
-            each = Attributes(f"{name}#{names[name]}" if names[name] > 1 else name, thing, carries=carries)
-            if not isinstance(thing, ModuleType | type) or any(
-                isinstance(value, _VALUES) for value in each.read().values()
-            ):
-                found.append(each)
+        with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+            if isinstance(thing, ModuleType) and id(vars(thing)) in inside:
+                continue
+            holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
+            carries = holds and id(thing) not in ids
+            if holds or (len(found) < _FOLLOWED and id(thing) not in of_loader and _is_followed(thing)):
+                path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
+                names[path] += 1
+                each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing, carries=carries)
+                values = each.read().values()
+                if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
+                    found.append(each)
     return found
 
 
@@ -110,20 +117,31 @@ def _walk(near: list[tuple[str, object]], seen: set[int]) -> Iterator[tuple[str,
     for _ in range(_DEEP):
         around: list[tuple[str, object]] = []
         for name, thing in near:
-            if id(thing) in seen or len(seen) > _MOST or isinstance(thing, int | float | str | bytes | torch.Tensor):
+            if id(thing) in seen or len(seen) > _MOST or issubclass(type(thing), _NO_HOLDERS):
                 continue
             seen.add(id(thing))
-            if not isinstance(thing, ModuleType | type) or is_scripts(thing):
+            if not issubclass(type(thing), ModuleType | type) or is_scripts(cast(ModuleType, thing)):
                 yield name, thing
                 around += _held(name, thing)
         near = around
 
 
 def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
-    if isinstance(thing, dict) and len(thing) <= _WIDE:
-        return [(f"{name}[{key!r:.40}]", each) for key, each in list(thing.items())]
-    if isinstance(thing, list | tuple) and len(thing) <= _WIDE:
-        return [(f"{name}[{at}]", each) for at, each in enumerate(thing)]
+    try:
+        return _parts(name, thing)
+    except Exception:  # noqa: BLE001  of odd things, which run code where they are looked at
+        return ()
+
+
+def _parts(name: str, thing: object) -> Iterable[tuple[str, object]]:
+    if issubclass(type(thing), dict) and dict.__len__(cast(dict[object, object], thing)) <= _WIDE:
+        items = list(dict.items(cast(dict[object, object], thing)))
+        shown = [repr(key) if isinstance(key, str | int) else f"#{at}" for at, (key, _) in enumerate(items)]
+        return [(f"{name}[{text:.40}]", each) for text, (_, each) in zip(shown, items, strict=True)]
+    if issubclass(type(thing), list | tuple):
+        base = list if issubclass(type(thing), list) else tuple
+        values = cast(Any, base).__getitem__(thing, slice(_WIDE + 1))
+        return [(f"{name}[{at}]", each) for at, each in enumerate(values)] if len(values) <= _WIDE else ()
     if isinstance(thing, FunctionType):
         inner = getattr(thing, "__wrapped__", None)
         mine = is_script(thing.__code__.co_filename)
@@ -141,8 +159,11 @@ def _held(name: str, thing: object) -> Iterable[tuple[str, object]]:
 
 
 def _attributes(name: str, thing: object) -> list[tuple[str, object]]:
-    plain = getattr(thing, "__dict__", {})
-    return [(f"{name}.{key}", each) for key, each in list(plain.items())] + list(slots(name, thing))
+    try:
+        plain = dict(getattr(thing, "__dict__", {}))
+    except Exception:  # noqa: BLE001  as in `_held`
+        plain = {}
+    return [(f"{name}.{key}", each) for key, each in plain.items()] + list(slots(name, thing))
 
 
 def _all_in(loader: object) -> set[int]:
@@ -150,16 +171,38 @@ def _all_in(loader: object) -> set[int]:
     near, seen = [loader] if hasattr(type(loader), "__iter__") else [], set[int]()
     if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         near = [loader.sampler, loader.batch_sampler, loader.generator]
+        around = [*_read_by(loader.dataset), *(each for _, each in _attributes("", loader.dataset))]
+        near += [each for each in around if isinstance(each, Generator)]
     while near and len(seen) < _MOST:
         near = [each for each in near if id(each) not in seen and not _is_shared(each)]
         seen.update(map(id, near))
-        near = [inner for each in near for _, inner in (*_held("", each), *_attributes("", each))]
+        near = [
+            *(inner for each in near for _, inner in (*_held("", each), *_attributes("", each))),
+            *(inner for each in near for inner in _read_by(each)),
+        ]
     return seen
+
+
+def _read_by(thing: object) -> list[object]:
+    """Things that the code of a script's iterator, function or object reads: a stream may draw from a global one."""
+    kind, codes = type(thing), list[FunctionType]()
+    if issubclass(kind, GeneratorType):
+        frame = cast(Any, thing).gi_frame
+        names = frame.f_code.co_names if frame is not None else ()
+        around = [*frame.f_locals.values()] if frame is not None else []
+        return around + [frame.f_globals[name] for name in names if name in frame.f_globals]
+    if issubclass(kind, FunctionType):
+        codes = [cast(FunctionType, thing)]
+    elif is_scripts(kind):
+        codes = [each for each in vars(kind).values() if isinstance(each, FunctionType)]
+    elif hasattr(kind, "__next__") and kind.__module__ in ("builtins", "itertools"):
+        return gc.get_referents(thing)
+    own = [each for each in codes if is_script(each.__code__.co_filename)]
+    return [each.__globals__[name] for each in own for name in each.__code__.co_names if name in each.__globals__]
 
 
 def _is_shared(thing: object) -> bool:
     """True for what the loop may change too: options, a map-style data set whose samples become harder, a model."""
-    data = isinstance(thing, Dataset) and not isinstance(thing, IterableDataset)
-    return (
-        data or isinstance(thing, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(type(thing).__module__)
-    )
+    kind = type(thing)
+    data = issubclass(kind, Dataset) and not issubclass(kind, IterableDataset)
+    return data or issubclass(kind, (type, ModuleType, nn.Module, *_PLAIN_KINDS)) or is_own_name(kind.__module__)

@@ -1,12 +1,14 @@
 """Plain values of one thing around a script's loop, read and written from outside, whatever kind of thing it is."""
 
+import contextlib
+import inspect
 import os
 import random
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import CellType, FunctionType
+from types import CellType, FunctionType, MemberDescriptorType
 from typing import Any, cast
 
 import numpy as np
@@ -63,7 +65,8 @@ class Attributes:
                 return {_VALUE: thing.get()}
             except LookupError:
                 return {}
-        values = {key: value for key, value in getattr(thing, "__dict__", {}).items() if key not in _MODULES_OWN}
+        there = dict(getattr(thing, "__dict__", {}))  # at once: another thread may add to it
+        values = {key: value for key, value in there.items() if key not in _MODULES_OWN}
         if isinstance(thing, FunctionType):
             values |= {key: cell.cell_contents for key, cell in cells(thing)}
             values |= {f"default {at}": each for at, each in enumerate(thing.__defaults__ or ())}
@@ -81,14 +84,14 @@ class Attributes:
                 type.__setattr__(thing, key, value)
         elif thing is not None:
             inside = dict(cells(thing)) if isinstance(thing, FunctionType) else {}
-            own = {path[1:] for path, _ in slots("", thing)}
             for key, value in values.items():
+                member = inspect.getattr_static(type(thing), key, None)
                 if key in inside:
                     inside[key].cell_contents = value
-                elif key in own:
-                    object.__setattr__(thing, key, value)
-                elif not key.startswith("default "):  # containers there have been changed in their places
-                    vars(thing)[key] = value
+                elif isinstance(member, MemberDescriptorType):
+                    member.__set__(thing, value)
+                elif not key.startswith("default ") and hasattr(thing, "__dict__"):
+                    vars(thing)[key] = value  # containers that are defaults have been changed in their places
 
 
 def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
@@ -120,6 +123,13 @@ def _go_to(generator: Generator, position: object) -> None:
         generator.set_state(cast(Any, torch.tensor(state) if isinstance(generator, torch.Generator) else state))
 
 
+def _folder() -> str | None:
+    try:
+        return sys.intern(os.readlink("/proc/self/cwd"))
+    except OSError:
+        return None
+
+
 _OF_WORKERS = ("RANK", "WORLD_SIZE", "MASTER_", "REGROW_", "TORCHELASTIC_", "CUDA_VISIBLE")
 
 
@@ -149,7 +159,8 @@ class ProcessSettings(Attributes):
             if name.startswith("env "):
                 os.environ[name[4:]] = cast(str, value)
             elif name in _SETTINGS:
-                _SETTINGS[name][1](value)
+                with contextlib.suppress(OSError):  # a folder that is not on this node
+                    _SETTINGS[name][1](value)
 
 
 _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
@@ -164,6 +175,6 @@ _SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
         ),
         lambda on: torch.use_deterministic_algorithms(on >= 2, warn_only=bool(on % 2)),
     ),
-    "folder": (lambda: sys.intern(os.readlink("/proc/self/cwd")), os.chdir),
+    "folder": (lambda: _folder(), lambda path: os.chdir(path or ".")),
 }
 """Of each setting, a reader, whose value is the same object as long as it is the same, and a writer."""

@@ -143,5 +143,5 @@ def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
 def _files() -> Iterator[str]:
     """The script's own files, the main one first."""
     modules = [sys.modules.get("__main__"), *sys.modules.values()]
-    files = [getattr(each, "__file__", None) for each in modules if isinstance(each, ModuleType)]
+    files = [vars(each).get("__file__") for each in modules if isinstance(each, ModuleType)]
     return (file for file in dict.fromkeys(files) if file is not None and file.endswith(".py") and is_script(file))

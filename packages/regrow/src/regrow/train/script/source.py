@@ -29,8 +29,9 @@ def is_script(file: str) -> bool:
 
 def is_scripts(thing: type | ModuleType) -> bool:
     """True for a class, or a module, of the script's own."""
-    name = getattr(thing, "__module__", "")
-    file = getattr(thing if isinstance(thing, ModuleType) else sys.modules.get(name), "__file__", None)
+    name = "" if isinstance(thing, ModuleType) else thing.__module__
+    module = thing if isinstance(thing, ModuleType) else sys.modules.get(name)
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # no `__getattr__` of theirs
     return name == "__main__" or (isinstance(file, str) and is_script(file))
 
 

@@ -39,13 +39,16 @@ class ArrayCopy:
         return self._of()
 
     def still(self, thing: object) -> bool:
-        """True if this is a larger array that nobody has written since: there is no need to copy it once more."""
+        """True if this is a larger array that nobody has written since: there is no need to copy it once more.
+
+        On a device only the copy tells: `x.data.add_(1)` and captured graphs write without a new version.
+        """
         same = isinstance(thing, np.ndarray | torch.Tensor) and self._of() is thing and thing.nbytes > _SMALL
-        return same and self.written == _written(cast(Array, thing))
+        return same and not _is_elsewhere(cast(Array, thing)) and self.written == _written(cast(Array, thing))
 
     def equals(self, other: "ArrayCopy") -> bool:
         """True if the same was in both. Of those on a device it is not waited for, but their versions are compared."""
-        if isinstance(self.content, torch.Tensor) and self.content.device.type != "cpu":
+        if _is_elsewhere(self.content):
             return self.thing is other.thing and self.written == other.written
         return equal(self.content, other.content)
 
@@ -75,10 +78,16 @@ def leaves_of(thing: Array) -> int:
 
 def _written(thing: Array) -> int:
     """Another number once somebody has written this array."""
-    if isinstance(thing, torch.Tensor):
+    if isinstance(thing, torch.Tensor) and _is_elsewhere(thing):
         return -1 if thing.is_inference() else thing._version
-    small = thing.nbytes <= _SMALL
-    return 0 if small else xxhash.xxh3_64_intdigest(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data)
+    if thing.nbytes <= _SMALL:
+        return 0
+    plain = flat_bytes(thing).numpy() if isinstance(thing, torch.Tensor) else np.ascontiguousarray(thing)
+    return xxhash.xxh3_64_intdigest(plain.reshape(-1).view(np.uint8).data)
+
+
+def _is_elsewhere(thing: Array) -> bool:
+    return isinstance(thing, torch.Tensor) and thing.device.type != "cpu"
 
 
 def equal(one: Array, other: Array) -> bool:
@@ -105,8 +114,11 @@ def write(thing: Array, content: Array, shared: Shared) -> bool:
         return True
     if not (thing.flags.writeable if isinstance(thing, np.ndarray) else not thing.is_inference()):
         return False
-    with torch.no_grad():
-        thing[...] = content  # type: ignore[assignment]
+    try:
+        with torch.no_grad():
+            thing[...] = content  # type: ignore[assignment]
+    except (RuntimeError, ValueError):  # elements of a view that share their memory
+        return False
     return True
 
 

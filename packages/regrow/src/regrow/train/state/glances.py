@@ -26,7 +26,11 @@ class Glance:
         self._refused = [
             name
             for name, kind in zip(self._names, self._kinds, strict=True)
-            if kind in PLAIN and name not in kept and name not in ignored and not name.startswith("__")
+            if kind in PLAIN
+            and type(name) is str
+            and name not in kept
+            and name not in ignored
+            and not name.startswith("__")
         ]
 
     def holds(self, there: Mapping[str, object]) -> bool:

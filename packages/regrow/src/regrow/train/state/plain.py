@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
+import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, leaves_of, write
@@ -186,6 +187,8 @@ def take_over(present: object, value: object, *, in_place: bool, shared: Shared 
         shared: memory that is not written to.
     """
     if type(present) in ARRAYS and type(value) in ARRAYS:
+        if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
+            value = value.to(present.device)
         return present if in_place and write(cast(Array, present), cast(Array, value), shared) else value
     value = _typed(present, value)
     if not in_place or type(present) is not type(value) or type(value) in ATOMS:

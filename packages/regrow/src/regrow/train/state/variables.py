@@ -50,7 +50,7 @@ _NAMES = 1_000
 """Most calls to look at, from the innermost, and most variables of each of them and of its module."""
 _CONTAINERS, _BYTES = 64, 16 << 20
 """Most containers, and bytes of arrays, of each of them."""
-_MISSING, _VALUES = object(), PLAIN | ARRAYS
+_MISSING, _VALUES, _OWN = object(), PLAIN | ARRAYS, frozenset({int, str})
 _OVER = ""
 """Told in the place of a variable by who has left the loop."""
 _ANSWERS = "\n"
@@ -98,7 +98,10 @@ class Variables:
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
-        self._made: dict[str, list[str]] = {}  # beside what was no plain value when it was seen first
+        self._made: dict[tuple[str, str], list[str]] = {}
+        """Of flags: what was made in the body in which they have changed."""
+        self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
+        self._again = False  # what a body that runs again has made before is made in it
         self._elsewhere: set[str] = set()
         self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
@@ -174,6 +177,7 @@ class Variables:
                 self._now[name] = before[name]
                 continue
             values = self._now[name] = {}
+            made = self._made_now(space, there)
             late, first, former = self.rehearsed and name in self._first, self._first[name], before.get(name, {})
             for key, value in self._followed(space, there).items():
                 if type(value) not in ATOMS:
@@ -186,19 +190,28 @@ class Variables:
                         self._outgrown(space, key, former.get(key), value)
                         continue
                 values[key] = value
+                if type(value) is bool and former.get(key, value) is not value:
+                    self._made[name, key] = made
                 new = late and key not in first
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
             self._glances[name] = Glance(there, values, self._elsewhere)
+        self._again = False
+
+    def _made_now(self, space: Namespace | Attributes, there: Mapping[str, object]) -> list[str]:
+        """Names, since the last look, of what is no plain value; without those that each body makes for itself."""
+        others = {key for key, value in there.items() if type(key) is str and not self._is_value(space, key, value)}
+        made = others - self._others.setdefault(space.name, others)
+        if not self._again:
+            self._others[space.name] = others
+        return sorted(key for key in made if isinstance(space, Attributes) or self._carries(space, key))
 
     def _followed(self, space: Namespace | Attributes, there: Mapping[str, object]) -> Values:
         found: Values = {}
         containers, nbytes = 0, 0
-        others = {key for key, value in there.items() if not self._is_value(space, key, value)}
-        self._made[space.name] = sorted(others - self._others.setdefault(space.name, others))
         for key, value in there.items():
-            if key.startswith("__") or not self._follows(space, key, value):
+            if type(key) is not str or key.startswith("__") or not self._follows(space, key, value):
                 continue
             if isinstance(value, np.ndarray | torch.Tensor):
                 nbytes += value.nbytes
@@ -232,6 +245,9 @@ class Variables:
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
         spaces = self._spaces() if then else {}
+        self._again = True
+        if not self.rehearsed:
+            self._learnt = self._now
         for name, values in then.items():
             space = spaces.get(name)
             if space is None:
@@ -291,8 +307,9 @@ class Variables:
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
                 keep(value, arrays=True)
-                made = self._made.get(name, []) if type(value) is bool else []
-                reported[f"{name}\n{key}"] = encode([in_place, packed(value), made])
+                made = self._made.get((name, key), []) if type(value) is bool else []
+                by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
+                reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
 
     def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
@@ -323,11 +340,14 @@ class Variables:
             if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
                 continue
             present = now[name].get(key)
-            in_place, value, made = _decoded(data)
+            in_place, value, made, by_all = _decoded(data)
             if not self._follows(spaces[name], key, present) or type(value) not in _VALUES:
                 continue
             if any(now[name].get(str(each)) is None for each in made):
                 continue  # a flag that something is made, which is not here: it would not be made
+            mine, space = self._learnt.get(name, {}).get(key), spaces[name]
+            if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.carries:
+                continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
@@ -350,10 +370,10 @@ class Variables:
         self._frames, self._now = None, {}
 
 
-def _decoded(data: bytes) -> tuple[bool, object, list[object]]:
+def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
     match decode(data):
-        case [bool(in_place), bytes(value), list(made)]:
-            return in_place, unpacked(value), made
+        case [bool(in_place), bytes(value), list(made), bool(by_all)]:
+            return in_place, unpacked(value), made, by_all
     raise StateError("what was told of a variable is not a value")
 
 
