@@ -16,10 +16,13 @@ class FirstReads:
         loader: its name.
         until: steps of the training.
         length: of an epoch; 0: it has none.
+        overlap: ranks read the same by design, so that their reads are not compared.
     """
 
-    def __init__(self, worker: Participation, batches: Batches, loader: str, *, until: int, length: int) -> None:
-        self._worker, self._batches = worker, batches
+    def __init__(
+        self, worker: Participation, batches: Batches, loader: str, *, until: int, length: int, overlap: bool = False
+    ) -> None:
+        self._worker, self._batches, self._overlap = worker, batches, overlap
         self._loader, self._until, self._length = loader, until, length
         self._first: list[BatchRecord] = []
 
@@ -30,7 +33,7 @@ class FirstReads:
 
     def fetched(self, step: StepNo) -> None:
         """The batch of a step is there."""
-        if self._batches.order.kind != OPAQUE:
+        if self._overlap or self._batches.order.kind != OPAQUE:
             return  # regrow's own order, which is dealt out to the ranks
         if step == self._worker.training.began + 1 and self._first and (second := self._batches.reads(step)):
             self._say([self._first, second])

@@ -355,7 +355,10 @@ class Session:
         context.batches = Batches(
             reader, seed=self.seed, place=context.place, reseed=reseed, fetching=fetching, began=worker.training.began
         )
-        context.first_reads = FirstReads(worker, context.batches, name_of(loader), until=promised, length=length)
+        overlap = getattr(loader, "shares_overlap", None) is True
+        context.first_reads = FirstReads(
+            worker, context.batches, name_of(loader), until=promised, length=length, overlap=overlap
+        )
         worker.send(OrderDeclared(worker.worker_id, Rank(worker.rank), context.batches.order))
         steps = self._loop.run(until)
         self._loop.turns.goes_through(steps)
