@@ -255,6 +255,23 @@ def test_the_servers_clock_counts_where_it_is_another_and_a_slow_answer_is_no_ot
     assert clock.ahead == ahead and clock() == now + ahead
 
 
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_a_slow_answer_does_not_turn_the_clock_back(ahead: float) -> None:
+    now = 1_800_000_000.0
+    clock = ServerClock(lambda: now)
+
+    def say(ahead: float, asked_at: float) -> None:
+        clock.set(format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True), asked_at)
+
+    say(ahead, now)
+    known = clock.ahead
+    assert abs(known - ahead) <= 1.0
+    say(ahead - 59.0, now - 60.0)  # made 59 s ago, and a second after it was asked for
+    assert clock.ahead == known
+    say(0.0, now)
+    assert clock.ahead == 0.0
+
+
 @pytest.mark.parametrize("ahead", [400, -400])
 async def test_an_operator_goes_by_the_clock_of_its_api_server(tmp_path: Path, ahead: int) -> None:
     async with bed(tmp_path, {"n1": 1}) as cluster, cluster.client() as api:
