@@ -18,8 +18,7 @@ from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
 """Time before a pod that ended in peace is replaced: the job may have ended, and pod 0 says so later."""
-_CLOCKS_DIFFER: Final = 15.0
-"""Of a node that is not far ahead: a pod that ended in peace just now is not taken for one that ended long ago."""
+_CLOCKS_DIFFER: Final = 15.0  # at most: a pod that ended just now is not taken for one that ended long ago
 _NODES_FAULT: Final = frozenset(
     {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError"}
 )
