@@ -17,7 +17,7 @@ def test_reads_that_overlap_by_design_are_not_compared_between_ranks(overlap: bo
     worker: Any = SimpleNamespace(worker_id="w", training=SimpleNamespace(began=0), send=sent.append)
     reads = [BatchRecord(0, 2, "a")]
     batches: Any = SimpleNamespace(order=SimpleNamespace(kind=OPAQUE), reads=lambda _: reads)
-    first = FirstReads(worker, batches, "Prompts", until=3, length=0, overlap=overlap)
+    first = FirstReads(worker, batches, SimpleNamespace(shares_overlap=overlap), until=3, length=0)
     first.arrives()
     first.fetched(StepNo(1))
     assert [len(each.reads) for each in sent] == told

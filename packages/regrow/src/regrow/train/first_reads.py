@@ -2,6 +2,7 @@
 
 from regrow.core.ids import StepNo
 from regrow.core.messages.data import BatchRecord, LoaderShown
+from regrow.data.naming import name_of
 from regrow.data.order import OPAQUE
 from regrow.train.batches import Batches
 from regrow.train.worker.participation import Participation
@@ -13,17 +14,15 @@ class FirstReads:
     Args:
         worker: tells it.
         batches: know what was read.
-        loader: its name.
+        loader: the script's; with `shares_overlap` ranks read the same by design, and are not compared.
         until: steps of the training.
         length: of an epoch; 0: it has none.
-        overlap: ranks read the same by design, so that their reads are not compared.
     """
 
-    def __init__(
-        self, worker: Participation, batches: Batches, loader: str, *, until: int, length: int, overlap: bool = False
-    ) -> None:
-        self._worker, self._batches, self._overlap = worker, batches, overlap
-        self._loader, self._until, self._length = loader, until, length
+    def __init__(self, worker: Participation, batches: Batches, loader: object, *, until: int, length: int) -> None:
+        self._worker, self._batches = worker, batches
+        self._overlap = getattr(loader, "shares_overlap", None) is True
+        self._loader, self._until, self._length = name_of(loader), until, length
         self._first: list[BatchRecord] = []
 
     def arrives(self) -> None:
