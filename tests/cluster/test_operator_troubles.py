@@ -14,6 +14,7 @@ from tests.cluster.scheduled_operator import KEY, ScheduledOperator, StoreApi
 from tests.cluster.turned import TurnedJob
 from tests.cluster.virtual_time import VirtualLoop
 
+from regrow.core.exit_codes import UNPROVEN
 from regrow_clusters.operator.api import ApiFailure, ApiKind
 from regrow_clusters.operator.controller import Controller
 from regrow_clusters.operator.objects import JOB_LABEL, PLACE_LABEL
@@ -107,6 +108,29 @@ def test_a_node_whose_clock_is_ahead_does_not_hold_up_a_replacement(code: int) -
     said = {"status": {"containerStatuses": [{"name": "train", "state": {"terminated": state}}]}}
     job.store.patch("pods", "team", lost["metadata"]["name"], said, part="status")
     job.until(lambda: len(job.pods("Running")) == 2, within=20)
+
+
+def test_a_pod_that_has_just_ended_in_peace_on_a_node_a_little_ahead_is_not_replaced_at_once() -> None:
+    job = TurnedJob()
+    job.until(lambda: job.trains(1))
+    job.turns(60)
+    lost = job.at(1)
+    job.kubelets.end(lost, 0)
+    state = {"exitCode": 0, "reason": "Completed", "finishedAt": job.store.stamp(job.now + 3.0)}
+    said = {"status": {"containerStatuses": [{"name": "train", "state": {"terminated": state}}]}}
+    job.store.patch("pods", "team", lost["metadata"]["name"], said, part="status")
+    before = set(job.pods())
+    job.turns(3)
+    assert set(job.pods()) == before, "pod 0 may yet say that the job is over"
+    job.until(lambda: len(job.pods("Running")) == 2, within=30)
+
+
+def test_a_job_whose_result_is_not_proven_is_not_trained_again_as_its_node_is_drained() -> None:
+    job = TurnedJob()
+    job.until(lambda: job.trains(1))
+    job.kubelets.end_container(job.at(0), "train", UNPROVEN)
+    ended_by_its_kubelet(job, job.at(0), "Terminated", None)
+    job.until(lambda: job.status()["phase"] == "Failed", within=20)
 
 
 def test_a_container_that_trains_never_begins_again_in_its_pod() -> None:
@@ -229,6 +253,23 @@ def test_the_servers_clock_counts_where_it_is_another_and_a_slow_answer_is_no_ot
     clock.set("no date", now)
     clock.set(format_datetime(datetime.fromtimestamp(now + server, UTC), usegmt=True), now - took)
     assert clock.ahead == ahead and clock() == now + ahead
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_a_slow_answer_does_not_turn_the_clock_back(ahead: float) -> None:
+    now = 1_800_000_000.0
+    clock = ServerClock(lambda: now)
+
+    def say(ahead: float, asked_at: float) -> None:
+        clock.set(format_datetime(datetime.fromtimestamp(now + ahead, UTC), usegmt=True), asked_at)
+
+    say(ahead, now)
+    known = clock.ahead
+    assert abs(known - ahead) <= 1.0
+    say(ahead - 59.0, now - 60.0)  # made 59 s ago, and a second after it was asked for
+    assert clock.ahead == known
+    say(0.0, now)
+    assert clock.ahead == 0.0
 
 
 @pytest.mark.parametrize("ahead", [400, -400])

@@ -23,6 +23,7 @@ def run(here: Site, name: str, words: tuple[str, ...], faults: list[Fault], kill
     (here.folder / f"{name}.kills").write_text("\n".join(kills))
     outcome = train(here, name, world=WORLD, steps=STEPS, faults=faults, extra=words, script="train_grpo.py")
     assert outcome.code == 0, outcome.output
+    assert "have read the same batches" not in outcome.output, "a group of completions spans ranks by design"
     assert len(outcome.finals) == WORLD
     died = {path.suffix for path in here.folder.glob(f"{name}.died-*")}
     assert died == {f".died-{kill.replace(' ', '-')}" for kill in kills}

@@ -15,7 +15,7 @@ from regrow_batch import Calls, arun
 from regrow_batch.functions import running
 from regrow_batch.job import BatchOptions, end_batch, fingerprint, journal_path, run_batch
 from regrow_batch.journal import Journal
-from regrow_batch.places import BatchStopped, open_to_write
+from regrow_batch.places import BatchStopped, open_to_read, open_to_write
 from regrow_batch.report import OutputCount
 from regrow_batch.retries import Again, Answered, judge
 from regrow_batch.rows import BatchRow, RowReading, answered
@@ -112,8 +112,9 @@ def test_a_wait_that_no_calendar_has_is_none() -> None:
     assert isinstance(verdict, Again) and verdict.asked == 0.0
 
 
-def test_a_number_beyond_all_bounds_does_not_keep_a_table_from_being_written(tmp_path: Path) -> None:
-    body = b'{"took": 1e999, "choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]}'
+@pytest.mark.parametrize("took", [b"1e999", b"9" * 5000], ids=["large", "long"])
+def test_a_number_beyond_all_bounds_does_not_keep_a_table_from_being_written(tmp_path: Path, took: bytes) -> None:
+    body = b'{"took": %b, "choices": [{"index": 0, "message": {"content": "yes"}, "finish_reason": "stop"}]}' % took
     place = tmp_path / "out.parquet"
     results = [(0, answered(ROW, 200, body, ""))]
     Output(str(place), RowLines("in.jsonl"), ",".join(RESULTS)).write(results, OutputCount().take)
@@ -205,3 +206,37 @@ def test_two_columns_of_a_name_are_told_as_only_one_would_be_kept(tmp_path: Path
     (tmp_path / "in.csv").write_text("prompt,more,more\na,b,c\n")
     with pytest.raises(UsageError, match="has two columns 'more'"):
         source_of(str(tmp_path / "in.csv"), RowMaking(prompt="prompt"))
+
+
+def test_commas_that_a_spreadsheet_leaves_behind_a_header_are_no_columns_of_a_name(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("prompt,,\na,,\n")
+    assert scan(source_of(str(tmp_path / "in.csv"), RowMaking(prompt="prompt"))).rows == 1
+
+
+def test_a_name_that_no_file_can_have_is_told_as_such() -> None:
+    with pytest.raises(UsageError, match="cannot be read: File name too long"):
+        open_to_read("a" * 300)
+
+
+def test_an_output_that_its_owner_has_removed_meanwhile_is_written(tmp_path: Path) -> None:
+    place = tmp_path / "out.jsonl"
+    place.write_bytes(b"of an earlier run")
+    output = Output(str(place), RowLines("in.jsonl"))
+    place.unlink()
+    assert output.write([(0, b"{}")], lambda _: None) == 1
+    assert place.read_bytes() == b"{}\n"
+
+
+def test_an_output_is_locked_until_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that opens it between would cut off what is whole."""
+    place, rename = tmp_path / "out.jsonl", Path.replace
+
+    def replace(partial: Path, path: Path) -> Path:
+        with pytest.raises(BatchStopped, match="is being written by another process"), open_to_write(str(place)):
+            pass
+        return rename(partial, path)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with open_to_write(str(place)) as stream:
+        stream.write(b"whole")
+    assert place.read_bytes() == b"whole"

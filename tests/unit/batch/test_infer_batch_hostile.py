@@ -15,6 +15,7 @@ import msgspec
 import pytest
 from pyarrow import parquet
 
+from regrow_batch import sending
 from regrow_batch.report import OutputCount
 from regrow_batch.retries import Accept, Again, Answered, Doubtful, Fault, Unanswered, judge
 from regrow_batch.rows import BatchRow, RowReading, answered, read_row, refused
@@ -103,6 +104,12 @@ def test_parts_that_say_they_are_the_same_one_are_not_two(places: list[Any], is_
     assert isinstance(judge(Answered(200, placed(places)), row, wall=0.0), kind)
     row = asked("/v1/embeddings", input=["a", "b", "c"])
     assert isinstance(judge(Answered(200, placed(places, "data")), row, wall=0.0), kind)
+
+
+@pytest.mark.parametrize("place", ["0", 0.0, "first", True, {}])
+def test_a_place_that_is_no_number_does_not_spoil_an_answer(place: Any) -> None:
+    verdict = judge(Answered(200, placed([place])), asked("/v1/completions", prompt="a"), wall=0.0)
+    assert isinstance(verdict, Accept) and verdict.answer.choices[0].text == "yes"
 
 
 @pytest.mark.parametrize("data", [[{"embedding": [0.5, None]}], ["x"], [7], [{"embedding": [0.5]}, None]])
@@ -246,6 +253,35 @@ async def test_an_answer_that_names_another_request_is_not_taken() -> None:
         assert isinstance(verdict, Again) and verdict.fault is Fault.WORKER and not verdict.lost
         assert said(await sender.send(url, row_of(1))) == "row 1"
         assert len(set(names)) == 3, "a name is of one attempt"
+
+
+async def test_headers_that_are_no_text_spoil_no_answer() -> None:
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        named = b"\r\nX-Request-Id: \xff\xfe\r\nRetry-After: \xff\r\nContent-Length"
+        writer.write(answer(body["prompt"]).replace(b"\r\nContent-Length", named, 1))
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        for number in range(2):
+            outcome = await sender.send(url, row_of(number))
+            assert said(outcome) == f"row {number}"
+            assert isinstance(outcome, Answered) and outcome.request_id == "\ufffd\ufffd"
+            json.loads(answered(row_of(number), 200, outcome.body, outcome.request_id))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_without_end_is_none(monkeypatch: pytest.MonkeyPatch, streams: bool) -> None:
+    monkeypatch.setattr(sending, "_MOST_BYTES", 1 << 20)
+    kind = b"text/event-stream" if streams else b"application/json"
+
+    async def handle(head: bytes, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: " + kind + b"\r\nConnection: close\r\n\r\n")
+        while True:
+            writer.write((b": nothing yet " + b"." * 1000 + b"\n") * 64)
+            await writer.drain()
+
+    async with server(handle) as url, HttpSender.open(timeout=60.0) as sender:
+        outcome = await sender.send(url, replace(row_of(0), streams=streams))
+        assert isinstance(outcome, Unanswered) and "as its answer" in outcome.why
 
 
 ERROR = b'{"error": {"message": "wrong", "code": 400}}'

@@ -40,7 +40,7 @@ class AnswerText(msgspec.Struct):
 class AnswerChoice(msgspec.Struct):
     """One of the answers to a row."""
 
-    index: int | None = None
+    index: Any = None
     finish_reason: str | None = None
     text: str | None = None
     message: AnswerText | None = None
@@ -106,6 +106,7 @@ class Usage(msgspec.Struct):
 NOT_READ = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Errors of reading what is no JSON, or JSON in which lists and objects stand thousands deep."""
 _LONGEST_CODE = 6
+_LONGEST_INT = 4000
 _HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _ESCAPES = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|" + _HALF.pattern + rb"|\\.")
 """Of JSON: a character in two halves, half a one, or any other."""
@@ -197,7 +198,8 @@ def read_result(line: bytes) -> Any:
     try:
         return msgspec.json.decode(line)
     except msgspec.ValidationError:
-        return json.loads(line)  # a number beyond all bounds, in what a worker said beside its answer
+        # A number beyond all bounds, in what a worker said beside its answer; Python's `int` refuses long ones.
+        return json.loads(line, parse_int=lambda text: int(text) if len(text) <= _LONGEST_INT else float(text))
 
 
 def is_sound(body: bytes) -> bool:

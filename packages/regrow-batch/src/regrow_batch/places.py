@@ -68,10 +68,10 @@ def open_to_read(place: str) -> BinaryIO:
     if path is None:
         opened = reached(place, "read", lambda: _fsspec(place).open(place, "rb").open())
         return cast(BinaryIO, BufferedReader(_Remote(place, opened), _BLOCK))
-    if path.is_fifo() or path.is_char_device():
-        # Opened once more it would have nothing, or wait without end for who writes.
-        raise UsageError(f"{place} is no file, and is read more than once", hint="write it to a file first")
     try:
+        if path.is_fifo() or path.is_char_device():
+            # Opened once more it would have nothing, or wait without end for who writes.
+            raise UsageError(f"{place} is no file, and is read more than once", hint="write it to a file first")
         return path.open("rb", buffering=_BLOCK)
     except (OSError, ValueError) as error:
         raise UsageError(f"{place} cannot be read: {_reason(error)}") from error
@@ -126,7 +126,7 @@ def open_to_write(place: str) -> Iterator[BinaryIO]:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
-            partial.replace(path)
+                partial.replace(path)  # still locked: another process would cut off what is whole
             sync_folder(path.parent)
         except _Taken:
             raise

@@ -25,6 +25,9 @@ CONNECT_S: Seconds = 10.0
 PROBE_S: Seconds = 5.0
 _PROBE_LIMIT = aiohttp.ClientTimeout(total=PROBE_S)
 _HEADERS = {"Content-Type": "application/json"}
+_MOST_BYTES = 1 << 30
+"""Of an answer: who sends more will never end, and fills this machine's memory."""
+_ENDLESS = f"sent more than {_MOST_BYTES >> 30} GiB as its answer"
 
 
 @dataclass(frozen=True)
@@ -160,7 +163,7 @@ class HttpSender:
             return _Page(f"did not answer within {PROBE_S:g} s")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return _Page(f"cannot be reached: {_text_of(error)}")
-        kind = "HTML" if "html" in response.content_type else response.content_type
+        kind = "HTML" if "html" in response.content_type else _sound(response.content_type)
         if response.status == 200 and kind != "HTML":
             return _Page(body=body)
         why = f"answered {kind} with status {response.status} when asked for {page}"
@@ -269,17 +272,26 @@ def _is_refusal(outcome: Answered, row: BatchRow) -> bool:
     return isinstance(verdict, Doubtful) and verdict.answer is None
 
 
-async def _whole(response: aiohttp.ClientResponse) -> Answered:
-    body, headers = await response.read(), response.headers
-    name = headers.get("x-request-id", "")
-    return Answered(response.status, body, response.content_type, headers.get("Retry-After", ""), name)
+async def _whole(response: aiohttp.ClientResponse) -> Answered | Unanswered:
+    parts, size = list[bytes](), 0
+    async for part in response.content.iter_any():
+        parts.append(part)
+        if (size := size + len(part)) > _MOST_BYTES:
+            response.close()
+            return Unanswered(_ENDLESS)
+    again, name = _header(response, "Retry-After"), _header(response, "X-Request-Id")
+    return Answered(response.status, b"".join(parts), _sound(response.content_type), again, name)
 
 
 async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered | Unanswered:
     """Read a stream of events to its end, or to where it loops: the worker then finds that nobody listens."""
     text = StreamedText(chat=row.url.endswith("/chat/completions"))
+    size = 0
     try:
         async for line in response.content:
+            if (size := size + len(line)) > _MOST_BYTES:
+                response.close()
+                return Unanswered(_ENDLESS)
             if not line.startswith(b"data:"):
                 continue
             event = line.strip().removeprefix(b"data:").strip()
@@ -293,5 +305,14 @@ async def _streamed(response: aiohttp.ClientResponse, row: BatchRow) -> Answered
         return Unanswered(f"sent an event that is not understood: {_first_line(error)}")
     if not text.loop and not text.error and not text.finished:
         return Unanswered("ended its stream before the answer was whole")
-    name = response.headers.get("x-request-id", "")
+    name = _header(response, "X-Request-Id")
     return Answered(200, text.body(), "application/json", "", name, ended_early=text.loop)
+
+
+def _header(response: aiohttp.ClientResponse, name: str) -> str:
+    return _sound(response.headers.get(name, ""))
+
+
+def _sound(text: str) -> str:
+    """A header's text with U+FFFD for what is no UTF-8: it stands in results and messages."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")

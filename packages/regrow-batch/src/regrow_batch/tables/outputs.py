@@ -86,10 +86,10 @@ class Output:
             hold: told of the number and the line of each record that is read again; raises where it is another now.
         """
         self._hold = hold
-        if stamp_of(self.place) != self._before:
+        if (found := stamp_of(self.place)) is not None and found != self._before:
             raise UsageError(
                 f"{self.place} was written by another since this batch began",
-                hint="give another -o: the journal is kept",
+                hint="move it away, then run the same command again: the journal has all results",
             )
         with open_to_write(self.place) as out:
             if is_parquet(self.place):

@@ -213,11 +213,7 @@ def _mount_place(spec: dict[str, Any]) -> None:
 
 def _set_command(job: TrainingJob, container: dict[str, Any], arguments: list[str]) -> None:
     container["command"] = arguments
-    for name in (
-        "args",
-        "restartPolicy",
-        "restartPolicyRules",
-    ):  # what has ended is a pod's end, and never begins again
+    for name in ("args", "restartPolicy", "restartPolicyRules"):  # what has ended never begins again
         container.pop(name, None)
     given = container.get("env") or []
     field = f"metadata.labels['{job.spec.domain_label}']"

@@ -2,6 +2,7 @@
 
 from regrow.core.ids import StepNo
 from regrow.core.messages.data import BatchRecord, LoaderShown
+from regrow.data.naming import name_of
 from regrow.data.order import OPAQUE
 from regrow.train.batches import Batches
 from regrow.train.worker.participation import Participation
@@ -13,14 +14,15 @@ class FirstReads:
     Args:
         worker: tells it.
         batches: know what was read.
-        loader: its name.
+        loader: the script's; with `shares_overlap` ranks read the same by design, and are not compared.
         until: steps of the training.
         length: of an epoch; 0: it has none.
     """
 
-    def __init__(self, worker: Participation, batches: Batches, loader: str, *, until: int, length: int) -> None:
+    def __init__(self, worker: Participation, batches: Batches, loader: object, *, until: int, length: int) -> None:
         self._worker, self._batches = worker, batches
-        self._loader, self._until, self._length = loader, until, length
+        self._overlap = getattr(loader, "shares_overlap", None) is True
+        self._loader, self._until, self._length = name_of(loader), until, length
         self._first: list[BatchRecord] = []
 
     def arrives(self) -> None:
@@ -30,7 +32,7 @@ class FirstReads:
 
     def fetched(self, step: StepNo) -> None:
         """The batch of a step is there."""
-        if self._batches.order.kind != OPAQUE:
+        if self._overlap or self._batches.order.kind != OPAQUE:
             return  # regrow's own order, which is dealt out to the ranks
         if step == self._worker.training.began + 1 and self._first and (second := self._batches.reads(step)):
             self._say([self._first, second])

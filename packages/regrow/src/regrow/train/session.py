@@ -14,7 +14,6 @@ from regrow.core.ids import Rank
 from regrow.core.messages.data import OrderDeclared
 from regrow.data.epochs import pass_length
 from regrow.data.loader import StepLoader
-from regrow.data.naming import name_of
 from regrow.step.policy import Policy
 from regrow.train.batches import Batches
 from regrow.train.dealers import dealer
@@ -355,7 +354,7 @@ class Session:
         context.batches = Batches(
             reader, seed=self.seed, place=context.place, reseed=reseed, fetching=fetching, began=worker.training.began
         )
-        context.first_reads = FirstReads(worker, context.batches, name_of(loader), until=promised, length=length)
+        context.first_reads = FirstReads(worker, context.batches, loader, until=promised, length=length)
         worker.send(OrderDeclared(worker.worker_id, Rank(worker.rank), context.batches.order))
         steps = self._loop.run(until)
         self._loop.turns.goes_through(steps)

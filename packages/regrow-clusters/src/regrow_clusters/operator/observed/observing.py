@@ -129,7 +129,7 @@ def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
     code = leader.exit_code
     if code == OK or (code is None and leader.phase == "Succeeded"):
         return "Succeeded", ""
-    if code is not None and 0 < code < 128 and code != RUN_AGAIN and not leader.disrupted:
+    if code is not None and 0 < code < 128 and code != RUN_AGAIN and (code == UNPROVEN or not leader.disrupted):
         hint = "regrow is not in the image" if code in (126, 127) else f"see kubectl logs {leader.name}"
         if code == UNPROVEN:
             hint = f"it was trained to its end, but its result is not proven; {hint}"

@@ -18,6 +18,7 @@ from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
 """Time before a pod that ended in peace is replaced: the job may have ended, and pod 0 says so later."""
+_CLOCKS_DIFFER: Final = 15.0  # at most: a pod that ended just now is not taken for one that ended long ago
 _NODES_FAULT: Final = frozenset(
     {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError"}
 )
@@ -147,9 +148,9 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
         return seen(ReplicaStage.ENDED, pod.created, safe_at=pod.created)
     if has_ended(pod):
         at = pod.finished or pod.created
-        if at > now:  # by its node's clock, which is ahead
-            at = pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
+        if at > now + (_CLOCKS_DIFFER if quiet else 0.0):  # by its node's clock, which is ahead
+            at = pod.created
         over = at + quiet_end if quiet else at
         blame = pod.reason in _NODES_FAULT or pod.reason.startswith(_NO_ROOM)
         if pod.others_run:  # it is asked to end by then, and has its place until it has

@@ -28,4 +28,5 @@ class ServerClock:
         except ValueError:
             return
         early, late = least - self.wall(), least + 1.0 - asked_at
-        self.ahead = early if early > _SLACK else late if late < -_SLACK else 0.0
+        if not early <= self.ahead <= late:  # a slow answer says little, and nothing against what is known
+            self.ahead = early if early > _SLACK else late if late < -_SLACK else 0.0

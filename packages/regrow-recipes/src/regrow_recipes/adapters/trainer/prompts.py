@@ -21,6 +21,9 @@ class Prompts:
             prompts of two epochs.
     """
 
+    shares_overlap = True
+    """A prompt's group may span ranks, which then read the same: a session does not warn of that."""
+
     def __init__(self, loader: Any, *, accumulated: int, world: int) -> None:
         self._loader, self._accumulated, self._world = loader, accumulated, world
         sampler: Any = getattr(loader, "sampler", None)
