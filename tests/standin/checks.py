@@ -79,22 +79,26 @@ def what_another_stream_reads_before_it_is_there_is_nan() -> None:
 
 
 @check
-def memory_that_was_freed_is_poisoned_unless_its_other_stream_was_recorded() -> None:
+def memory_that_was_freed_is_used_again_unless_its_other_stream_was_recorded_or_waited_for() -> None:
     import torch
 
-    for recorded in (False, True):
-        x, other = _ones(), torch.Stream(device="standin")
+    for how in ("neither", "recorded", "waited for"):
+        x, other, own = _ones(), torch.Stream(device="standin"), torch.accelerator.current_stream()
         used = x * 3
         torch.accelerator.synchronize()
         with other, STEERING.gate():
             late = used + 1
-            if recorded:
+            if how == "recorded":
                 used.record_stream(other)
             del used
-            if not recorded:
-                torch.get_device_module("standin").default_stream().synchronize()
+            if how == "waited for":  # as FSDP2 waits between what frees gradients and the next on their stream
+                own.wait_stream(other)
+            with own:
+                torch.empty(4, device="standin")
+            if how == "neither":
+                own.synchronize()
         with other:
-            assert bool(late.isnan().all()) is not recorded
+            assert bool(late.isnan().all()) is (how == "neither")
         torch.accelerator.synchronize()
 
 
