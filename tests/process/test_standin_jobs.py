@@ -111,30 +111,46 @@ def saves(here: Site, job: str) -> list[int]:
     return [int(each.step) for each in records if isinstance(each, CheckpointSaved)]
 
 
-@pytest.mark.full
-def test_all_ranks_die_and_go_on_from_a_checkpoint_and_another_job_from_the_last(
-    here: Site, standin_built: None
-) -> None:
-    env, steps = late("checkpoints", groups=True), 30
-    habits = ("--habits", "side,noise,echo")
-    whole = train(here, "whole", world=WORLD, steps=steps, extra=habits, script="train_device.py")
+def lose_all(here: Site, world: int, steps: int, script: str, words: tuple[str, ...], env: dict[str, str]) -> Outcome:
+    """A job whose ranks are all killed at once when it has a checkpoint; it goes on from there to its end."""
     out = here.folder / "lost.out"
-    script = (str(SCRIPTS / "train_device.py"), "--steps", str(steps), "--pace", "0.3", "--out", str(out), *habits)
-    with here.start("run", "--job", "lost", "--nproc-per-node", "2", *checkpoints(here), *script, **env) as running:
+    told = (str(SCRIPTS / script), "--steps", str(steps), "--pace", "0.3", "--out", str(out), *words)
+    flags = ("--job", "lost", "--nproc-per-node", str(world), *checkpoints(here))
+    with here.start("run", *flags, *told, **env) as running:
         job = Elastic(here, "lost", running)
         job.until(lambda now: now.step >= 8 and bool(saves(here, "lost")), "it has a checkpoint")
         pids = [each.pid for each in read_records(here.home / "jobs" / "lost") if isinstance(each, WorkerForked)]
-        assert len(pids) == WORLD
+        assert len(pids) == world
         for number in (signal.SIGSTOP, signal.SIGKILL):  # a rank that is stopped gives no state to another
             for pid in pids:
                 os.kill(pid, number)
         job.hurry()
-        lost = outcome_of(here, "lost", WORLD, running.wait(2 * PATIENCE), running.output)
+        lost = outcome_of(here, "lost", world, running.wait(2 * PATIENCE), running.output)
     assert lost.code == 0, lost.output
     assert [incident.rung for incident in lost.ledger.incidents] == ["restart"]
+    return lost
+
+
+@pytest.mark.full
+def test_all_ranks_die_and_go_on_from_a_checkpoint_and_another_job_from_the_last(
+    here: Site, standin_built: None
+) -> None:
+    steps, habits, script = 30, ("--habits", "side,noise,echo"), "train_device.py"
+    whole = train(here, "whole", world=WORLD, steps=steps, extra=habits, script=script)
+    lost = lose_all(here, WORLD, steps, script, habits, late("checkpoints", groups=True))
     assert lost.finals == whole.finals
-    again = train(
-        here, "again", "--resume", *checkpoints(here), world=WORLD, steps=steps, extra=habits, script="train_device.py"
-    )
+    again = train(here, "again", "--resume", *checkpoints(here), world=WORLD, steps=steps, extra=habits, script=script)
     assert again.code == 0, again.output
     assert again.finals == whole.finals, "what a device has written, a processor reads"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("groups", [False, True], ids=["over the processor", "over the device"])
+def test_shards_are_lost_with_all_ranks_and_go_on_from_a_checkpoint_in_parts(
+    here: Site, standin_built: None, groups: bool
+) -> None:
+    steps, mode, script = 24, ("--mode", "fsdp2"), "train_parallel.py"
+    whole = train(here, "whole", world=4, steps=steps, extra=mode, script=script)
+    lost = lose_all(here, 4, steps, script, mode, late("parts", groups=groups, devices=4))
+    assert lost.finals == whole.finals
+    assert {at: loss for at, loss in lost.losses.items() if whole.losses[at] != loss} == {}

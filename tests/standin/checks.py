@@ -10,6 +10,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 CHECKS: dict[str, Callable[[], None]] = {}
@@ -79,23 +80,51 @@ def what_another_stream_reads_before_it_is_there_is_nan() -> None:
 
 
 @check
-def memory_that_was_freed_is_poisoned_unless_its_other_stream_was_recorded() -> None:
+def memory_that_was_freed_is_used_again_unless_its_other_stream_was_recorded_or_waited_for() -> None:
     import torch
 
-    for recorded in (False, True):
-        x, other = _ones(), torch.Stream(device="standin")
+    for how in ("neither", "recorded", "waited for"):
+        x, other, own = _ones(), torch.Stream(device="standin"), torch.accelerator.current_stream()
         used = x * 3
         torch.accelerator.synchronize()
         with other, STEERING.gate():
             late = used + 1
-            if recorded:
+            if how == "recorded":
                 used.record_stream(other)
             del used
-            if not recorded:
-                torch.get_device_module("standin").default_stream().synchronize()
+            if how == "waited for":  # as FSDP2 waits between what frees gradients and the next on their stream
+                own.wait_stream(other)
+            with own:
+                torch.empty(4, device="standin")
+            if how == "neither":
+                own.synchronize()
         with other:
-            assert bool(late.isnan().all()) is not recorded
+            assert bool(late.isnan().all()) is (how == "neither")
         torch.accelerator.synchronize()
+
+
+@check
+def a_collective_over_the_processor_ends_when_its_results_are_on_the_device() -> None:
+    import torch
+
+    from regrow.comm.transport import MeshTransport
+
+    closed: list[int] = []
+
+    def exchange(*_: object, **__: object) -> None:
+        closed.append(STEERING._call("close_gate", 0))  # the thread's stream stands before the copies to the device
+
+    mesh: Any = SimpleNamespace(rank=0, size=1, ranks=[0], one_machine=False, exchange=exchange, close=lambda: None)
+    transport = MeshTransport(mesh)
+    given, output, other = _ones(), torch.empty(4, device=DEVICE), torch.Stream(device="standin")
+    work: Any = transport.call("_allgather_base", (output, given), {})
+    early = work._promise.ended.wait(0.3)
+    STEERING._call("open_gate", *closed)
+    work.wait()
+    with other:
+        assert output.tolist() == [1.0] * 4
+    transport.close()
+    assert not early, "a reader on another stream would be too early"
 
 
 @check

@@ -1,13 +1,15 @@
 // Memory of the device, and memory of the host that it can reach without a copy.
 //
-// New memory is full of NaN. What a tensor frees is poisoned where the stream that made it has come to that point, and
-// counts as held until then; work on another stream that uses it without `record_stream` finds NaN there, sooner or
-// later. A real allocator would have given the memory to somebody else meanwhile.
+// New memory is full of NaN. What a tensor frees counts as held until the stream that made it has come to that point. A
+// real allocator gives it to the next tensor that is made on that stream, so there it is poisoned: work on another
+// stream that still uses it, neither recorded by `record_stream` nor waited for by then (as FSDP2 waits), finds NaN.
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StorageImpl.h>
 
 #include <cstring>
 #include <map>
+#include <utility>
+#include <vector>
 
 #include "device.h"
 
@@ -28,6 +30,26 @@ void* host_memory(size_t bytes) {
   return memory;
 }
 
+// What was freed, by device and the stream that made it, until the next tensor is made there.
+std::mutex freed_mutex;
+std::map<std::pair<int, int64_t>, std::vector<std::weak_ptr<Block>>>& freed_blocks() {
+  static auto* all = new std::map<std::pair<int, int64_t>, std::vector<std::weak_ptr<Block>>>;
+  return *all;
+}
+
+// A tensor is made on a stream: what was freed there, and is still used by others, gets other contents.
+void use_again(int device, int64_t stream) {
+  if (!poisons() || forked()) return;
+  std::vector<std::weak_ptr<Block>> freed;
+  {
+    std::lock_guard<std::mutex> held(freed_mutex);
+    freed.swap(freed_blocks()[{device, stream}]);
+  }
+  for (const auto& each : freed)
+    if (const BlockRef block = each.lock())
+      queue(device, stream).follow([block] { std::memset(block->memory, kPoison, block->bytes); });
+}
+
 // A tensor's last storage has gone: its memory stays until the streams that use it have come here.
 void release(void* context) {
   std::unique_ptr<BlockRef> freed(static_cast<BlockRef*>(context));
@@ -36,14 +58,15 @@ void release(void* context) {
   if (forked() || !initialized() || block.bytes == 0) return;
   Queue& own = queue(block.device, block.stream);
   for (const int64_t stream : block.used_by) own.wait_for(queue(block.device, stream).mark());
-  own.follow([block = *freed] {
-    if (poisons()) std::memset(block->memory, kPoison, block->bytes);
-  });
+  own.follow([block = *freed] {});
+  std::lock_guard<std::mutex> held(freed_mutex);
+  freed_blocks()[{block.device, block.stream}].push_back(*freed);
 }
 
 struct Memory final : c10::DeviceAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     const int device = current_device();
+    use_again(device, current_stream(device));
     auto block = std::make_unique<BlockRef>(std::make_shared<Block>(bytes, device, current_stream(device)));
     Counts& all = counts(device);
     all.live += static_cast<int64_t>(bytes);

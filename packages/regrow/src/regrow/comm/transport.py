@@ -141,7 +141,7 @@ class MeshTransport:
         device = device_of(args)
         if device is not None and is_accelerator(device):
             await_stream(device)  # another thread reads the tensors, which knows no stream of this one's
-        self._calling.done = done
+        self._calling.done, self._calling.device = done, device
         return method(self, *args, **options)
 
     # --- the methods of ProcessGroup ---------------------------------------------------------------------------
@@ -163,9 +163,12 @@ class MeshTransport:
 
     def _submit(self, thread: CollectiveThread, call: Callable[[], Any], result: Any) -> Work:
         done: Callable[[], None] | None = self._calling.done
+        device: torch.device | None = self._calling.device
 
         def run() -> Any:
             source = call()
+            if device is not None and is_accelerator(device):
+                await_stream(device)  # copies to it, and on it, are only enqueued: a reader knows no stream of this one
             if done is not None:
                 done()
             return source
