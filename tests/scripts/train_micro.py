@@ -93,9 +93,10 @@ def wrapped(net: Net, args: argparse.Namespace) -> nn.Module:
 
 
 class Count:
-    """Count that a newcomer does not have."""
+    """Count that a newcomer does not have: a tensor in an object that holds nothing protected."""
 
-    seen = 0
+    def __init__(self) -> None:
+        self.seen = torch.zeros(())
 
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
