@@ -107,7 +107,7 @@ def _within(thing: object) -> Iterator[object]:
 
 
 def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
-    """What the script's calls reach, near things first, and then what its modules do: these may be many."""
+    """Things that the script's calls reach, the nearest first, and then what its modules hold: these may be many."""
     seen: set[int] = set()
     yield from _walk([each for frame in frames for each in (*frame.f_locals.items(), *frame.f_globals.items())], seen)
     yield from _walk([(f"module {module.__name__}", module) for module in modules_of_script()], seen)
