@@ -39,7 +39,12 @@ _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, Iterable
 
 
 def keepers(
-    frames: Iterable[FrameType], protected: Collection[object], loader: object = None, known: Collection[int] = ()
+    frames: Iterable[FrameType],
+    protected: Collection[object],
+    loader: object = None,
+    known: Collection[int] = (),
+    *,
+    around: bool = True,
 ) -> list[Attributes]:
     """All of them, each once: also what holds what is protected, or is it and no modules, whosever class that is.
 
@@ -48,13 +53,14 @@ def keepers(
         protected: as the script gave it, with what wraps it and what is in the wrappers.
         loader: the script's, which is led to each step's place by itself.
         known: ids of more that is looked after.
+        around: not only what holds what is protected, or is it.
     """
     frames = list(frames)
     ids = {id(each) for each in protected}
     inside = {id(part) for each in protected if isinstance(each, nn.Module) for part in each.modules()}
     inside |= set(known) | {id(frame.f_globals) for frame in frames}
     of_loader = _all_in(loader)
-    found: list[Attributes] = [ProcessSettings()]
+    found: list[Attributes] = [ProcessSettings()] if around else []
     names: Counter[str] = Counter()
     for name, thing in _reachable(frames):
         if id(thing) in inside:
@@ -64,7 +70,8 @@ def keepers(
                 continue
             holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
             carries = holds and id(thing) not in ids
-            if holds or (len(found) < _FOLLOWED and id(thing) not in of_loader and _is_followed(thing)):
+            mine = around and len(found) < _FOLLOWED and id(thing) not in of_loader
+            if holds or (mine and _is_followed(thing)):
                 path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
                 names[path] += 1
                 each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing, carries=carries)

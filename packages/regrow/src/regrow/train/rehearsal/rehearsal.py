@@ -15,7 +15,7 @@ from regrow.train.graphs.object_graph import living
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
 from regrow.train.rehearsal.unprotected_changes import Unprotected
-from regrow.train.script.callers import READ_AHEAD, counted_by, script_frames
+from regrow.train.script.callers import READ_AHEAD, counted_by, script_frames, script_loops
 from regrow.train.state.protected import ProtectedState
 from regrow.train.step import Step, StepOwner
 from regrow.train.worker.participation import Participation
@@ -77,7 +77,8 @@ class Rehearsal:
         batch = self._context.data().batch(first)
         variables = self._context.protected().variables
         frames, known = script_frames(), living(self._context.protected().graphs())
-        variables.follow(script_frames, keepers(frames, self._context.held(), self._context.loader, known))
+        things = keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
+        variables.follow(script_frames, things)
         variables.asks()
         before = variables.take()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)

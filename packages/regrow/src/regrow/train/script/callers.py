@@ -86,6 +86,18 @@ def _passes_on(frame: FrameType) -> bool:
     return generator or is_own_file(frame.f_code.co_filename)
 
 
+def script_loops() -> bool:
+    """True if the script's own code loops over the steps; False where a library or an adapter does it for the script.
+
+    Such a loop calls the script's callbacks once for a step, and not again with a body that runs again.
+    """
+    for frame in _outwards(sys._getframe(1)):
+        engine = frame.f_globals.get("__name__", "").partition(".")[0] == "regrow"
+        if not engine and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+            return is_script(frame.f_code.co_filename)
+    return False
+
+
 def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
     """The innermost frame whose present call stands in the body of a `for` loop that may have several turns."""
     for frame in frames:
