@@ -91,9 +91,12 @@ def script_loops() -> bool:
 
     Such a loop calls the script's callbacks once for a step, and not again with a body that runs again.
     """
+    engine = __name__.partition(".")[0]
     for frame in _outwards(sys._getframe(1)):
-        engine = frame.f_globals.get("__name__", "").partition(".")[0] == "regrow"
-        if not engine and not frame.f_code.co_flags & inspect.CO_GENERATOR:
+        if (
+            frame.f_globals.get("__name__", "").partition(".")[0] != engine
+            and not frame.f_code.co_flags & inspect.CO_GENERATOR
+        ):
             return is_script(frame.f_code.co_filename)
     return False
 
