@@ -36,9 +36,7 @@ class Slotted:
 def held(value: object) -> dict[str, SeenAround]:
     frame = types.SimpleNamespace(f_locals={"thing": value})
     # Modules of all tests in this process would take the time that such a look may last.
-    with patch(
-        "regrow.train.proving.surroundings.sys", types.SimpleNamespace(modules={__name__: sys.modules[__name__]})
-    ):
+    with patch("regrow.train.proving.surroundings.modules_of_script", lambda: [sys.modules[__name__]]):
         found = surroundings([frame], ())  # type: ignore[list-item]
     return {path: seen for path, seen in found.items() if path.startswith("thing")}
 
