@@ -19,7 +19,8 @@ model = DistributedDataParallel(nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session.protect(model, optimizer)
 class Counter:
-    seen = 0
+    def __init__(self):
+        self.seen = torch.zeros(())
 counter = Counter()
 for step in session.steps(lambda number: torch.full((2, 4), 0.1 * number + session.rank), until=1000):
     with step as x:

@@ -209,8 +209,8 @@ def advice(results: Mapping[str, Sequence[Result]]) -> list[str]:
     elif differs:
         found.append(
             "Losses depend on the kill, the protected state does not: a step reads something that a newcomer has not "
-            "seen. Protect it (an object with state_dict), or work it out from step.number; a count kept in an "
-            "attribute of an object, or in a generator around the steps, is not what it was."
+            "seen. Protect it (an object with state_dict), or work it out from step.number; a tensor kept in an "
+            "object that holds nothing protected, or in a generator around the steps, is not what it was."
         )
     if any(failed.values()):
         found.append("What regrow asks of a script, habit by habit: docs/habits.md")
