@@ -69,12 +69,11 @@ def keepers(
             if isinstance(thing, ModuleType) and id(vars(thing)) in inside:
                 continue
             holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
-            carries = holds and id(thing) not in ids
             mine = around and len(found) < _FOLLOWED and id(thing) not in of_loader
             if holds or (mine and _is_followed(thing)):
                 path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
                 names[path] += 1
-                each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing, carries=carries)
+                each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing)
                 values = each.read().values()
                 if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
                     found.append(each)
