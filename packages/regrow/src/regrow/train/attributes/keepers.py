@@ -73,7 +73,8 @@ def keepers(
             if holds or (mine and _is_followed(thing)):
                 path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
                 names[path] += 1
-                each = Attributes(f"{path}#{names[path]}" if names[path] > 1 else path, thing)
+                path = f"{path}#{names[path]}" if names[path] > 1 else path
+                each = Attributes(path, thing, holds=holds and id(thing) not in ids)
                 values = each.read().values()
                 if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
                     found.append(each)

@@ -28,11 +28,11 @@ class Attributes:
     Args:
         name: by which the script reaches it.
         thing: an object, a class, a function, a module, a generator, a context variable.
-        carries: its arrays are followed too, as nobody else does it.
+        holds: it holds what is protected.
     """
 
-    def __init__(self, name: str, thing: object, *, carries: bool = False) -> None:
-        self.name, self.carries = f"object {name}", carries
+    def __init__(self, name: str, thing: object, *, holds: bool = False) -> None:
+        self.name, self.holds = f"object {name}", holds
         self._thing: Callable[[], object]
         try:
             self._thing = weakref.ref(thing)

@@ -224,7 +224,7 @@ class Variables:
         return found
 
     def _carries(self, space: Namespace | Attributes, key: str) -> bool:
-        return space.carries if isinstance(space, Attributes) else self._carrying is None or self._carrying(key)
+        return not isinstance(space, Attributes) and (self._carrying is None or self._carrying(key))
 
     def _is_value(self, space: Namespace | Attributes, key: str, value: object) -> bool:
         return type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
@@ -346,7 +346,7 @@ class Variables:
             if any(now[name].get(str(each)) is None for each in made):
                 continue  # a flag that something is made, which is not here: it would not be made
             mine, space = self._learnt.get(name, {}).get(key), spaces[name]
-            if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.carries:
+            if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.holds:
                 continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
