@@ -11,6 +11,7 @@ import torch
 
 from regrow.train.script.callers import script_frames
 from regrow.train.state.arrays import packed, unpacked
+from regrow.train.state.plain import take_over
 from regrow.train.state.variables import Variables
 
 carried: Any = None
@@ -288,3 +289,29 @@ def test_a_tensor_travels_with_its_kind_and_shape(value: torch.Tensor) -> None:
     came = unpacked(packed([value]))
     assert isinstance(came, list) and torch.equal(came[0], value) and came[0].dtype is value.dtype
     assert came[0].shape == value.shape
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda each: each,
+    "list": lambda each: [each, 3],
+    "pair": lambda each: (each, each),
+    "by name": lambda each: {"first": each, "inside": [each]},
+    "recent": lambda each: deque([each], maxlen=2),
+}
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_a_view_of_protected_memory_stays_one_in_a_newcomer(kind: str, *, in_place: bool) -> None:
+    weight = torch.ones(4)
+    here = VIEWS[kind](weight.view(2, 2))
+    there = VIEWS[kind](torch.zeros(2, 2))
+    taken = take_over(here, there, in_place=in_place, shared=lambda: {weight.untyped_storage().data_ptr()})
+    weight.fill_(5)
+    found = [each for each in leaves(taken) if isinstance(each, torch.Tensor)]
+    assert found and all(each.eq(5).all() for each in found)
+
+
+def leaves(value: Any) -> list[Any]:
+    inside = list(value.values()) if isinstance(value, dict) else value
+    return [leaf for each in inside for leaf in leaves(each)] if isinstance(inside, list | tuple | deque) else [value]

@@ -110,7 +110,7 @@ def write(thing: Array, content: Array, shared: Shared) -> bool:
         or (thing.dtype, thing.shape) != (content.dtype, content.shape)
     ):
         return False
-    if _address(thing) in shared():
+    if is_view(thing, shared):
         return True
     if not (thing.flags.writeable if isinstance(thing, np.ndarray) else not thing.is_inference()):
         return False
@@ -120,6 +120,11 @@ def write(thing: Array, content: Array, shared: Shared) -> bool:
     except (RuntimeError, ValueError):  # elements of a view that share their memory
         return False
     return True
+
+
+def is_view(thing: object, shared: Shared) -> bool:
+    """True for an array in protected memory, which comes by other means and has to stay a part of it."""
+    return shared is not None and type(thing) in ARRAYS and _address(thing) in shared()
 
 
 def _address(thing: object) -> int:

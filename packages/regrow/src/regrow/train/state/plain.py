@@ -8,13 +8,14 @@ import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from typing import cast
 
 import numpy as np
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge
-from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, leaves_of, write
+from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, is_view, leaves_of, write
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
@@ -186,6 +187,7 @@ def take_over(present: object, value: object, *, in_place: bool, shared: Shared 
         in_place: keep the container or array, which may be known elsewhere under other names.
         shared: memory that is not written to.
     """
+    value = _with_views(present, value, shared)
     if type(present) in ARRAYS and type(value) in ARRAYS:
         if isinstance(present, torch.Tensor) and isinstance(value, torch.Tensor):
             value = value.to(present.device)
@@ -201,6 +203,22 @@ def take_over(present: object, value: object, *, in_place: bool, shared: Shared 
     else:
         _fill(present, [], list(cast(list[object], value)))
     return present
+
+
+def _with_views(present: object, value: object, shared: Shared) -> object:
+    """The value that has arrived, with the views of protected memory that are here in their places."""
+    if type(value) in ARRAYS:
+        return present if is_view(present, shared) else value
+    if type(value) is dict and type(present) in _MAPPINGS:
+        here = cast(dict[object, object], present)
+        return {key: _with_views(here.get(key), item, shared) for key, item in value.items()}
+    if isinstance(value, list | tuple | deque) and type(value) is type(present):
+        pairs = zip_longest(cast(list[object], present), value)
+        items = [_with_views(mine, item, shared) for mine, item in islice(pairs, len(value))]
+        if isinstance(value, deque):
+            return deque(items, maxlen=value.maxlen)
+        return items if isinstance(value, list) else tuple(items)
+    return value
 
 
 def _typed(like: object, value: object) -> object:

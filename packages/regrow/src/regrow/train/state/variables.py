@@ -123,7 +123,7 @@ class Variables:
         They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
 
         Args:
-            objects: that hold what is protected.
+            objects: what is around the loop and holds plain values.
         """
         self._frames, self._objects = frames, list(objects)
         self._carrying, self._glances = None, {}
