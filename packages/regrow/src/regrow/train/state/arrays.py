@@ -4,7 +4,8 @@ Held weakly, with a copy of what was in them: a step's memory does not outlive t
 """
 
 import weakref
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import cast
 
 import numpy as np
@@ -26,11 +27,12 @@ _BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
 
 
 class ArrayCopy:
-    """An array, and what was in it."""
+    """An array, and what was in it, once `fill` has copied that."""
+
+    content: Array
 
     def __init__(self, thing: Array) -> None:
         self._of, self.written = weakref.ref(thing), _written(thing)
-        self.content = thing.copy() if isinstance(thing, np.ndarray) else thing.detach().clone()
         self._requires_grad = isinstance(thing, torch.Tensor) and thing.requires_grad and thing.is_leaf
 
     @property
@@ -62,6 +64,22 @@ class ArrayCopy:
         """The array as it was: itself, if the script still has it."""
         thing = self._of()
         return thing if thing is not None and write(thing, self.content, shared) else self.copied()
+
+
+def fill(copies: Iterable[tuple[ArrayCopy, Array]]) -> None:
+    """Copy what is in these arrays now, each into its copy; small ones on a device together, in one launch a dtype."""
+    together: dict[tuple[torch.device, torch.dtype], list[tuple[ArrayCopy, torch.Tensor]]] = defaultdict(list)
+    for copy, thing in copies:
+        if isinstance(thing, np.ndarray):
+            copy.content = thing.copy()
+        elif _is_elsewhere(thing) and thing.nbytes <= _SMALL and thing.is_contiguous():
+            together[thing.device, thing.dtype].append((copy, thing.detach()))
+        else:
+            copy.content = thing.detach().clone()
+    for group in together.values():
+        flat = torch.cat([thing.reshape(-1) for _, thing in group])
+        for (copy, thing), part in zip(group, torch.split(flat, [thing.numel() for _, thing in group]), strict=True):
+            copy.content = part.view(thing.shape)
 
 
 def leaves_of(thing: Array) -> int:

@@ -1,12 +1,11 @@
 """Tells whether the values of a namespace are still those that were kept of it, without copying them again."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import compress
 
-from regrow.core.errors import NotPlain, TooLarge
 from regrow.train.state.arrays import ArrayCopy
-from regrow.train.state.plain import PLAIN, PlainCopy, keep, still
+from regrow.train.state.plain import PLAIN, PlainCopy, is_refused, still
 
 
 class Glance:
@@ -16,15 +15,22 @@ class Glance:
         there: its values.
         kept: copies of those that are followed.
         ignored: names that are not followed.
+        carries: tells the names whose arrays are kept, too.
     """
 
-    def __init__(self, there: Mapping[str, object], kept: Mapping[str, object], ignored: set[str]) -> None:
+    def __init__(
+        self,
+        there: Mapping[str, object],
+        kept: Mapping[str, object],
+        ignored: set[str],
+        carries: Callable[[str], bool],
+    ) -> None:
         self._names, self._kinds = list(there), list(map(type, there.values()))
         self._copies = {name: copy for name, copy in kept.items() if isinstance(copy, PlainCopy | ArrayCopy)}
         self._is_atom = [name in kept and name not in self._copies for name in there]
         self._atoms = [kept[name] for name in compress(there, self._is_atom)]
         self._refused = [
-            name
+            (name, carries(name))
             for name, kind in zip(self._names, self._kinds, strict=True)
             if kind in PLAIN
             and type(name) is str
@@ -40,13 +46,5 @@ class Glance:
             and all(map(operator.is_, map(type, there.values()), self._kinds))
             and all(map(operator.is_, compress(there.values(), self._is_atom), self._atoms))
             and all(still(copy, there[name]) for name, copy in self._copies.items())
-            and all(_is_refused(there[name]) for name in self._refused)
+            and all(is_refused(there[name], arrays=arrays) for name, arrays in self._refused)
         )
-
-
-def _is_refused(value: object) -> bool:
-    try:
-        keep(value, arrays=True)
-    except (NotPlain, TooLarge):
-        return True
-    return False

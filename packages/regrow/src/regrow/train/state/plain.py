@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge
-from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, is_view, leaves_of, write
+from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, fill, is_view, leaves_of, write
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
@@ -48,23 +48,35 @@ class PlainCopy:
 
 def keep(value: object, *, arrays: bool = False) -> object:
     """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`. `arrays`: these too."""
-    kept, _ = _keep(value, LEAVES, 0, arrays)
+    found: list[tuple[ArrayCopy, Array]] | None = [] if arrays else None
+    kept, _ = _keep(value, LEAVES, 0, found)
+    fill(found or [])
     return kept
 
 
-def _keep(value: object, room: int, depth: int, arrays: bool) -> tuple[object, int]:
+def is_refused(value: object, *, arrays: bool = False) -> bool:
+    """True if `keep` would raise. Copies no array."""
+    try:
+        _keep(value, LEAVES, 0, [] if arrays else None)
+    except (NotPlain, TooLarge):
+        return True
+    return False
+
+
+def _keep(value: object, room: int, depth: int, arrays: list[tuple[ArrayCopy, Array]] | None) -> tuple[object, int]:
     kind = type(value)
     if kind in ATOMS:
         room -= 1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0)
         if room < 0:
             raise TooLarge
         return value, room
-    if arrays and kind in ARRAYS:
+    if arrays is not None and kind in ARRAYS:
         array = cast(Array, value)
         room -= leaves_of(array)
         if room < 0:
             raise TooLarge
-        return ArrayCopy(array), room
+        arrays.append((ArrayCopy(array), array))
+        return arrays[-1][0], room
     if kind not in PLAIN or depth >= _DEEP:
         raise NotPlain
     container = cast(list[object], value)
@@ -78,7 +90,7 @@ def _keep(value: object, room: int, depth: int, arrays: bool) -> tuple[object, i
             return PlainCopy(value, *flat), room - len(container)
         if kind in _MAPPINGS:
             for key, item in cast(dict[object, object], value).items():
-                _, room = _keep(key, room, _DEEP - 1, False)
+                _, room = _keep(key, room, _DEEP - 1, None)
                 keys.append(key)
                 kept, room = _keep(item, room, depth + 1, arrays)
                 items.append(kept)

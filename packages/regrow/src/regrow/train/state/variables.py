@@ -196,7 +196,7 @@ class Variables:
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
-            self._glances[name] = Glance(there, values, self._elsewhere)
+            self._glances[name] = Glance(there, values, self._elsewhere, functools.partial(self._carries, space))
         self._again = False
 
     def _made_now(self, space: Namespace | Attributes, there: Mapping[str, object]) -> list[str]:
