@@ -1,6 +1,7 @@
 """Values that bodies hand to the next in variables come through a kill, also what the first bodies leave equal."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 from tests.process.launching import Site, site
@@ -21,6 +22,9 @@ def run(here: Site, name: str, *words: str, flags: tuple[str, ...] = (), faults:
 def test_arrays_and_numbers_in_variables_come_through_a_kill(here: Site) -> None:
     calm = run(here, "alike-calm")
     assert calm.code == 0, calm.output
+    for final in cast(list[dict[str, list[Any]]], list(calm.finals.values())):
+        assert [len(final[name]) for name in ("trace", "history", "many", "every")] == [12] * 4  # none of the rehearsal
+        assert final["trace"] == final["many"] and [number for number, _ in final["history"]] == list(range(12))
     struck = run(here, "alike-struck", faults=[Fault(1, 8, "reduce")])
     assert_equal(struck, calm, faults=1)
 

@@ -59,6 +59,11 @@ wind = torch.zeros(2)
 hidden: Any = None
 last: deque[torch.Tensor] = deque([torch.zeros(1)], maxlen=3)
 rate = 1e-2
+trace: list[torch.Tensor] = []
+history: dict[str, list[tuple[int, torch.Tensor]]] = {"sums": []}
+many = [torch.zeros(())] * 1_500
+every = [0.0] * 3_000
+"""Lists that bodies only add to."""
 
 
 def blow(number: int) -> None:
@@ -85,7 +90,14 @@ for step in session.steps(loader, until=args.steps):
         rate = rate * 0.9 if step.number >= args.since else rate
         optimizer.param_groups[0]["lr"] = rate
         optimizer.step()
+        alike = next(model.parameters()).sum()
+        trace.append(alike.detach())
+        history["sums"].append((step.number, alike))
+        many.append(alike.detach())
+        every.append(alike.item())
 
 if args.out is not None:
     final = {"digest": session.digest(), "rank": session.rank, "rewards": float(rewards), "rate": rate}
+    final |= {"trace": [float(each) for each in trace], "history": [(at, float(each)) for at, each in history["sums"]]}
+    final |= {"many": [float(each) for each in many[1_500:]], "every": every[3_000:]}
     args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(final))

@@ -8,7 +8,9 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.state.plain import LEAVES, copied, keep, put_back, same, take_over
+from regrow.train.state import plain
+from regrow.train.state.arrays import Keep
+from regrow.train.state.plain import LEAVES, GrownCopy, copied, is_refused, keep, put_back, same, still, take_over
 
 NAN = float("nan")
 
@@ -129,3 +131,44 @@ def test_a_default_of_missing_keys_is_that_of_what_is_here() -> None:
 def test_a_deque_travels_with_its_bound() -> None:
     sent = decode(encode({"losses": deque([1.0, 2.0], maxlen=2)}))
     assert isinstance(sent, dict) and sent["losses"] == deque([1.0, 2.0]) and sent["losses"].maxlen == 2
+
+
+def test_arrays_of_what_is_only_added_to_stay_themselves() -> None:
+    made = torch.zeros(2)
+    grown: list[Any] = [made, (1, made)]
+    before = keep(grown, Keep.ITSELF)
+    assert still(before, grown) and same(before, keep(grown, Keep.ITSELF))
+    grown.append(torch.ones(2))
+    assert not still(before, grown) and not same(before, keep(grown, Keep.ITSELF))
+    assert put_back(before) is grown and len(grown) == 2 and grown[0] is made and grown[1][1] is made
+
+
+@pytest.mark.parametrize("added", [[object()], [0.0] * (LEAVES + 1), [torch.zeros(1)] * LEAVES + [object()]])
+def test_a_list_that_is_only_added_to_may_hold_anything_and_be_long(added: list[Any]) -> None:
+    grown = {"a": list(added)}
+    before = keep(grown, Keep.ITSELF)
+    assert still(before, grown)
+    grown["a"].append(1)
+    assert not still(before, grown) and not same(before, keep(grown, Keep.ITSELF))
+    put_back(before)
+    assert grown == {"a": added}
+    with pytest.raises((NotPlain, TooLarge)):
+        keep(grown)
+
+
+def test_a_long_list_is_told_with_what_was_in_it() -> None:
+    grown = [0.5] * 5_000
+    before = keep(grown, Keep.ITSELF)
+    grown.append(1.0)
+    assert isinstance(before, GrownCopy) and copied(before.values()) == [0.5] * 5_000
+    with pytest.raises(NotPlain):
+        GrownCopy([object()], 1).values()
+
+
+def test_to_be_refused_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(plain, "fill", lambda found: made.extend(found))
+    assert is_refused([torch.zeros(1)]) and is_refused([torch.zeros(1)] * 500, Keep.CONTENT)
+    assert not is_refused([torch.zeros(1)] * 50, Keep.CONTENT) and made == []
+    keep([torch.zeros(1)] * 50, Keep.CONTENT)
+    assert len(made) == 50

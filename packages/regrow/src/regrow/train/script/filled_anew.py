@@ -13,6 +13,12 @@ _EMPTIES = frozenset({"clear", "zero_", "fill_"})
 _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFrom)
 
 
+def only_added_to(body: list[ast.stmt], there: Mapping[str, object]) -> set[str]:
+    """Names of containers that bodies only add to."""
+    names = {each.id for part in body for each in ast.walk(part) if isinstance(each, ast.Name)}
+    return {each for each in names & set(there) if _only_adds(body, each, there[each])}
+
+
 def harmless(body: list[ast.stmt], there: Mapping[str, object]) -> set[str]:
     """Names of containers and arrays that bodies only add to, or fill as a whole before they read them.
 

@@ -4,7 +4,7 @@ import ast
 from types import FrameType
 from typing import NamedTuple
 
-from regrow.train.script.filled_anew import harmless
+from regrow.train.script.filled_anew import harmless, only_added_to
 from regrow.train.script.namespaces import names_used
 from regrow.train.script.source import last_line, parsed
 
@@ -13,10 +13,12 @@ class BodyReads(NamedTuple):
     """Names of a loop's body, by its text.
 
     `first`: they may be read before they are written. `harmless`: no body reads what another has left in them.
+    `added_to`: of the latter, containers that bodies only add to.
     """
 
     first: set[str]
     harmless: set[str]
+    added_to: set[str]
 
 
 def read_first(frame: FrameType) -> BodyReads | None:
@@ -41,7 +43,11 @@ def read_first(frame: FrameType) -> BodyReads | None:
     called = [there[each.id] for each in named if each.id in there]
     written = {each.id for each in named if _stores(each)}
     elsewhere = names_used(called, [frame.f_globals])
-    return BodyReads(names_read_first(body) | (elsewhere - written), harmless(body, there) - elsewhere)
+    return BodyReads(
+        names_read_first(body) | (elsewhere - written),
+        harmless(body, there) - elsewhere,
+        only_added_to(body, there) - elsewhere,
+    )
 
 
 def _has_epochs(node: ast.expr) -> bool:

@@ -6,23 +6,38 @@ Held weakly, with a copy of what was in them: a step's memory does not outlive t
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from enum import Enum, auto
 from typing import cast
 
 import numpy as np
 import torch
 import xxhash
 
-from regrow.core.errors import NotPlain, StateError
+from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
 from regrow.train.state.fingerprints import flat_bytes
 
 ARRAYS = frozenset({torch.Tensor, np.ndarray})
 """Exact types: parameters and tensors of other kinds belong to others."""
 Array = torch.Tensor | np.ndarray
+
+
+class Keep(Enum):
+    """Treatment of arrays in a value that is kept."""
+
+    NOT = auto()
+    """A value that holds some is not plain."""
+    ITSELF = auto()
+    """They stay what they are: only who holds them changes."""
+    CONTENT = auto()
+    """What is in them is copied, and put back."""
+
+
 Shared = Callable[[], set[int]] | None
 """Gives the addresses of protected memory, which is put back by other means. None: no memory is to be written."""
 _SMALL = 4 << 10
 """Bytes of arrays that are copied each time: to look at them takes as long, and some writes count no version."""
+_MOST_LEAVES, _MOST_BYTES = 200_000, 8 << 20
 _BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
 
 
@@ -92,6 +107,15 @@ def leaves_of(thing: Array) -> int:
     if odd:
         raise NotPlain
     return 8 + thing.nbytes // _BYTES_A_LEAF[type(thing)]
+
+
+def check_sendable(arrays: Iterable[Array]) -> None:
+    """Raises `NotPlain` for an array without plain memory, `TooLarge` for too many to send to a newcomer."""
+    leaves, nbytes = 0, 0
+    for each in arrays:
+        leaves, nbytes = leaves + leaves_of(each), nbytes + each.nbytes
+        if leaves > _MOST_LEAVES or nbytes > _MOST_BYTES:
+            raise TooLarge
 
 
 def _written(thing: Array) -> int:

@@ -4,8 +4,8 @@ import operator
 from collections.abc import Callable, Mapping
 from itertools import compress
 
-from regrow.train.state.arrays import ArrayCopy
-from regrow.train.state.plain import PLAIN, PlainCopy, is_refused, still
+from regrow.train.state.arrays import ArrayCopy, Keep
+from regrow.train.state.plain import PLAIN, GrownCopy, PlainCopy, is_refused, still
 
 
 class Glance:
@@ -15,7 +15,7 @@ class Glance:
         there: its values.
         kept: copies of those that are followed.
         ignored: names that are not followed.
-        carries: tells the names whose arrays are kept, too.
+        arrays: tells for a name what becomes of arrays in it.
     """
 
     def __init__(
@@ -23,14 +23,16 @@ class Glance:
         there: Mapping[str, object],
         kept: Mapping[str, object],
         ignored: set[str],
-        carries: Callable[[str], bool],
+        arrays: Callable[[str], Keep],
     ) -> None:
         self._names, self._kinds = list(there), list(map(type, there.values()))
-        self._copies = {name: copy for name, copy in kept.items() if isinstance(copy, PlainCopy | ArrayCopy)}
+        self._copies = {
+            name: copy for name, copy in kept.items() if isinstance(copy, PlainCopy | GrownCopy | ArrayCopy)
+        }
         self._is_atom = [name in kept and name not in self._copies for name in there]
         self._atoms = [kept[name] for name in compress(there, self._is_atom)]
         self._refused = [
-            (name, carries(name))
+            (name, arrays(name))
             for name, kind in zip(self._names, self._kinds, strict=True)
             if kind in PLAIN
             and type(name) is str
@@ -46,5 +48,5 @@ class Glance:
             and all(map(operator.is_, map(type, there.values()), self._kinds))
             and all(map(operator.is_, compress(there.values(), self._is_atom), self._atoms))
             and all(still(copy, there[name]) for name, copy in self._copies.items())
-            and all(is_refused(there[name], arrays=arrays) for name, arrays in self._refused)
+            and all(is_refused(there[name], arrays) for name, arrays in self._refused)
         )

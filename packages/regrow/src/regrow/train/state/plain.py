@@ -1,7 +1,7 @@
 """Plain Python values as they were at one moment, and the way back to them.
 
 Plain are None, bool, int, float, complex, numpy's numbers, str, bytes, and lists, tuples, dictionaries, sets and deques
-of plain values; and arrays, where that is asked for.
+of plain values; and arrays, where that is asked for (`Keep`).
 """
 
 import operator
@@ -15,10 +15,12 @@ import numpy as np
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge
-from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Shared, fill, is_view, leaves_of, write
+from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_view, leaves_of, write
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
+_MOST_GROWN = 200_000
+"""Most leaves of a list that is only added to, as it is told to a newcomer."""
 _DEEP = 8
 _OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
@@ -46,71 +48,109 @@ class PlainCopy:
     items: list[object]
 
 
-def keep(value: object, *, arrays: bool = False) -> object:
-    """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`. `arrays`: these too."""
-    found: list[tuple[ArrayCopy, Array]] | None = [] if arrays else None
-    kept, _ = _keep(value, LEAVES, 0, found)
-    fill(found or [])
+@dataclass(frozen=True, slots=True, eq=False)
+class GrownCopy:
+    """A list that the script only adds to, with other things in it or too many to copy, and its length.
+
+    Attributes:
+        thing: the list itself.
+        size: its length then.
+    """
+
+    thing: list[object]
+    size: int
+
+    def values(self) -> object:
+        """Copy of what was in it. Raises `NotPlain` or `TooLarge`."""
+        return _Looker(Keep.ITSELF, _MOST_GROWN).keep(self.thing[: self.size], 0)
+
+
+def keep(value: object, arrays: Keep = Keep.NOT) -> object:
+    """Copy of a value from which `put_back` restores it. Raises `NotPlain` or `TooLarge`."""
+    looker = _Looker(arrays)
+    kept = looker.keep(value, 0)
+    fill(looker.found)
     return kept
 
 
-def is_refused(value: object, *, arrays: bool = False) -> bool:
+def is_refused(value: object, arrays: Keep = Keep.NOT) -> bool:
     """True if `keep` would raise. Copies no array."""
     try:
-        _keep(value, LEAVES, 0, [] if arrays else None)
+        _Looker(arrays).keep(value, 0)
     except (NotPlain, TooLarge):
         return True
     return False
 
 
-def _keep(value: object, room: int, depth: int, arrays: list[tuple[ArrayCopy, Array]] | None) -> tuple[object, int]:
-    kind = type(value)
-    if kind in ATOMS:
-        room -= 1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0)
-        if room < 0:
+class _Looker:
+    """Goes through one value. `found`: copies of arrays that are yet to be filled, with their arrays."""
+
+    def __init__(self, arrays: Keep, room: int = LEAVES) -> None:
+        self._arrays, self._room, self._most = arrays, room, room
+        self.found: list[tuple[ArrayCopy, Array]] = []
+
+    def keep(self, value: object, depth: int) -> object:
+        kind = type(value)
+        if kind in ATOMS:
+            self._takes(1 + (len(cast(str, value)) // 64 if kind is str or kind is bytes else 0))
+            return value
+        if kind in ARRAYS and self._arrays is Keep.ITSELF:
+            self._takes(1)
+            return value
+        if kind in ARRAYS and self._arrays is Keep.CONTENT:
+            array = cast(Array, value)
+            self._takes(leaves_of(array))
+            self.found.append((ArrayCopy(array), array))
+            return self.found[-1][0]
+        if kind not in PLAIN or depth >= _DEEP:
+            raise NotPlain
+        if kind is not list or self._arrays is not Keep.ITSELF or self._most > LEAVES:
+            return self._container(value, kind, depth)
+        room = self._room
+        try:
+            return self._container(value, kind, depth)
+        except (NotPlain, TooLarge):
+            self._room = room
+            self._takes(1)
+            return GrownCopy(cast(list[object], value), len(cast(list[object], value)))
+
+    def _container(self, value: object, kind: type, depth: int) -> PlainCopy:
+        container = cast(list[object], value)
+        self._takes(1)
+        if len(container) > self._room:
             raise TooLarge
-        return value, room
-    if arrays is not None and kind in ARRAYS:
-        array = cast(Array, value)
-        room -= leaves_of(array)
-        if room < 0:
+        keys: list[object] = []
+        items: list[object] = []
+        try:
+            if (flat := self._flat(container, kind)) is not None:
+                self._room -= len(container)
+                return PlainCopy(value, *flat)
+            if kind in _MAPPINGS:
+                for key, item in cast(dict[object, object], value).items():
+                    if type(key) in ARRAYS:
+                        raise NotPlain
+                    keys.append(self.keep(key, _DEEP - 1))
+                    items.append(self.keep(item, depth + 1))
+            else:
+                items.extend(self.keep(item, depth + 1) for item in container)
+        except RuntimeError as error:  # another thread changes it right now
+            raise NotPlain from error
+        return PlainCopy(value, keys, items)
+
+    def _takes(self, leaves: int) -> None:
+        self._room -= leaves
+        if self._room < 0:
             raise TooLarge
-        arrays.append((ArrayCopy(array), array))
-        return arrays[-1][0], room
-    if kind not in PLAIN or depth >= _DEEP:
-        raise NotPlain
-    container = cast(list[object], value)
-    room -= 1
-    if len(container) > room:
-        raise TooLarge
-    keys: list[object] = []
-    items: list[object] = []
-    try:
-        if (flat := _flat(container, kind)) is not None:
-            return PlainCopy(value, *flat), room - len(container)
+
+    def _flat(self, container: list[object], kind: type) -> tuple[list[object], list[object]] | None:
+        """The keys and items of a container of leaves, at once; None where there may be anything else in it."""
+        leaves = _NUMBERS | ARRAYS if self._arrays is Keep.ITSELF else _NUMBERS
         if kind in _MAPPINGS:
-            for key, item in cast(dict[object, object], value).items():
-                _, room = _keep(key, room, _DEEP - 1, None)
-                keys.append(key)
-                kept, room = _keep(item, room, depth + 1, arrays)
-                items.append(kept)
-        else:
-            for item in container:
-                kept, room = _keep(item, room, depth + 1, arrays)
-                items.append(kept)
-    except RuntimeError as error:  # another thread changes it right now
-        raise NotPlain from error
-    return PlainCopy(value, keys, items), room
-
-
-def _flat(container: list[object], kind: type) -> tuple[list[object], list[object]] | None:
-    """The keys and items of a container of numbers, at once; None where there may be anything else in it."""
-    if kind in _MAPPINGS:
-        mapping = cast(dict[object, object], container)
-        if _NAMES.issuperset(map(type, mapping)) and _NUMBERS.issuperset(map(type, mapping.values())):
-            return list(mapping), list(mapping.values())
-        return None
-    return ([], list(container)) if _NUMBERS.issuperset(map(type, container)) else None
+            mapping = cast(dict[object, object], container)
+            if _NAMES.issuperset(map(type, mapping)) and leaves.issuperset(map(type, mapping.values())):
+                return list(mapping), list(mapping.values())
+            return None
+        return ([], list(container)) if leaves.issuperset(map(type, container)) else None
 
 
 def put_back(kept: object, shared: Shared = set) -> object:
@@ -120,6 +160,9 @@ def put_back(kept: object, shared: Shared = set) -> object:
     """
     if isinstance(kept, ArrayCopy):
         return kept.put_back(shared)
+    if isinstance(kept, GrownCopy):
+        del kept.thing[kept.size :]
+        return kept.thing
     if not isinstance(kept, PlainCopy):
         return kept
     items = [put_back(item, shared) for item in kept.items]
@@ -174,6 +217,8 @@ def still(kept: object, value: object) -> bool:
     """True if a value is what was kept: the same object with the same in it."""
     if isinstance(kept, ArrayCopy):
         return kept.still(value)
+    if isinstance(kept, GrownCopy):
+        return kept.thing is value and len(kept.thing) == kept.size
     if not isinstance(kept, PlainCopy):
         return kept is value
     if kept.thing is not value:
@@ -257,6 +302,10 @@ def same(one: object, other: object) -> bool:
             and all(map(same, one.keys, other.keys))
             and all(map(same, one.items, other.items))
         )
+    if isinstance(one, GrownCopy) and isinstance(other, GrownCopy):
+        return one.thing is other.thing and one.size == other.size
+    if type(one) in ARRAYS:
+        return one is other
     return type(one) is type(other) and bool(one is other or one == other or (one != one and other != other))
 
 

@@ -8,7 +8,6 @@ count as plain in variables that the loop's body may read before it writes them:
 
 import contextlib
 import functools
-import inspect
 import signal
 import threading
 import time
@@ -24,14 +23,15 @@ from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
-from regrow.train.script.read_first import read_first
 from regrow.train.script.source import modules_of_script
-from regrow.train.state.arrays import ARRAYS, Shared, packed, unpacked
+from regrow.train.state.array_names import arrays_of_names
+from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, packed, unpacked
 from regrow.train.state.glances import Glance
 from regrow.train.state.plain import (
     ATOMS,
     LEAVES,
     PLAIN,
+    GrownCopy,
     PlainCopy,
     atoms,
     copied,
@@ -78,7 +78,7 @@ class Variables:
 
     def __init__(self, shared: Shared = set) -> None:
         self._shared = shared
-        self._carrying: Callable[[str], bool] | None = None
+        self._carrying: Callable[[str], Keep] | None = None
         self._frames: Callable[[], list[FrameType]] | None = None
         self._objects: list[Attributes] = []
         self._unheard: dict[str, Values] = {}
@@ -138,7 +138,7 @@ class Variables:
         self._unheard = {}
         found = self._namespaces()
         if self._carrying is None and self._frames is not None:
-            self._carrying, self._glances = _may_carry(self._frames()), {}
+            self._carrying, self._glances = arrays_of_names(self._frames()), {}
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
@@ -183,7 +183,7 @@ class Variables:
                 if type(value) not in ATOMS:
                     known = former.get(key)
                     try:
-                        value = known if still(known, value) else keep(value, arrays=self._carries(space, key))
+                        value = known if still(known, value) else keep(value, self._arrays(space, key))
                     except NotPlain:
                         continue
                     except TooLarge:
@@ -196,7 +196,7 @@ class Variables:
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
-            self._glances[name] = Glance(there, values, self._elsewhere, functools.partial(self._carries, space))
+            self._glances[name] = Glance(there, values, self._elsewhere, functools.partial(self._arrays, space))
         self._again = False
 
     def _made_now(self, space: Namespace | Attributes, there: Mapping[str, object]) -> list[str]:
@@ -223,8 +223,13 @@ class Variables:
                 break
         return found
 
+    def _arrays(self, space: Namespace | Attributes, key: str) -> Keep:
+        if isinstance(space, Attributes):
+            return Keep.NOT
+        return Keep.CONTENT if self._carrying is None else self._carrying(key)
+
     def _carries(self, space: Namespace | Attributes, key: str) -> bool:
-        return not isinstance(space, Attributes) and (self._carrying is None or self._carrying(key))
+        return self._arrays(space, key) is Keep.CONTENT
 
     def _is_value(self, space: Namespace | Attributes, key: str, value: object) -> bool:
         return type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
@@ -259,9 +264,9 @@ class Variables:
                 present = now.get(key)
                 if not self._follows(space, key, present) or (made and key in nothing and type(present) in ARRAYS):
                     continue  # the latter was made together with something that stays
-                if isinstance(kept, PlainCopy):
+                if isinstance(kept, PlainCopy | GrownCopy):
                     try:
-                        keep(kept.thing, arrays=self._carries(space, key))
+                        keep(kept.thing, self._arrays(space, key))
                     except (NotPlain, TooLarge):
                         continue
                 value = put_back(kept, self._shared if in_place else None)
@@ -300,13 +305,16 @@ class Variables:
     def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
         for name, key in sorted(self._living):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
-            if kept is _MISSING or any(map(self._is_clock, atoms(kept))):
+            if kept is _MISSING:
                 continue
-            value = copied(kept)
             thing = getattr(kept, "thing", None)
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
-                keep(value, arrays=True)
+                kept = kept.values() if isinstance(kept, GrownCopy) else kept
+                if any(map(self._is_clock, atoms(kept))):
+                    continue
+                check_sendable(each for each in atoms(kept) if isinstance(each, Array))
+                value = copied(kept)
                 made = self._made.get((name, key), []) if type(value) is bool else []
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
                 reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
@@ -375,15 +383,6 @@ def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
         case [bool(in_place), bytes(value), list(made), bool(by_all)]:
             return in_place, unpacked(value), made, by_all
     raise StateError("what was told of a variable is not a value")
-
-
-def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
-    """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
-    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
-        for frame in frames:
-            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-                return (reads.first - reads.harmless).__contains__
-    return lambda _: True
 
 
 def _functions_elsewhere() -> Iterator[object]:
