@@ -30,7 +30,7 @@ class Keep(Enum):
     ITSELF = auto()
     """They stay what they are: only who holds them changes."""
     CONTENT = auto()
-    """What is in them is copied, and put back."""
+    """Their content is copied, and put back."""
 
 
 Shared = Callable[[], set[int]] | None

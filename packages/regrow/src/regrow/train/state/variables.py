@@ -21,10 +21,10 @@ import torch
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
+from regrow.train.attributes.array_names import arrays_of_names
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
 from regrow.train.script.source import modules_of_script
-from regrow.train.state.array_names import arrays_of_names
 from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, packed, unpacked
 from regrow.train.state.glances import Glance
 from regrow.train.state.plain import (
