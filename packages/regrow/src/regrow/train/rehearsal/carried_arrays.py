@@ -4,7 +4,6 @@ An observation in a variable, a replay buffer that nobody protects: a step that 
 first try has left, and a newcomer with what its script has built.
 """
 
-import inspect
 from collections.abc import Collection, Iterable, Iterator
 from types import FrameType
 from typing import NamedTuple
@@ -17,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.environments import array_token, parts_of
-from regrow.train.script.read_first import read_first
+from regrow.train.script.read_first import reads_of_loop
 
 _DEEP, _MOST, _BYTES = 12, 20_000, 256 << 20
 _NOT_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type)
@@ -44,8 +43,7 @@ class CarriedArrays:
 
     def refuse_changed(self) -> None:
         """Raises `UsageError` where a body has changed one that the next body may read."""
-        loops = (read_first(frame) for frame in self._frames if not frame.f_code.co_flags & inspect.CO_GENERATOR)
-        reads = next((names for names in loops if names is not None), None)
+        reads = reads_of_loop(self._frames)
         for name, now in self._look().items():
             before = self._before.get(name)
             if before is None or not now.arrays or before.arrays == now.arrays:

@@ -1,6 +1,9 @@
 """Names that the body of a loop may read before it writes them, by its text: they carry something from turn to turn."""
 
 import ast
+import contextlib
+import inspect
+from collections.abc import Iterable
 from types import FrameType
 from typing import NamedTuple
 
@@ -48,6 +51,15 @@ def read_first(frame: FrameType) -> BodyReads | None:
         harmless(body, there) - elsewhere,
         only_added_to(body, there) - elsewhere,
     )
+
+
+def reads_of_loop(frames: Iterable[FrameType]) -> BodyReads | None:
+    """Names that the loop of one of these calls reads, innermost first. None where the text is not known."""
+    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
+        for frame in frames:
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
+                return reads
+    return None
 
 
 def _has_epochs(node: ast.expr) -> bool:

@@ -21,9 +21,9 @@ import torch
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.array_names import arrays_of_names
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
+from regrow.train.script.read_first import BodyReads, reads_of_loop
 from regrow.train.script.source import modules_of_script
 from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, packed, unpacked
 from regrow.train.state.glances import Glance
@@ -78,7 +78,8 @@ class Variables:
 
     def __init__(self, shared: Shared = set) -> None:
         self._shared = shared
-        self._carrying: Callable[[str], Keep] | None = None
+        self._reads: BodyReads | None = None
+        self._has_read = False
         self._frames: Callable[[], list[FrameType]] | None = None
         self._objects: list[Attributes] = []
         self._unheard: dict[str, Values] = {}
@@ -126,7 +127,7 @@ class Variables:
             objects: what is around the loop and holds plain values.
         """
         self._frames, self._objects = frames, list(objects)
-        self._carrying, self._glances = None, {}
+        self._has_read, self._glances = False, {}
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id, that nobody can put back."""
@@ -137,8 +138,8 @@ class Variables:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
         found = self._namespaces()
-        if self._carrying is None and self._frames is not None:
-            self._carrying, self._glances = arrays_of_names(self._frames()), {}
+        if not self._has_read and self._frames is not None:
+            self._reads, self._has_read, self._glances = reads_of_loop(self._frames()), True, {}
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
@@ -226,7 +227,10 @@ class Variables:
     def _arrays(self, space: Namespace | Attributes, key: str) -> Keep:
         if isinstance(space, Attributes):
             return Keep.NOT
-        return Keep.CONTENT if self._carrying is None else self._carrying(key)
+        reads = self._reads
+        if reads is None or (key in reads.first and key not in reads.harmless):
+            return Keep.CONTENT
+        return Keep.ITSELF if key in reads.added_to else Keep.NOT
 
     def _carries(self, space: Namespace | Attributes, key: str) -> bool:
         return self._arrays(space, key) is Keep.CONTENT
