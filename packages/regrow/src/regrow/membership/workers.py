@@ -174,6 +174,7 @@ class Workers:
                 self._resize_boundary.missed(event, now)
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
                 self._job.incidents.resumed(event, fresh=worker.entered == event.generation)
+                self._auditor.resumed(worker, event)
                 self._joined(worker, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard

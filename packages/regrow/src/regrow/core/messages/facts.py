@@ -194,6 +194,7 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     """The worker's groups stand in the new generation and its state is that generation's.
 
     `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not told.
+    `unlike`: plain variables that those do not have alike who have given the state; None: it is the rank's own.
     """
 
     worker: WorkerId
@@ -203,6 +204,7 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     hydrated_bytes: int = 0
     ways: list[StateWay] = []
     at: Instant = 0.0
+    unlike: list[str] | None = None
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):

@@ -8,6 +8,7 @@ from collections import defaultdict
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
+from regrow.core.messages.facts import WorkerResumed
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
@@ -79,6 +80,12 @@ class Auditor:
         if again and isinstance(self._job.state, RUNNING):
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
 
+    def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
+        """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
+        if fact.unlike is not None and worker.rank is not None:
+            own = {*fact.unlike, *self._samples.own[worker.holding]}
+            self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
+
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
         """Those who came into this generation, and have not what all others have; each rank's once."""
         # Who differs in Python state alone may mean to.
@@ -105,6 +112,15 @@ class Auditor:
     def _say(self, found: Divergence, text: str, now: Instant) -> None:
         alike, parts = [list(ranks) for ranks in found.alike], list(found.parts)
         self._job.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))
+
+
+def _variable(place: str) -> str:
+    """Name for people of a plain variable, from the place by which workers tell it."""
+    space, _, key = place.partition("\n")
+    if space.startswith("object "):
+        return f"{space.removeprefix('object ').partition(':')[0]}.{key}"
+    module = space.removeprefix("module ")
+    return (key if module == "__main__" else f"{module}.{key}") if module != space else f"{key} in {space.split()[0]}()"
 
 
 def _each_has_a_part(found: Divergence) -> str:

@@ -1,6 +1,9 @@
 """Names that the body of a loop may read before it writes them, by its text: they carry something from turn to turn."""
 
 import ast
+import contextlib
+import inspect
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import NamedTuple
 
@@ -42,6 +45,15 @@ def read_first(frame: FrameType) -> BodyReads | None:
     written = {each.id for each in named if _stores(each)}
     elsewhere = names_used(called, [frame.f_globals])
     return BodyReads(names_read_first(body) | (elsewhere - written), harmless(body, there) - elsewhere)
+
+
+def may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
+    """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
+    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
+        for frame in frames:
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
+                return (reads.first - reads.harmless).__contains__
+    return lambda _: True
 
 
 def _has_epochs(node: ast.expr) -> bool:

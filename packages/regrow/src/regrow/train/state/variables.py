@@ -8,12 +8,10 @@ count as plain in variables that the loop's body may read before it writes them:
 
 import contextlib
 import functools
-import inspect
-import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
@@ -23,8 +21,8 @@ import torch
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.kept_values import Attributes
-from regrow.train.script.namespaces import Namespace, names_used, namespaces
-from regrow.train.script.read_first import read_first
+from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
+from regrow.train.script.read_first import may_carry
 from regrow.train.script.source import modules_of_script
 from regrow.train.state.arrays import ARRAYS, Shared, packed, unpacked
 from regrow.train.state.glances import Glance
@@ -138,12 +136,12 @@ class Variables:
         self._unheard = {}
         found = self._namespaces()
         if self._carrying is None and self._frames is not None:
-            self._carrying, self._glances = _may_carry(self._frames()), {}
+            self._carrying, self._glances = may_carry(self._frames()), {}
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
             self._threads, self._glances = threading.active_count(), {}
-            self._elsewhere = names_used(_functions_elsewhere(), map(vars, modules_of_script()))
+            self._elsewhere = names_used(functions_elsewhere(), map(vars, modules_of_script()))
 
     @_leaves_training_alone
     def enters(self) -> None:
@@ -311,6 +309,19 @@ class Variables:
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
                 reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
 
+    def carried(self, places: Iterable[str]) -> list[str]:
+        """Those that a body may read before it writes them, and attributes that no rank finds out for itself."""
+        may, found = self._carrying or (lambda _: True), []
+        for place in places:
+            name, _, key = place.partition("\n")
+            if name.startswith("object "):
+                mine = self._learnt.get(name, {}).get(key)
+                itself = self._first.get(name, {}).get(key) is None and type(mine) in _OWN
+                found += [] if itself and self._now.get(name, {}).get(key, mine) == mine else [place]
+            elif name and may(key):
+                found.append(place)
+        return found
+
     def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
@@ -375,20 +386,3 @@ def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
         case [bool(in_place), bytes(value), list(made), bool(by_all)]:
             return in_place, unpacked(value), made, by_all
     raise StateError("what was told of a variable is not a value")
-
-
-def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
-    """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
-    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
-        for frame in frames:
-            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-                return (reads.first - reads.harmless).__contains__
-    return lambda _: True
-
-
-def _functions_elsewhere() -> Iterator[object]:
-    """The script's functions that may run at any time: signal handlers and threads. They keep their own variables."""
-    for number in signal.valid_signals():
-        yield signal.getsignal(number)
-    for thread in threading.enumerate():
-        yield getattr(thread, "_target", None)

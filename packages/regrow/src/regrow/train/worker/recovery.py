@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from regrow.agent.workers.link import WorkerLink, placed
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.links import Site
@@ -127,6 +129,7 @@ class Recovery:
                 hydrated_bytes=report.bytes,
                 ways=report.ways,
                 at=time.monotonic(),
+                unlike=None if report.unlike is None else self.state.variables.carried(report.unlike),
             )
         )
         return outcome
@@ -195,7 +198,7 @@ class Recovery:
             raise
         if has_state:
             self.control.replaced(form.step)
-        return report
+        return report if source.rank == form.rank else msgspec.structs.replace(report, unlike=[])
 
     def _hydrate(self, form: orders.FormGeneration, beside: Callable[[], None] | None = None) -> HydrationReport:
         holders = {Rank(rank) for rank in form.holders}
