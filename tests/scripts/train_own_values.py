@@ -1,12 +1,13 @@
 """Each rank sums its own losses, in a variable and in an object, and all are added up at the end.
 
-`--step N` with `--hold FILE`: that step waits until the file is there, so that what ranks have told is known by then.
+`--known`: step 5 waits until this worker has heard of which variables ranks have different values.
 """
 
 import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,11 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import regrow
 
+LONGEST_S = 60.0
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--out", type=Path)
-parser.add_argument("--hold", type=Path)
-parser.add_argument("--at", type=int, default=5)
+parser.add_argument("--known", action="store_true")
 args = parser.parse_args()
 
 
@@ -37,6 +38,7 @@ class Meter:
 
 torch.set_num_threads(1)
 session = regrow.init(seed=3)
+worker: Any = session._worker
 model = DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 1)))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 session.protect(model, optimizer)
@@ -50,7 +52,8 @@ def train() -> None:
     worst: list[float] = []
     for step in session.steps(loader, until=args.steps):
         with step as (x, y):
-            while args.hold is not None and step.number == args.at and not args.hold.exists():
+            until = time.monotonic() + LONGEST_S
+            while args.known and step.number == 5 and not worker.control.own and time.monotonic() < until:
                 time.sleep(0.01)
             loss = nn.functional.mse_loss(model(x), y)
             step.log(loss=loss)

@@ -8,7 +8,7 @@ from tests.unit.membership.membership_job import Job
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
-from regrow.core.messages.replicas import StateSampled
+from regrow.core.messages.replicas import OwnValues, StateSampled
 from regrow.core.records import IncidentClosed, JobEnded, ReplicasDiverged
 from regrow.membership.replica_digests import Samples, compare
 from regrow.observe.story import not_kept
@@ -186,6 +186,22 @@ def test_values_that_a_replaced_rank_has_not_of_its_own_any_more_stand_in_the_in
     assert closed.not_kept == {name: [1] for name in names}
     assert (not_kept([closed]) == "") == (not names)
     assert all(f"`{name}`" in not_kept([closed]) for name in names)
+
+
+@pytest.mark.parametrize(("step", "sure"), [(5, True), (5, False), (6, True)])
+def test_who_takes_a_rank_gets_what_its_worker_has_left_of_its_own_for_that_step(step: int, sure: bool) -> None:
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        fact = sample(rank, 1, 5, generation=job.machine.generation)
+        job.tell(msgspec.structs.replace(fact, worker=job.of(rank), variables={"train (__main__)\nrunning": rank}))
+    assert {order.worker for order in job.all(orders.KeepOwn)} == {job.of(0), job.of(1)}
+    left = OwnValues(StepNo(step), b"values", sure)
+    job.tell(facts.WorkerExited(job.of(1), -9, job.now, left=[OwnValues(StepNo(4), b"older"), left]))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    assert job.last(orders.KeepOwn) == orders.KeepOwn(job.of(1), ["train (__main__)\nrunning"])
+    forms = {form.rank: form for form in job.all(orders.FormGeneration)[-2:]}
+    assert (forms[Rank(0)].own, forms[Rank(1)].own) == (None, left if step == 5 else None)
 
 
 # --- how often ------------------------------------------------------------------------------------------------------

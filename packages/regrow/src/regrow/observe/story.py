@@ -99,16 +99,13 @@ def mended(incident: IncidentClosed) -> str:
 
 def not_kept(incidents: Iterable[IncidentClosed]) -> str:
     """Variables that ranks have no values of their own in any more, and the cure; empty: there are none."""
-    lost: dict[str, set[Rank]] = {}
-    for incident in incidents:
-        for name, which in incident.not_kept.items():
-            lost.setdefault(name, set()).update(which)
+    lost = {(name, rank) for incident in incidents for name, which in incident.not_kept.items() for rank in which}
+    names = [f"`{name}`" for name in sorted({name for name, _ in lost})]
+    shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
     if not lost:
         return ""
-    names = [f"`{name}`" for name in sorted(lost)]
-    shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
     return (
-        f"{ranks(sorted(set[Rank]().union(*lost.values())))} went on without own values of {shown}, which differ "
+        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, which differ "
         "between ranks; where they count for the result, all_reduce them in each step, or protect an object that has "
         'them with part=f"rank{session.rank}", and start with --buddy-every 1'
     )

@@ -9,6 +9,7 @@ from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
 from regrow.core.messages.facts import WorkerResumed
+from regrow.core.messages.orders import KeepOwn
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
@@ -59,7 +60,11 @@ class Auditor:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
         found = self._samples.apply(fact, worker.rank, worker.holding, replicas=replicas)
-        self._job.replacements.own = self._samples.own
+        if len(self._samples.own[worker.holding]) > len(self._job.replacements.own.get(worker.holding, ())):
+            self._job.replacements.own = {key: frozenset(own) for key, own in self._samples.own.items()}
+            for each in self._job.roster.workers.values():
+                if each.living and each.holding == worker.holding:
+                    self.keep_own(each)
         if found is None:
             return
         if found.own:
@@ -80,10 +85,15 @@ class Auditor:
         if again and isinstance(self._job.state, RUNNING):
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
 
+    def keep_own(self, worker: WorkerRecord) -> None:
+        """Have it leave, in each step, the values of which each rank has its own: who replaces it gets these."""
+        if own := self._job.replacements.own.get(worker.holding):
+            self._job.orders.add(KeepOwn(worker.worker, sorted(own)))
+
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
         """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
         if fact.unlike is not None and worker.rank is not None:
-            own = {*fact.unlike, *self._samples.own[worker.holding]}
+            own = {*fact.unlike, *self._samples.own[worker.holding]} - {*fact.kept}
             self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
@@ -117,10 +127,9 @@ class Auditor:
 def _variable(place: str) -> str:
     """Name for people of a plain variable, from the place by which workers tell it."""
     space, _, key = place.partition("\n")
-    if space.startswith("object "):
-        return f"{space.removeprefix('object ').partition(':')[0]}.{key}"
-    module = space.removeprefix("module ")
-    return (key if module == "__main__" else f"{module}.{key}") if module != space else f"{key} in {space.split()[0]}()"
+    if space.startswith(("object ", "module ")):
+        return f"{space[7:].partition(':')[0]}.{key}".removeprefix("__main__.")
+    return f"{key} in {space.split()[0]}()"
 
 
 def _each_has_a_part(found: Divergence) -> str:

@@ -108,6 +108,9 @@ class Variables:
         self.answers: Callable[[], bytes] = bytes
         """Answers of collectives since the last step, if newcomers may come to them."""
         self.receive_answers: Callable[[bytes], object] = len
+        self.mine: Mapping[str, bytes] = {}
+        """Told to this rank before it was replaced, with what others tell; and of it what was taken over."""
+        self.kept: list[str] = []
         self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
@@ -152,7 +155,8 @@ class Variables:
     def _namespaces(self) -> list[Namespace]:
         return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
 
-    def _spaces(self) -> dict[str, Namespace | Attributes]:
+    def spaces(self) -> dict[str, Namespace | Attributes]:
+        """All that has variables which are followed, by name."""
         found = self._namespaces() if self._known else []
         spaces: dict[str, Namespace | Attributes] = {
             space.name: space for space in found if self._known.get(space.name) == id(space.owner)
@@ -168,7 +172,7 @@ class Variables:
     @_leaves_training_alone
     def _look(self) -> None:
         before, self._now = self._now, {}
-        for name, space in self._spaces().items():
+        for name, space in self.spaces().items():
             there = space.read()
             glance = self._glances.get(name)
             if glance is not None and name in before and glance.holds(there):
@@ -242,7 +246,7 @@ class Variables:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
-        spaces = self._spaces() if then else {}
+        spaces = self.spaces() if then else {}
         self._again = True
         if not self.rehearsed:
             self._learnt = self._now
@@ -289,15 +293,19 @@ class Variables:
     def _mark(self) -> dict[str, bytes]:
         return {_OVER: b""} if self.over else {}
 
-    def _encoded(self, values: Mapping[str, Values]) -> dict[str, bytes]:
+    def own(self, which: set[tuple[str, str]], values: Mapping[str, Values] | None) -> dict[str, bytes]:
+        """Some of these, or of those of the last look, of which nothing is learnt."""
+        return self._encoded(self._now if values is None else values, which)
+
+    def _encoded(self, values: Mapping[str, Values], which: set[tuple[str, str]] | None = None) -> dict[str, bytes]:
         reported: dict[str, bytes] = {}
-        self._encode(values, reported)
+        self._encode(values, reported, self._living if which is None else which)
         return reported
 
     @_leaves_training_alone
-    def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
-        for name, key in sorted(self._living):
-            kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
+    def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes], which: set[tuple[str, str]]) -> None:
+        for name, key in sorted(which):
+            kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
             if kept is _MISSING or any(map(self._is_clock, atoms(kept))):
                 continue
             value = copied(kept)
@@ -327,7 +335,7 @@ class Variables:
 
         In seconds or nanoseconds.
         """
-        if type(value) is not float and type(value) is not int:
+        if (type(value) is not float and type(value) is not int) or value < min(self._since):
             return False
         number = float(value) if abs(value) < 1e300 else 0.0
         until = time.time(), time.monotonic()
@@ -336,7 +344,7 @@ class Variables:
     @_leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
-        reported = dict(reported)
+        reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
         self._unheard = self.take()
         if self._left is None:
@@ -344,7 +352,7 @@ class Variables:
         else:
             self._left = reported | self._mark
         changed: dict[str, Values] = defaultdict(dict)
-        spaces = self._spaces() if reported else {}
+        spaces = self.spaces() if reported else {}
         now = {name: space.read() for name, space in spaces.items()}
         for place, data in reported.items():
             name, _, key = place.partition("\n")
@@ -363,6 +371,8 @@ class Variables:
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
             spaces[name].write(values)
+        taken = {f"{name}\n{key}" for name, values in changed.items() for key in values}
+        self.kept = sorted(taken & self.mine.keys())
 
     # --- the end -----------------------------------------------------------------------------------------------
 

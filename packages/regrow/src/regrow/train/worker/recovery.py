@@ -23,6 +23,7 @@ from regrow.hydration.copies.restore import Restoration
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Resumed
+from regrow.train.state import own_values
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
@@ -113,6 +114,8 @@ class Recovery:
         if holder:
             self._offer(form)
         self.faults.inject(FaultStage.FORM, form.step)
+        variables = self.state.variables
+        variables.mine = own_values.read(form.own)
         form_s, report = self._enter_groups(form) if holder else self._receive(form)
         if self.comparison is not None and not holder:
             self.comparison.received()
@@ -129,7 +132,8 @@ class Recovery:
                 hydrated_bytes=report.bytes,
                 ways=report.ways,
                 at=time.monotonic(),
-                unlike=None if report.unlike is None else self.state.variables.carried(report.unlike),
+                unlike=None if report.unlike is None else variables.carried(report.unlike),
+                kept=variables.kept if form.own is not None and form.own.sure else [],
             )
         )
         return outcome
