@@ -20,6 +20,9 @@ from regrow.membership.replica_digests import Divergence, Samples, compare
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import RUNNING
 
+_MOST_OWN = 64
+"""Variables that ranks leave in each step: some 10 µs each."""
+
 
 class Auditor:
     """Takes in what workers tell of their state.
@@ -88,7 +91,7 @@ class Auditor:
     def keep_own(self, worker: WorkerRecord) -> None:
         """Have it leave, in each step, the values of which each rank has its own: who replaces it gets these."""
         if own := self._job.replacements.own.get(worker.holding):
-            self._job.orders.add(KeepOwn(worker.worker, sorted(own)))
+            self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
 
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
         """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
