@@ -63,7 +63,7 @@ def more(*values: object) -> object:
 def test_sums_of_each_ranks_own_are_those_of_the_undisturbed_run(
     here: Site, calm: dict[int, Outcome], world: int, faults: list[Fault], flags: tuple[str, ...], nodes: int
 ) -> None:
-    name = f"struck{world}-{nodes}-{faults[0].at}"
+    name = "-".join([f"struck{world}", *(each.at for each in faults)])
     struck = run(here, name, world, *flags, faults=faults, nodes=nodes)
     seen = without_sums if adoptions(struck) else replace
     assert_equal(seen(struck), seen(calm[world]), faults=len(faults))
