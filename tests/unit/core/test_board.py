@@ -3,9 +3,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from regrow.core.board import BatchShown, Board
+from regrow.core.board import BOARD_BYTES, OWN_MOST, BatchShown, Board
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.phase import Phase
 
 RECORD = BatchRecord(2, 4, "0123456789abcdef", "fedcba9876543210")
@@ -55,6 +56,29 @@ def test_a_record_of_which_any_byte_is_not_written_yet_is_not_seen() -> None:
     assert len(differing) > 30
     assert seen.pop(0) is not None, "nothing of the new one is written: the old one stands"
     assert set(seen.values()) == {None}
+
+
+def test_values_of_the_last_two_steps_are_found_and_none_of_which_a_byte_is_not_written(
+    pages: tuple[Board, Board],
+) -> None:
+    writer, reader = pages
+    assert reader.read_own() == []
+    told = [OwnValues(StepNo(step), bytes([step]) * size, step != 6) for step, size in ((4, 9), (5, OWN_MOST), (6, 30))]
+    for own in told:
+        writer.show_own(own)
+    assert reader.read_own() == [told[2], told[1]]
+    whole = Board.create()
+    whole[0].show_own(OwnValues(StepNo(8), b"8" * 30))
+    new, size = os.pread(whole[1], 2 * OWN_MOST, 0), 0
+    for size in range(BOARD_BYTES, BOARD_BYTES + 64):
+        page = Board.create()
+        page[0].show_own(told[2])
+        os.pwrite(page[1], new[BOARD_BYTES:size], BOARD_BYTES)
+        assert page[0].read_own() in ([], [told[2]], [OwnValues(StepNo(8), b"8" * 30)])
+        page[0].close()
+        os.close(page[1])
+    whole[0].close()
+    os.close(whole[1])
 
 
 def test_a_digest_of_another_length_is_refused(pages: tuple[Board, Board]) -> None:

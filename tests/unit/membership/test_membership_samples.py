@@ -7,10 +7,11 @@ import pytest
 from tests.unit.membership.membership_job import Job
 
 from regrow.core.ids import Generation, Rank, StepNo, WorkerId
-from regrow.core.messages import orders
-from regrow.core.messages.replicas import StateSampled
-from regrow.core.records import JobEnded, ReplicasDiverged
+from regrow.core.messages import facts, orders
+from regrow.core.messages.replicas import OwnValues, StateSampled
+from regrow.core.records import IncidentClosed, JobEnded, ReplicasDiverged
 from regrow.membership.replica_digests import Samples, compare
+from regrow.observe.story import not_kept
 from regrow.train.worker.cost_interval import CostInterval
 
 
@@ -163,6 +164,44 @@ def test_no_newcomer_is_blamed_for_a_difference_that_was_there_before_any_fault(
     tell(job, [6, 5, 5], 6, whole=True)
     assert job.all(orders.FenceWorker) == [] and job.machine.snapshot().phase == "training"
     assert "rank 0 came in by a recovery" not in job.last(ReplicasDiverged).text
+
+
+@pytest.mark.parametrize("unlike", [[], ["object meter: Meter\nsum"], None], ids=["one gives", "more", "its own copy"])
+def test_values_that_a_replaced_rank_has_not_of_its_own_any_more_stand_in_the_incident(
+    unlike: list[str] | None,
+) -> None:
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        fact = sample(rank, 1, 5, generation=job.machine.generation)
+        own = {"train (__main__)\nrunning": rank, "module __main__\nlast": rank, "train (__main__)\nseen": 7}
+        job.tell(msgspec.structs.replace(fact, worker=job.of(rank), variables=own))
+    job.exited(job.of(1))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    job.resumed(0)
+    job.tell(facts.WorkerResumed(job.of(1), job.machine.generation, unlike=unlike))
+    job.stepped(5)
+    names = [] if unlike is None else ["last", "running in train()", *(["meter.sum"] if unlike else [])]
+    closed = job.last(IncidentClosed)
+    assert closed.not_kept == {name: [1] for name in names}
+    assert (not_kept([closed]) == "") == (not names)
+    assert all(f"`{name}`" in not_kept([closed]) for name in names)
+
+
+@pytest.mark.parametrize(("step", "sure"), [(5, True), (5, False), (6, True)])
+def test_who_takes_a_rank_gets_what_its_worker_has_left_of_its_own_for_that_step(step: int, sure: bool) -> None:
+    job = Job(2).trained(4)
+    for rank in job.ranks:
+        fact = sample(rank, 1, 5, generation=job.machine.generation)
+        job.tell(msgspec.structs.replace(fact, worker=job.of(rank), variables={"train (__main__)\nrunning": rank}))
+    assert {order.worker for order in job.all(orders.KeepOwn)} == {job.of(0), job.of(1)}
+    left = OwnValues(StepNo(step), b"values", sure)
+    job.tell(facts.WorkerExited(job.of(1), -9, job.now, left=[OwnValues(StepNo(4), b"older"), left]))
+    job.halted(0, 5)
+    job.ready(job.of(1))
+    assert job.last(orders.KeepOwn) == orders.KeepOwn(job.of(1), ["train (__main__)\nrunning"])
+    forms = {form.rank: form for form in job.all(orders.FormGeneration)[-2:]}
+    assert (forms[Rank(0)].own, forms[Rank(1)].own) == (None, left if step == 5 else None)
 
 
 # --- how often ------------------------------------------------------------------------------------------------------

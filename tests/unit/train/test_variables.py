@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from regrow.core.ids import StepNo
+from regrow.core.messages.replicas import OwnValues
 from regrow.hydration.inventory import Inventory
 from regrow.train.script.callers import script_frames
+from regrow.train.state.own_values import left, read
 from regrow.train.state.variables import Variables
 
 count, window = 0, [0]
@@ -313,3 +315,24 @@ def test_what_cannot_be_followed_fails_nothing(monkeypatch: pytest.MonkeyPatch) 
         seen += 1
     assert seen == 3 and steps.encoded == {}
     assert "not followed: RuntimeError: no frames here" in steps.variables.notes[0]
+
+
+def test_values_of_a_ranks_own_are_left_as_a_step_began_and_taken_over_by_who_takes_the_rank() -> None:
+    steps, running, text = Steps(4), 0.0, "short"
+    found: dict[bool, Any] = {}
+    for number in steps:
+        running, text = running + 0.5, "x" * number
+        if number == 2:
+            places = [place for place in steps.variables.encoded_values() if place.endswith(("\nrunning", "\ntext"))]
+            found[False] = read(OwnValues(StepNo(3), left(steps.variables, places, as_begun=False)))
+    found[True] = read(OwnValues(StepNo(4), left(steps.variables, places, as_begun=True)))
+    assert found[True] != found[False] and names(found[True]) == names(found[False]) == {"running", "text"}
+    other = Steps(3)
+    other.variables.mine = found[False]
+    other.at[1] = lambda: other.variables.receive({place: found[True][place] for place in places})
+    running, text = 7.0, "seven"
+    for number in other:
+        if number == 1:
+            assert (running, text) == (1.5, "xx")
+    assert other.variables.kept == sorted(places)
+    assert read(OwnValues(StepNo(3), b"\xff")) == {} == read(None)

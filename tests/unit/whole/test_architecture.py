@@ -354,7 +354,7 @@ PRIVATE_IN_STRINGS = {
     ("regrow.data.mapstyle", "_shutdown_workers"),
     ("regrow.train.graphs.kinds", "_inst"),
     ("regrow.train.graphs.kinds", "_rand"),
-    ("regrow.train.state.variables", "_target"),
+    ("regrow.train.script.namespaces", "_target"),
 }
 """Of DataLoader's iterators, by rooms below `comm`; numpy's and Python's own generators; a thread's function."""
 ROOMS_OF_PRIVATE_NAMES = ("regrow.comm.torch_private.", "regrow_recipes.adapters.private_")

@@ -209,7 +209,7 @@ class NodeWorkers:
 
     def _report_exit(self, worker: Worker, code: int, at: Instant) -> None:
         worker.reported_exit, memory = True, not worker.doomed and self._memory.explains(code)
-        self._report(facts.WorkerExited(worker.id, code, at, memory))
+        self._report(facts.WorkerExited(worker.id, code, at, memory, worker.left))
 
     def _bury_soon(self, pid: int) -> None:
         self._dead_leaders.add(pid)

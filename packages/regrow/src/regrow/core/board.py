@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.phase import IN_BODY, Phase
 from regrow.core.process.memory_file import memory_file
 
@@ -32,6 +33,12 @@ _COUNT_LAYOUT = struct.Struct("<QQ")
 _COUNTS_AT, _COUNTS_MOST = 1152, 128
 """Place of a group's name, as a number that is not 0, with its count of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
+_OWN_LAYOUT = struct.Struct("<q?II")
+"""Step, whether that is sure, length and checksum of the values behind it; one place each for even and odd steps."""
+OWN_MOST = 1 << 16
+"""Most bytes of a rank's own values."""
+_OWN_PLACE = _OWN_LAYOUT.size + OWN_MOST
+_ALL_BYTES = BOARD_BYTES + 2 * _OWN_PLACE
 BOARD_FILE = "regrow-board"
 """Its name, for people and to be known again by."""
 
@@ -77,8 +84,8 @@ class Board:
         """A new page and the descriptor to hand to the worker; the caller closes the descriptor. Raises `OSError`."""
         descriptor = memory_file(BOARD_FILE)
         try:
-            os.ftruncate(descriptor, BOARD_BYTES)
-            return cls(mmap.mmap(descriptor, BOARD_BYTES)), descriptor
+            os.ftruncate(descriptor, _ALL_BYTES)
+            return cls(mmap.mmap(descriptor, _ALL_BYTES)), descriptor
         except OSError:
             os.close(descriptor)
             raise
@@ -86,7 +93,7 @@ class Board:
     @classmethod
     def attach(cls, descriptor: int) -> "Board":
         """The page behind a descriptor that an agent handed over."""
-        return cls(mmap.mmap(descriptor, BOARD_BYTES))
+        return cls(mmap.mmap(descriptor, _ALL_BYTES))
 
     def enter(self, phase: Phase, *, step: int | None = None, generation: int | None = None) -> None:
         """Show a new phase."""
@@ -173,13 +180,34 @@ class Board:
         digests = (digits.rstrip(b"\0").decode("ascii", "replace") for digits in (content, samples))
         return BatchShown(Generation(generation), StepNo(step), BatchRecord(share, shares, *digests))
 
+    def show_own(self, own: OwnValues) -> None:
+        """Leave values of this rank's own, of `OWN_MOST` bytes at most, in the place of those two steps before."""
+        at = BOARD_BYTES + own.step % 2 * _OWN_PLACE
+        values = at + _OWN_LAYOUT.size
+        self._page[values : values + len(own.values)] = own.values
+        _OWN_LAYOUT.pack_into(self._page, at, own.step, own.sure, len(own.values), _sum_of(own))
+
+    def read_own(self) -> list[OwnValues]:
+        """Values that were left, but those of which not all was written."""
+        found = []
+        for at in (BOARD_BYTES, BOARD_BYTES + _OWN_PLACE):
+            step, sure, length, total = _OWN_LAYOUT.unpack_from(self._page, at)
+            values = at + _OWN_LAYOUT.size
+            own = OwnValues(StepNo(step), self._page[values : values + min(length, OWN_MOST)], sure)
+            found += [own] if length and total == _sum_of(own) else []
+        return found
+
     def let_go(self) -> None:
         """In a fork of the process whose board it is: what is shown from now on nobody reads."""
-        self._page = mmap.mmap(-1, BOARD_BYTES)
+        self._page = mmap.mmap(-1, _ALL_BYTES)
 
     def close(self) -> None:
         """Unmap the page."""
         self._page.close()
+
+
+def _sum_of(own: OwnValues) -> int:
+    return zlib.crc32(own.values, zlib.crc32(struct.pack("<q?", own.step, own.sure)))
 
 
 def _digits(digest: str) -> bytes:

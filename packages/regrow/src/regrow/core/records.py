@@ -136,6 +136,9 @@ class IncidentClosed(Record, frozen=True):
     stages: dict[str, Seconds] = {}
     """Its stages, by `core.process.stage_times.STAGES`, as it has measured them; one that did not happen, or began
     before the fault, is absent. They overlap with those above: a replacement is built while survivors halt."""
+    not_kept: dict[str, list[Rank]] = {}
+    """Plain variables of which each rank had a value of its own (a running sum of its losses), and the ranks that were
+    replaced, or came to a state of others, without theirs: they have another's, or those of the script's start."""
 
 
 class FaultInjected(Record, frozen=True):

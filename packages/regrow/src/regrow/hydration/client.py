@@ -49,7 +49,8 @@ _CANCELLED = -1
 class HydrationReport(msgspec.Struct, frozen=True):
     """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason.
 
-    `ways`: addresses over which it came, or could not come.
+    `ways`: addresses over which it came, or could not come. `unlike`: variables that its holders do not have
+    alike; None: the state is this rank's own.
     """
 
     bytes: int
@@ -57,6 +58,7 @@ class HydrationReport(msgspec.Struct, frozen=True):
     holders: int
     lost: list[str] = []
     ways: list[StateWay] = []
+    unlike: list[str] | None = None
 
 
 def receive(
@@ -155,7 +157,9 @@ class Hydration:
             self._flows, offers = [flow for flow, _ in peers], [offer for _, offer in peers]
             inventory = offers[0].inventory
             self._step = inventory.step
-            incoming = Incoming(self._sink.prepare(inventory.agreed(offer.inventory for offer in offers)))
+            agreed = inventory.agreed(offer.inventory for offer in offers)
+            unlike = {each for offer in offers for each in offer.inventory.variables} - agreed.variables.keys()
+            incoming = Incoming(self._sink.prepare(agreed))
             self._directs = {offer.ticket: offer.direct for offer in offers}
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
@@ -165,7 +169,7 @@ class Hydration:
             self._sink.finish()
             seconds = time.monotonic() - started
             ways = merged([*(flow.way() for flow in self._flows), *self._unused])
-            return HydrationReport(inventory.nbytes, seconds, len(peers), self._lost, ways)
+            return HydrationReport(inventory.nbytes, seconds, len(peers), self._lost, ways, sorted(unlike))
         except RegrowError as error:
             if self._cancelled:
                 raise GenerationHalted("the reception of state was cancelled") from error

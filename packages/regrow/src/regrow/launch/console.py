@@ -43,6 +43,8 @@ class Console:
         self._deaf = self._proven = False
         self._lock = threading.Lock()
         self._shown: Shown | None = None
+        self.unkept: list[IncidentClosed] = []
+        """Incidents behind which ranks do not have the values of their own."""
 
     @property
     def to_terminal(self) -> bool:
@@ -90,6 +92,7 @@ class Console:
         match item:
             case IncidentClosed():
                 self.note(mended(item))
+                self.unkept += [item] if item.not_kept else []
             case CheckpointSaved():
                 size = f"{item.nbytes / 1e6:.1f} MB in {item.seconds:.1f} s"
                 self.note(f"state@{item.step} is in {item.folder}: {size}, beside the training")

@@ -46,7 +46,7 @@ from regrow.membership.server.coordinator import Coordinator, Watcher
 from regrow.membership.server.witness_folder import WitnessFolder, make_witness
 from regrow.membership.states import Gathering
 from regrow.membership.succession.voters import VOTE_LEASE, Voters
-from regrow.observe.story import count, seconds
+from regrow.observe.story import count, not_kept, seconds
 from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.progress_lines import ProgressLines
 
@@ -307,6 +307,8 @@ class _Launch:
             say(ownership.newest(self._plan.checkpoint_dir, self._lineage, self._refused()))
         if end.code == OK and not isinstance(end, Deposed):
             self._console.note(self._closing(job))
+            if unkept := not_kept(self._console.unkept):
+                self._console.say(unkept)
         if end.code != OK:
             over = end.code == RUN_AGAIN and not isinstance(end, Deposed)
             again = f" (exit code {RUN_AGAIN}: it can be run again)" if over else ""

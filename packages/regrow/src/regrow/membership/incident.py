@@ -1,6 +1,7 @@
 """Incidents with their causes and costs, and the budget of faults."""
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from regrow.core.ids import Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -68,6 +69,8 @@ class Incident:
     after: int = 0
     replacements: dict[WorkerId, dict[str, Seconds]] = field(default_factory=dict)
     """Stages of workers that are new in it."""
+    not_kept: dict[str, list[Rank]] = field(default_factory=dict)
+    """Variables of which each rank had a value of its own, and the ranks that have lost theirs."""
     stood: dict[WorkerId, Instant] = field(default_factory=dict)
     """Times, on their nodes' clocks, at which these have come to the step that they have not committed yet."""
 
@@ -108,6 +111,7 @@ class Incident:
             ways=self.ways,
             slowest=slowest,
             stages={} if slowest is None else done[slowest],
+            not_kept=self.not_kept,
         )
 
 
@@ -231,6 +235,12 @@ class Incidents:
                 stages = self.open.replacements.setdefault(fact.worker, {})
                 stages.update({stage: seconds for stage, seconds in took.items() if seconds})
                 self.open.stood[fact.worker] = fact.at
+
+    def not_kept(self, rank: Rank, names: Iterable[str]) -> None:
+        """A rank has another's values, or those of its script's start, in these variables."""
+        if self.open is not None and self.open.kind != "grow":  # whose ranks had none before
+            for name in names:
+                self.open.not_kept[name] = sorted({*self.open.not_kept.get(name, ()), rank})
 
     def committed(self, fact: facts.WorkerCommitted) -> None:
         """A worker has committed a step."""

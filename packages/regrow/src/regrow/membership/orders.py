@@ -11,6 +11,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import orders
 from regrow.core.messages.copies import CopySource, CopyStreamEnded, PlaceCopies, ReportCopies
 from regrow.core.messages.elections import Leader
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.tables import JoinGeneration, TableHead, TableMissed, runs_of
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.unions import AgentOrder
@@ -65,6 +66,8 @@ class Orders:
         self._roster = roster
         self._plan = plan
         self._out: list[Command] = []
+        self.left: dict[Rank, list[OwnValues]] = {}
+        """Values of their own that workers of ranks have left as they ended."""
 
     def take(self) -> list[Command]:
         """All since the last call."""
@@ -211,13 +214,16 @@ class Orders:
             over=over,
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
+        if change is not None:
+            self.left.clear()  # ranks may be others now
         for rank, worker in placed:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
             restore = self._restore(start.restored.get(rank))
-            self._out.append(
-                JoinGeneration(worker.worker, rank, generation, self.tables.number, self._plan.of(rank), restore)
-            )
+            faults, left = self._plan.of(rank), self.left.get(rank, [])
+            receives = rank not in start.holders and restore is None and not head.restart_index
+            own = next((each for each in left if receives and each.step == start.step), None)
+            self._out.append(JoinGeneration(worker.worker, rank, generation, self.tables.number, faults, restore, own))
         # Steps of those who were there before are committed by it, or run again.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.placed]
         self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)

@@ -174,6 +174,7 @@ class Workers:
                 self._resize_boundary.missed(event, now)
             case facts.WorkerResumed() if worker.stage is Stage.JOINING:
                 self._job.incidents.resumed(event, fresh=worker.entered == event.generation)
+                self._auditor.resumed(worker, event)
                 self._joined(worker, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
                 pass  # it was told to go on since; agents repeat what may not have been heard
@@ -241,6 +242,7 @@ class Workers:
             return
         self._standbys.learn(worker, event, now)
         enter_ready(worker, event)
+        self._auditor.keep_own(worker)
         for step, why in event.refused.items():
             self._job.refused.setdefault(step, f"rank {worker.rank}: {why}")
         self._roster.grouped = self._roster.grouped or event.sharded
@@ -298,6 +300,8 @@ class Workers:
 
     def _worker_exited(self, worker: WorkerRecord, event: facts.WorkerExited, now: Instant) -> None:
         was, worker.exit_code = worker.stage, event.code
+        if event.left and worker.rank is not None:
+            self._orders.left[worker.rank] = event.left
         if isinstance(self._job.state, RUNNING):
             self._ladder.newcomer_failed(worker, now)
         self._roster.move(worker, Stage.GONE, now)

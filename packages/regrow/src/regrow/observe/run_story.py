@@ -27,7 +27,7 @@ from regrow.core.records import (
     WorldChanged,
 )
 from regrow.observe.ledger import Ledger
-from regrow.observe.story import count, describe, first_line, longest_stage, ranks, seconds
+from regrow.observe.story import count, describe, first_line, longest_stage, not_kept, ranks, seconds
 
 Place = Callable[[StepNo], str]
 _INDENT = " " * 10
@@ -102,6 +102,7 @@ def _lines(record: Record, place: Place) -> list[str]:
                 f"{_steps(record.steps_lost)} lost{_received(record.hydrated_bytes)}",
                 *_replacement(record),
                 *_ways(record.ways),
+                *filter(None, [not_kept([record])]),
             ]
         case IncidentClosed():
             return [
@@ -109,6 +110,7 @@ def _lines(record: Record, place: Place) -> list[str]:
                 f"those who stay pause for {seconds(record.total)} ({_stages(record)})",
                 *_replacement(record),
                 *_ways(record.ways),
+                *filter(None, [not_kept([record])]),
             ]
         case IncidentOpened():
             return [_fault(record, place), "not mended"]

@@ -1,5 +1,7 @@
 """A job's records as sentences, for terminals that only take lines and for people who read logs."""
 
+from collections.abc import Iterable
+
 from regrow.core.ids import Rank, Seconds
 from regrow.core.records import (
     FaultInjected,
@@ -17,6 +19,8 @@ from regrow.core.records import (
     ReplicasDiverged,
     WorkerGone,
 )
+
+_MOST_NAMES = 4
 
 
 def describe(record: Record) -> str | None:
@@ -91,6 +95,20 @@ def mended(incident: IncidentClosed) -> str:
         how = f"{how}, {incident.before} to {count(incident.after, 'replica')}"
     lost = f"{count(incident.steps_lost, 'step')} lost" if incident.steps_lost else "no step lost"
     return f"{_causes(incident)}: {how}; step {incident.step} goes on after {seconds(incident.total)}, {lost}"
+
+
+def not_kept(incidents: Iterable[IncidentClosed]) -> str:
+    """Variables that ranks have no values of their own in any more, and the cure; empty: there are none."""
+    lost = {(name, rank) for incident in incidents for name, which in incident.not_kept.items() for rank in which}
+    names = [f"`{name}`" for name in sorted({name for name, _ in lost})]
+    shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
+    if not lost:
+        return ""
+    return (
+        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, which differ "
+        "between ranks; where they count for the result, all_reduce them in each step, or protect an object that has "
+        'them with part=f"rank{session.rank}", and start with --buddy-every 1'
+    )
 
 
 def _causes(incident: IncidentClosed) -> str:

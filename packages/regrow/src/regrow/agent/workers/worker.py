@@ -17,6 +17,7 @@ from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts, orders
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.unions import WorkerFact, WorkerOrder
 from regrow.core.messages.vocabulary import Role
 from regrow.core.process.ends import ChildEnd
@@ -63,6 +64,8 @@ class Worker:
         one before."""
         self.shown_batch: BatchShown | None = None
         """Read for its last step; known when it has ended."""
+        self.left: list[OwnValues] = []
+        """What the rank had of its own; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
         """The newest generation of which the coordinator was told a commit of this worker."""
@@ -224,6 +227,7 @@ class Worker:
             return None
         signal_group(self.pid, signal.SIGKILL)
         self._channel.drain()
+        self.left = self.board.read_own()
         return code, seen
 
     def reap(self) -> tuple[int, Instant]:
@@ -234,7 +238,7 @@ class Worker:
         signal_group(self.pid, signal.SIGKILL)  # before its number is given back: the group's name is that number
         self._channel.drain()
         _, status = os.waitpid(self.pid, 0)
-        self.shown_batch = self.board.read_batch()
+        self.shown_batch, self.left = self.board.read_batch(), self.board.read_own()
         self.close()
         return os.waitstatus_to_exitcode(status), seen
 

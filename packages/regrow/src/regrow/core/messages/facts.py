@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core.ids import NO_STATE, Generation, Instant, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.data import BatchRecord
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.state_ways import StateWay
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
@@ -194,6 +195,8 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     """The worker's groups stand in the new generation and its state is that generation's.
 
     `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not told.
+    `unlike`: plain variables that those do not have alike who have given the state; None: it is the rank's own.
+    `kept`: those that it has as the rank had them before.
     """
 
     worker: WorkerId
@@ -203,6 +206,8 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
     hydrated_bytes: int = 0
     ways: list[StateWay] = []
     at: Instant = 0.0
+    unlike: list[str] | None = None
+    kept: list[str] = []
 
 
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
@@ -289,12 +294,14 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
     """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it.
 
     `memory`: the kernel ended it, or another process here at that time, because memory had run out.
+    `left`: what it had of its own in its last steps, where ranks have different values.
     """
 
     worker: WorkerId
     code: int
     at: Instant
     memory: bool = False
+    left: list[OwnValues] = []
 
 
 class FaultFired(msgspec.Struct, frozen=True, tag=True):

@@ -4,6 +4,7 @@ import msgspec
 
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import CopySource
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth, WorldChange
 
@@ -112,6 +113,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     `change`: how this world differs in size from the one before, if it does.
     `whole_body`: bodies are given up with their updates, since some rank has seen that they cannot be parted from them.
     `over`: every rank has run the last step; `restart_index` counts what stands behind the loop.
+    `own`: what the worker had of its own that had this rank before, and that has ended.
     """
 
     worker: WorkerId
@@ -129,6 +131,7 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
     change: WorldChange | None = None
     whole_body: bool = False
     over: bool = False
+    own: OwnValues | None = None
 
 
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
@@ -141,6 +144,13 @@ class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
     worker: WorkerId
     change: WorldChange | None = None
     goes_on: bool = False
+
+
+class KeepOwn(msgspec.Struct, frozen=True, tag=True):
+    """Ranks have different values in these variables: leave yours, in each step, where your agent finds them."""
+
+    worker: WorkerId
+    places: list[str]
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):

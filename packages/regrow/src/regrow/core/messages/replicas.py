@@ -29,6 +29,17 @@ class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
     ranks: list[Rank]
 
 
+class OwnValues(msgspec.Struct, frozen=True, array_like=True):
+    """Plain variables of which ranks have different values, as one rank began `step`. `values`: by place, encoded.
+
+    `sure`: False: as it came to the update of the step before, behind which its script may have changed them.
+    """
+
+    step: StepNo
+    values: bytes
+    sure: bool = True
+
+
 class StateSampled(msgspec.Struct, frozen=True, tag=True):
     """Digests of parts of a worker's state before `step`, by name; the same on all that hold the same.
 

@@ -13,6 +13,7 @@ from regrow.core.errors import ProtocolError
 from regrow.core.ids import Generation, NodeId, Rank, Seconds, StepNo, WorkerId
 from regrow.core.messages.copies import CopySource
 from regrow.core.messages.orders import FormGeneration
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.vocabulary import FaultSpec, Member, WorldChange
 
 Line = TypeVar("Line")
@@ -97,6 +98,7 @@ class JoinGeneration(msgspec.Struct, frozen=True, tag=True):
     table: int
     faults: list[FaultSpec] = []
     restore: CopySource | None = None
+    own: OwnValues | None = None
 
 
 class KeepTable(msgspec.Struct, frozen=True, tag=True):
@@ -161,6 +163,7 @@ def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank])
         change=head.change,
         whole_body=head.whole_body,
         over=head.over,
+        own=join.own,
     )
 
 

@@ -77,6 +77,7 @@ WorkerOrder = (
     | orders.FormGeneration
     | orders.ReleaseWorker
     | orders.ArmFault
+    | orders.KeepOwn
     | SnapshotStored
     | TakeSnapshot
     | KeepState
@@ -157,6 +158,7 @@ AgentOrder = (
     | JoinGeneration
     | orders.ReleaseWorker
     | orders.ArmFault
+    | orders.KeepOwn
     | TakeSnapshot
     | KeepState
     | ProveReplacement

@@ -8,6 +8,8 @@ from collections import defaultdict
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR
 from regrow.core.ids import Instant, Rank
+from regrow.core.messages.facts import WorkerResumed
+from regrow.core.messages.orders import KeepOwn
 from regrow.core.messages.replicas import StateSampled
 from regrow.core.messages.vocabulary import Role
 from regrow.membership import diagnosis as say
@@ -17,6 +19,9 @@ from regrow.membership.recovery.ladder import Ladder
 from regrow.membership.replica_digests import Divergence, Samples, compare
 from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import RUNNING
+
+_MOST_OWN = 64
+"""Variables that ranks leave in each step: some 10 µs each."""
 
 
 class Auditor:
@@ -58,7 +63,11 @@ class Auditor:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
         found = self._samples.apply(fact, worker.rank, worker.holding, replicas=replicas)
-        self._job.replacements.own = self._samples.own
+        if len(self._samples.own[worker.holding]) > len(self._job.replacements.own.get(worker.holding, ())):
+            self._job.replacements.own = {key: frozenset(own) for key, own in self._samples.own.items()}
+            for each in self._job.roster.workers.values():
+                if each.living and each.holding == worker.holding:
+                    self.keep_own(each)
         if found is None:
             return
         if found.own:
@@ -78,6 +87,17 @@ class Auditor:
             self._job.orders.fence(each, "its state is not that of its replicas", now)
         if again and isinstance(self._job.state, RUNNING):
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
+
+    def keep_own(self, worker: WorkerRecord) -> None:
+        """Have it leave, in each step, the values of which each rank has its own: who replaces it gets these."""
+        if own := self._job.replacements.own.get(worker.holding):
+            self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
+
+    def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
+        """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
+        if fact.unlike is not None and worker.rank is not None:
+            own = {*fact.unlike, *self._samples.own[worker.holding]} - {*fact.kept}
+            self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
         """Those who came into this generation, and have not what all others have; each rank's once."""
@@ -105,6 +125,14 @@ class Auditor:
     def _say(self, found: Divergence, text: str, now: Instant) -> None:
         alike, parts = [list(ranks) for ranks in found.alike], list(found.parts)
         self._job.orders.write(record.ReplicasDiverged(at=now, step=found.step, alike=alike, parts=parts, text=text))
+
+
+def _variable(place: str) -> str:
+    """Name for people of a plain variable, from the place by which workers tell it."""
+    space, _, key = place.partition("\n")
+    if space.startswith(("object ", "module ")):
+        return f"{space[7:].partition(':')[0]}.{key}".removeprefix("__main__.")
+    return f"{key} in {space.split()[0]}()"
 
 
 def _each_has_a_part(found: Divergence) -> str:

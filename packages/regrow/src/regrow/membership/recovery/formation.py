@@ -52,6 +52,7 @@ class Generations:
         self._job.goto(Building())
         self._job.generation, self.doubts.open = generation, None
         self._job.past_last_step = False
+        self._orders.left.clear()
         self._job.replacements.restarted()
         if self._job.kept is not None:
             self.copies.ask(generation, self._orders.ask_copies(generation))

@@ -1,8 +1,10 @@
 """The variables of functions and modules under way, read and written from outside."""
 
 import inspect
+import signal
 import sys
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType
 
 from regrow.core.process.rewriting import WRITES_THROUGH, bind, is_fast
@@ -90,3 +92,11 @@ def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, objec
         used |= names
         near += [function.__globals__[name] for name in names if name in function.__globals__]
     return used
+
+
+def functions_elsewhere() -> Iterator[object]:
+    """The script's functions that may run at any time: signal handlers and threads. They keep their own variables."""
+    for number in signal.valid_signals():
+        yield signal.getsignal(number)
+    for thread in threading.enumerate():
+        yield getattr(thread, "_target", None)

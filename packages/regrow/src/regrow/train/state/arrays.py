@@ -61,11 +61,11 @@ class ArrayCopy:
         On a device only the copy tells: `x.data.add_(1)` and captured graphs write without a new version.
         """
         same = isinstance(thing, np.ndarray | torch.Tensor) and self._of() is thing and thing.nbytes > _SMALL
-        return same and not _is_elsewhere(cast(Array, thing)) and self.written == _written(cast(Array, thing))
+        return same and not is_elsewhere(cast(Array, thing)) and self.written == _written(cast(Array, thing))
 
     def equals(self, other: "ArrayCopy") -> bool:
         """True if the same was in both. Of those on a device it is not waited for, but their versions are compared."""
-        if _is_elsewhere(self.content):
+        if is_elsewhere(self.content):
             return self.thing is other.thing and self.written == other.written
         return equal(self.content, other.content)
 
@@ -87,7 +87,7 @@ def fill(copies: Iterable[tuple[ArrayCopy, Array]]) -> None:
     for copy, thing in copies:
         if isinstance(thing, np.ndarray):
             copy.content = thing.copy()
-        elif _is_elsewhere(thing) and thing.nbytes <= _SMALL and thing.is_contiguous():
+        elif is_elsewhere(thing) and thing.nbytes <= _SMALL and thing.is_contiguous():
             together[thing.device, thing.dtype].append((copy, thing.detach()))
         else:
             copy.content = thing.detach().clone()
@@ -120,7 +120,7 @@ def check_sendable(arrays: Iterable[Array]) -> None:
 
 def _written(thing: Array) -> int:
     """Another number once somebody has written this array."""
-    if isinstance(thing, torch.Tensor) and _is_elsewhere(thing):
+    if isinstance(thing, torch.Tensor) and is_elsewhere(thing):
         return -1 if thing.is_inference() else thing._version
     if thing.nbytes <= _SMALL:
         return 0
@@ -128,7 +128,9 @@ def _written(thing: Array) -> int:
     return xxhash.xxh3_64_intdigest(plain.reshape(-1).view(np.uint8).data)
 
 
-def _is_elsewhere(thing: Array) -> bool:
+def is_elsewhere(thing: object) -> bool:
+    """True for a tensor on a device, or a copy of one."""
+    thing = thing.content if isinstance(thing, ArrayCopy) else thing
     return isinstance(thing, torch.Tensor) and thing.device.type != "cpu"
 
 

@@ -60,9 +60,10 @@ class GrownCopy:
     thing: list[object]
     size: int
 
-    def values(self) -> object:
-        """Copy of what was in it. Raises `NotPlain` or `TooLarge`."""
-        return _Looker(Keep.ITSELF, _MOST_GROWN).keep(self.thing[: self.size], 0)
+    def values(self, tail: int | None = None) -> object:
+        """Copy of what was in it, or of its last values. Raises `NotPlain` or `TooLarge`."""
+        begin = 0 if tail is None else max(0, self.size - tail)
+        return _Looker(Keep.ITSELF, _MOST_GROWN).keep(self.thing[begin : self.size], 0)
 
 
 def keep(value: object, arrays: Keep = Keep.NOT) -> object:

@@ -8,11 +8,10 @@ count as plain in variables that the loop's body may read before it writes them:
 
 import contextlib
 import functools
-import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
@@ -22,10 +21,10 @@ import torch
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.kept_values import Attributes
-from regrow.train.script.namespaces import Namespace, names_used, namespaces
+from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
 from regrow.train.script.read_first import BodyReads, reads_of_loop
 from regrow.train.script.source import modules_of_script
-from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, packed, unpacked
+from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, is_elsewhere, packed, unpacked
 from regrow.train.state.glances import Glance
 from regrow.train.state.plain import (
     ATOMS,
@@ -111,6 +110,9 @@ class Variables:
         self.answers: Callable[[], bytes] = bytes
         """Answers of collectives since the last step, if newcomers may come to them."""
         self.receive_answers: Callable[[bytes], object] = len
+        self.mine: Mapping[str, bytes] = {}
+        """Told to this rank before it was replaced, with what others tell; and of it what was taken over."""
+        self.kept: list[str] = []
         self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
@@ -144,7 +146,7 @@ class Variables:
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
             self._threads, self._glances = threading.active_count(), {}
-            self._elsewhere = names_used(_functions_elsewhere(), map(vars, modules_of_script()))
+            self._elsewhere = names_used(functions_elsewhere(), map(vars, modules_of_script()))
 
     @_leaves_training_alone
     def enters(self) -> None:
@@ -155,7 +157,8 @@ class Variables:
     def _namespaces(self) -> list[Namespace]:
         return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
 
-    def _spaces(self) -> dict[str, Namespace | Attributes]:
+    def spaces(self) -> dict[str, Namespace | Attributes]:
+        """All that has variables which are followed, by name."""
         found = self._namespaces() if self._known else []
         spaces: dict[str, Namespace | Attributes] = {
             space.name: space for space in found if self._known.get(space.name) == id(space.owner)
@@ -171,7 +174,7 @@ class Variables:
     @_leaves_training_alone
     def _look(self) -> None:
         before, self._now = self._now, {}
-        for name, space in self._spaces().items():
+        for name, space in self.spaces().items():
             there = space.read()
             glance = self._glances.get(name)
             if glance is not None and name in before and glance.holds(there):
@@ -225,8 +228,9 @@ class Variables:
         return found
 
     def _arrays(self, space: Namespace | Attributes, key: str) -> Keep:
-        if isinstance(space, Attributes):
-            return Keep.NOT
+        return Keep.NOT if isinstance(space, Attributes) else self._arrays_named(key)
+
+    def _arrays_named(self, key: str) -> Keep:
         reads = self._reads
         if reads is None or (key in reads.first and key not in reads.harmless):
             return Keep.CONTENT
@@ -253,7 +257,7 @@ class Variables:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
-        spaces = self._spaces() if then else {}
+        spaces = self.spaces() if then else {}
         self._again = True
         if not self.rehearsed:
             self._learnt = self._now
@@ -300,21 +304,40 @@ class Variables:
     def _mark(self) -> dict[str, bytes]:
         return {_OVER: b""} if self.over else {}
 
-    def _encoded(self, values: Mapping[str, Values]) -> dict[str, bytes]:
+    def own(self, which: set[tuple[str, str]], values: Mapping[str, Values] | None) -> dict[str, bytes]:
+        """Some of these, or of those of the last look, of which nothing is learnt; without what is long or elsewhere."""
+        there = self._now if values is None else values
+        near = {(name, key) for name, key in which if not any(map(is_elsewhere, atoms(there.get(name, {}).get(key))))}
+        return self._encoded(there, near, tail=0)
+
+    def sampled(self) -> dict[str, bytes]:
+        """Those that ranks compare: of long lists their last values alone."""
+        found = self.encoded_values() if self._left is not None else self._encoded(self.take(), tail=16)
+        return {place: found[place] for place in self.carried(found)}
+
+    def _encoded(
+        self, values: Mapping[str, Values], which: set[tuple[str, str]] | None = None, tail: int | None = None
+    ) -> dict[str, bytes]:
         reported: dict[str, bytes] = {}
-        self._encode(values, reported)
+        self._encode(values, reported, self._living if which is None else which, tail)
         return reported
 
     @_leaves_training_alone
-    def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
-        for name, key in sorted(self._living):
-            kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
-            if kept is _MISSING:
+    def _encode(
+        self,
+        values: Mapping[str, Values],
+        reported: dict[str, bytes],
+        which: set[tuple[str, str]],
+        tail: int | None,
+    ) -> None:
+        for name, key in sorted(which):
+            kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
+            if kept is _MISSING or (tail == 0 and isinstance(kept, GrownCopy)):
                 continue
             thing = getattr(kept, "thing", None)
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
-                kept = kept.values() if isinstance(kept, GrownCopy) else kept
+                kept = kept.values(tail) if isinstance(kept, GrownCopy) else kept
                 if any(map(self._is_clock, atoms(kept))):
                     continue
                 check_sendable(each for each in atoms(kept) if isinstance(each, Array))
@@ -323,12 +346,25 @@ class Variables:
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
                 reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
 
+    def carried(self, places: Iterable[str]) -> list[str]:
+        """Those that a body may read before it writes them, and attributes that no rank finds out for itself."""
+        found = []
+        for place in places:
+            name, _, key = place.partition("\n")
+            if name.startswith("object "):
+                mine = self._learnt.get(name, {}).get(key)
+                itself = self._first.get(name, {}).get(key) is None and type(mine) in _OWN
+                found += [] if itself and self._now.get(name, {}).get(key, mine) == mine else [place]
+            elif name and self._arrays_named(key) is not Keep.NOT:
+                found.append(place)
+        return found
+
     def _is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
         In seconds or nanoseconds.
         """
-        if type(value) is not float and type(value) is not int:
+        if (type(value) is not float and type(value) is not int) or value < min(self._since):
             return False
         number = float(value) if abs(value) < 1e300 else 0.0
         until = time.time(), time.monotonic()
@@ -337,7 +373,7 @@ class Variables:
     @_leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
-        reported = dict(reported)
+        reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
         self._unheard = self.take()
         if self._left is None:
@@ -345,7 +381,7 @@ class Variables:
         else:
             self._left = reported | self._mark
         changed: dict[str, Values] = defaultdict(dict)
-        spaces = self._spaces() if reported else {}
+        spaces = self.spaces() if reported else {}
         now = {name: space.read() for name, space in spaces.items()}
         for place, data in reported.items():
             name, _, key = place.partition("\n")
@@ -364,6 +400,8 @@ class Variables:
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
             spaces[name].write(values)
+        taken = {f"{name}\n{key}" for name, values in changed.items() for key in values}
+        self.kept = sorted(taken & self.mine.keys())
 
     # --- the end -----------------------------------------------------------------------------------------------
 
@@ -387,11 +425,3 @@ def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
         case [bool(in_place), bytes(value), list(made), bool(by_all)]:
             return in_place, unpacked(value), made, by_all
     raise StateError("what was told of a variable is not a value")
-
-
-def _functions_elsewhere() -> Iterator[object]:
-    """The script's functions that may run at any time: signal handlers and threads. They keep their own variables."""
-    for number in signal.valid_signals():
-        yield signal.getsignal(number)
-    for thread in threading.enumerate():
-        yield getattr(thread, "_target", None)

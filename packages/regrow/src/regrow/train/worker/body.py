@@ -11,10 +11,12 @@ from regrow.comm.observers import CallObserver
 from regrow.core.errors import CollectiveMisuse, GenerationHalted, NotFinite, StepGivenUp, UsageError
 from regrow.core.ids import Seconds, StepNo
 from regrow.core.messages import facts
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.step.call_counts import CallCounts
 from regrow.step.machine import Committed
+from regrow.train.state import own_values
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
 from regrow.train.worker.failed_device import leave_if_device_failed
@@ -68,11 +70,21 @@ class Body(CallObserver):
         self.ready: Callable[[], None] = lambda: None
         self.awaits_causes = False
         """True if the script uses connections of its own: an error may come of a death that nobody has told yet."""
-        gate.waits, gate.ready = lambda: self.waits(), lambda: self.ready()
+        gate.waits, gate.ready = lambda: self.waits(), self._gets_ready
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
             gate.check = self._finite
         self.checks: tuple[CallObserver, ...] = () if self._finite is None else (self._finite,)
+
+    def _gets_ready(self) -> None:
+        self._leave_own(StepNo(self._control.step + 1), sure=False)
+        self.ready()
+
+    def _leave_own(self, step: StepNo, *, sure: bool) -> None:
+        """Values that only this rank has, where they outlive this process: who takes its place goes on with them."""
+        if self._control.own and self.recovery is not None:
+            values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=sure)
+            self._link.board.show_own(OwnValues(step, values, sure))
 
     def begin(self, state: ProtectedState | None) -> bool:
         """An attempt starts; False when the generation is over. `state`: what it may change."""
@@ -284,6 +296,7 @@ class Body(CallObserver):
         """The body of a step starts; False when the generation is over."""
         if not self.begin(state):
             return False
+        self._leave_own(number, sure=True)
         self._counted = True
         self._counts.begin(self._control.generation, self._link.env.world)
         self._faults.inject(FaultStage.BEGIN, number)

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import msgspec
@@ -26,6 +26,7 @@ class WorkerPlace:
     _transaction: Transaction
     _form: orders.FormGeneration | None
     released: orders.ReleaseWorker | None
+    own: Sequence[str] = ()  # places of variables of which each rank has its own value
     proving = False  # whether the script runs a step in the shadow of a rank, which ends where this worker is needed
 
     @property
@@ -140,18 +141,17 @@ class Control(WorkerPlace):
                                 self.released = order
                             self._changed.notify_all()
                         self.on_wanted()
-                    case TakeSnapshot():
+                    case TakeSnapshot() | KeepState() | ProveReplacement():
                         with self._changed:
-                            self._snapshot_at = order.step
+                            if isinstance(order, TakeSnapshot):
+                                self._snapshot_at = order.step
+                            elif isinstance(order, KeepState):
+                                self.keep = order
+                            else:
+                                self._proof = order
                             self._changed.notify_all()
-                    case KeepState():
-                        with self._changed:
-                            self.keep = order
-                            self._changed.notify_all()
-                    case ProveReplacement():
-                        with self._changed:
-                            self._proof = order
-                            self._changed.notify_all()
+                    case orders.KeepOwn():
+                        self.own = order.places
                     case orders.ArmFault():
                         self._arm(order.fault)
                     case SnapshotStored():

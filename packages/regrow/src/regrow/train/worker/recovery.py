@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from regrow.agent.workers.link import WorkerLink, placed
 from regrow.comm.groups import Formation, Groups
 from regrow.comm.links import Site
@@ -21,6 +23,7 @@ from regrow.hydration.copies.restore import Restoration
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Resumed
+from regrow.train.state import own_values
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
@@ -111,6 +114,8 @@ class Recovery:
         if holder:
             self._offer(form)
         self.faults.inject(FaultStage.FORM, form.step)
+        variables = self.state.variables
+        variables.mine = own_values.read(form.own)
         form_s, report = self._enter_groups(form) if holder else self._receive(form)
         if self.comparison is not None and not holder:
             self.comparison.received()
@@ -127,6 +132,8 @@ class Recovery:
                 hydrated_bytes=report.bytes,
                 ways=report.ways,
                 at=time.monotonic(),
+                unlike=None if report.unlike is None else variables.carried(report.unlike),
+                kept=variables.kept if form.own is not None and form.own.sure else [],
             )
         )
         return outcome
@@ -195,7 +202,7 @@ class Recovery:
             raise
         if has_state:
             self.control.replaced(form.step)
-        return report
+        return report if source.rank == form.rank else msgspec.structs.replace(report, unlike=[])
 
     def _hydrate(self, form: orders.FormGeneration, beside: Callable[[], None] | None = None) -> HydrationReport:
         holders = {Rank(rank) for rank in form.holders}

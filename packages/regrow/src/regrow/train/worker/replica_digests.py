@@ -176,8 +176,8 @@ class Sampler:
             self._link.send(msgspec.structs.replace(self._fact(step), tensors=tensors, made=made))
 
     def _variables(self) -> dict[str, int]:
-        reported = self._state.variables.encoded_values()
-        return {place: xxhash.xxh3_64_intdigest(value) for place, value in reported.items() if "\n" in place}
+        found = self._state.variables.sampled()
+        return {place: xxhash.xxh3_64_intdigest(value) for place, value in found.items()}
 
     def _part_at(self, step: StepNo) -> int | None:
         """Part to look at before `step`, after a recovery; None: no part."""
