@@ -305,7 +305,7 @@ class Variables:
         return {_OVER: b""} if self.over else {}
 
     def own(self, which: set[tuple[str, str]], values: Mapping[str, Values] | None) -> dict[str, bytes]:
-        """Some of these, or of those of the last look, of which nothing is learnt; without what is long or elsewhere."""
+        """Some of these, or of those of the last look, of which nothing is learnt. None that is long or on a device."""
         there = self._now if values is None else values
         near = {(name, key) for name, key in which if not any(map(is_elsewhere, atoms(there.get(name, {}).get(key))))}
         return self._encoded(there, near, tail=0)
