@@ -85,6 +85,8 @@ class SaidToRun:
         """Images of which no container comes to start; somebody else says why."""
         self.ends: dict[str, int] = {}
         """Scripts that end by themselves, and with which code; all others go on."""
+        self.inits: dict[str, int | str] = {}
+        """Init containers that do not end with 0: the code with which one does, the reason why it waits, or 'runs'."""
 
     def turn(self) -> None:
         """Start what was bound, end what was deleted, evict from nodes that nobody reaches."""
@@ -108,6 +110,8 @@ class SaidToRun:
                 self._store.delete("pods", *name, grace=0)
             elif pod["status"]["phase"] == "Running" and _script(pod) in self.ends:
                 self.end(pod, self.ends[_script(pod)])
+            elif node and pod["status"]["phase"] == "Pending" and self._initializes(pod):
+                continue
             elif node and pod["status"]["phase"] == "Pending" and _trains(pod)["image"] in self.without_regrow:
                 self._end(pod, 128, "StartError")
             elif node and pod["status"]["phase"] == "Pending" and _trains(pod)["image"] not in self.not_pulled:
@@ -123,6 +127,41 @@ class SaidToRun:
         """One container ends; the pod is over when all have."""
         states = {each["name"]: each["state"] for each in pod["status"]["containerStatuses"]}
         self._say(pod, {**states, container: self._terminated(code, "Error" if code else "Completed")})
+
+    def _initializes(self, pod: Manifest) -> bool:
+        """Init containers, one after another (Kubernetes: Init Containers, Sidecar Containers). True: the pod waits.
+
+        One that fails ends the pod for good, as the pod never restarts; a policy of its own has it restarted. A sidecar
+        (policy `Always`) is restarted whatever it did; the next one waits until it has started, by its startup probe.
+        """
+        said: list[Manifest] = []
+        held = failed = False
+        for each in pod["spec"].get("initContainers") or []:
+            how, again = self.inits.get(each["name"], 0), each.get("restartPolicy", "")
+            state: Manifest = {"terminated": {"exitCode": how, "reason": "Error" if how else "Completed"}}
+            found = {"name": each["name"], "state": state}
+            if held or isinstance(how, str):
+                reason = "PodInitializing" if held else how
+                found["state"] = {"running": {}} if reason == "runs" else {"waiting": {"reason": reason}}
+                held = True
+            elif how and again:
+                found |= {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": state}
+                held = again != "Always" or "startupProbe" in each
+            elif again == "Always":
+                found |= {"state": {"running": {}}, "started": True}
+            elif how:
+                held = failed = True
+            said.append(found)
+        status: Manifest = {"initContainerStatuses": said}
+        if held:
+            waiting = {"waiting": {"reason": "PodInitializing"}}
+            status["containerStatuses"] = [{"name": name, "state": waiting} for name in sorted(containers_of(pod))]
+            status["phase"] = "Failed" if failed else "Pending"
+        if said and any(pod["status"].get(key) != value for key, value in status.items()):
+            self._store.patch(
+                "pods", pod["metadata"]["namespace"], pod["metadata"]["name"], {"status": status}, part="status"
+            )
+        return held
 
     def _end(self, pod: Manifest, code: int, reason: str) -> None:
         states = {each: self._terminated(0, "Completed") for each in containers_of(pod)}

@@ -56,6 +56,9 @@ class Change:
         self.new = new
 
 
+_FOREGROUND = "foregroundDeletion"
+
+
 class FakeStore:
     """All objects of a cluster. `wall`: seconds since the epoch."""
 
@@ -237,7 +240,26 @@ class FakeStore:
             if gone and "deletionTimestamp" not in each["metadata"]:
                 self.delete(*key)
                 count += 1
+            if "deletionTimestamp" in each["metadata"] and _FOREGROUND in (each["metadata"].get("finalizers") or []):
+                count += self._collect_first(each)
         return count
+
+    def _collect_first(self, owner: Manifest) -> int:
+        """Delete what an object owns; it goes itself when nothing of that is left (foreground cascading deletion)."""
+        uid = owner["metadata"]["uid"]
+        own = [
+            (key, each)
+            for key, each in list(self.objects.items())
+            if any(one["uid"] == uid for one in each["metadata"].get("ownerReferences") or [])
+        ]
+        left = [key for key, each in own if "deletionTimestamp" not in each["metadata"]]
+        for key in left:
+            self.delete(*key)
+        if not own:
+            where = next(key for key, each in self.objects.items() if each["metadata"]["uid"] == uid)
+            kept = [each for each in owner["metadata"]["finalizers"] if each != _FOREGROUND]
+            self.patch(*where, {"metadata": {"finalizers": kept}})
+        return len(left)
 
     def stamp(self, at: float | None = None) -> str:
         """A time, in whole seconds as the API has it."""

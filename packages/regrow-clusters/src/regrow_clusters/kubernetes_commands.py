@@ -36,13 +36,8 @@ def run_operator(key_file: str, namespace: str, no_election: bool, health_table:
     _needs_lightkube()
     from regrow_clusters.operator.service import run_operator as run
 
-    return run(
-        key_file=key_file,
-        namespace=namespace,
-        elect=not no_election,
-        health_table=health_table,
-        mark_nodes=mark_nodes,
-    )
+    where = {"key_file": key_file, "namespace": namespace, "health_table": health_table}
+    return run(**where, elect=not no_election, mark_nodes=mark_nodes)
 
 
 @operator.command("manifests")

@@ -52,7 +52,7 @@ def decide(job: TrainingJob, facts: JobFacts, now: Instant) -> JobDecision:
     pods, reading = facts.pods, facts.reading
     planned = job_plan(job, reading, now)
     bad, trouble = found_nodes(job, pods, facts.figures, now), start_trouble(pods)
-    said = [*findings(job, reading), *_pod_findings(job, facts, planned.actions, trouble), *facts.said]
+    said = [*findings(job, reading), *_pod_findings(job, facts, planned.actions, trouble, now), *facts.said]
     if facts.verdicts is not None or bad:
         said.append(nodes_finding(against(pods, facts.verdicts or {}, bad)))
     status = next_status(job, reading, planned.actions, now, facts.figures, bad, facts.node_ranks)
@@ -71,11 +71,16 @@ def decide(job: TrainingJob, facts: JobFacts, now: Instant) -> JobDecision:
 
 
 def _pod_findings(
-    job: TrainingJob, facts: JobFacts, actions: list[PlannedAction], trouble: tuple[str, str] | None
+    job: TrainingJob, facts: JobFacts, actions: list[PlannedAction], trouble: tuple[str, str] | None, now: Instant
 ) -> list[JobFinding]:
-    """Findings on whether pods are made, start and join. A refusal stays until nothing is left to be made."""
+    """Findings on whether pods are made, start and join. A refusal stays until nothing is left to be made.
+
+    So does the reason why pods do not start, until the next ones are made.
+    """
     reading = facts.reading
-    found = [JobFinding("PodsStart", True, "Starting") if trouble is None else JobFinding("PodsStart", False, *trouble)]
+    found = [] if trouble is None else [JobFinding("PodsStart", False, *trouble)]
+    if trouble is None and reading.seen.retry_at <= now:
+        found.append(JobFinding("PodsStart", True, "Starting"))
     if facts.pods and not any(isinstance(each, StartGang | StartReplica) for each in actions):
         found.append(JobFinding("PodsCreated", True, "Created"))
     if reading.started and (text := join_trouble(job, facts.pods)):

@@ -212,16 +212,9 @@ class _Conversion:
                 "scalingTimeoutInSeconds is their pause before growth: scaleUpSnoozeTimeInSeconds here, where "
                 "scalingTimeoutInSeconds bounds how long a scheduled replica may take to run"
             )
-        known = {
-            "minReplicas",
-            "maxReplicas",
-            "replicaIncrementStep",
-            "replicaDiscreteValues",
-            "gracefulShutdownTimeoutInSeconds",
-            "scalingTimeoutInSeconds",
-            "scaleUpSnoozeTimeInSeconds",
-        }
-        self._sort("elasticPolicy", policy, known)
+        sizes = ("minReplicas", "maxReplicas", "replicaIncrementStep", "replicaDiscreteValues")
+        times = ("gracefulShutdownTimeoutInSeconds", "scalingTimeoutInSeconds", "scaleUpSnoozeTimeInSeconds")
+        self._sort("elasticPolicy", policy, {*sizes, *times})
 
     def _policy(self) -> None:
         policy = _mapping(self._spec.get("runPolicy") or {}, "spec.runPolicy")

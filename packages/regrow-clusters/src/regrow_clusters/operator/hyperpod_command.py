@@ -12,34 +12,16 @@ _KEPT: Final = frozenset(
 )
 _OURS: Final = frozenset(
     {
-        "--nnodes",
-        "--node-rank",
-        "--rdzv-backend",
-        "--rdzv-endpoint",
-        "--rdzv-id",
-        "--rdzv-conf",
-        "--master-addr",
-        "--master-port",
-        "--local-addr",
-        "--standalone",
-        "--server-host",
+        *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+        *("--master-addr", "--master-port", "--local-addr", "--standalone", "--server-host"),
         "--server-port",
     }
 )
 _MEANINGLESS: Final = frozenset(
     {
-        "--monitor-interval",
-        "--start-method",
-        "--role",
-        "--local-ranks-filter",
-        "--event-log-handler",
-        "--logs-specs",
-        "--signals-to-handle",
-        "--run-path",
-        "--virtual-local-rank",
-        "--inprocess-restart",
-        "--inprocess-timeout",
-        "--shutdown-signal",
+        *("--monitor-interval", "--start-method", "--role", "--local-ranks-filter", "--event-log-handler"),
+        *("--logs-specs", "--signals-to-handle", "--run-path", "--virtual-local-rank"),
+        *("--inprocess-restart", "--inprocess-timeout", "--shutdown-signal"),
     }
 )
 _SCRIPTS: Final = frozenset({"--pre-train-script", "--pre-train-args", "--post-train-script", "--post-train-args"})

@@ -11,17 +11,7 @@ from regrow.core.ids import Instant
 QUEUE_FORMAT: Final = "%i|%j|%T|%r|%B|%N|%x|%k"
 NODES_FORMAT: Final = "%N|%T|%E"
 _DONE: Final = frozenset(
-    {
-        "COMPLETED",
-        "CANCELLED",
-        "FAILED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "PREEMPTED",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "OUT_OF_MEMORY",
-    }
+    {"COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 )
 _RUNS: Final = frozenset({"SIGNALING", "RESIZING"})
 """Slurm's states, for a moment, of a job that runs and was sent a signal, or has lost a node."""

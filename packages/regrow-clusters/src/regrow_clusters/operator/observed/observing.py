@@ -11,7 +11,7 @@ from regrow.core.ids import Instant
 from regrow.core.verdicts import HealthVerdict
 from regrow.observe.watch.present import JobFigures
 from regrow_clusters.cluster.observed import AvoidedNode, JobSeen, JobStage, ReplicaStage
-from regrow_clusters.operator.observed.pod_seen import PodSeen, cannot_start, has_ended, index_of
+from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
 from regrow_clusters.operator.observed.replicas import PodGroups
 from regrow_clusters.operator.resource import AvoidedNodeStatus, TrainingJob
 
@@ -152,8 +152,9 @@ def _retry_at(job: TrainingJob, now: Instant) -> Instant:
 def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
     """Why a pod does not come to run though it has a node: its reason, and a sentence with the cure."""
     for pod in pods:
-        if text := cannot_start(pod):
-            return pod.waiting, f"pod {pod.name}: {text}; see kubectl describe pod {pod.name}"
+        if (held := pod.held_up).reason:
+            see = f"kubectl logs {pod.name} -c {held.logs}" if held.logs else f"kubectl describe pod {pod.name}"
+            return held.reason, f"pod {pod.name}: {held.text}; see {see}"
     return None
 
 

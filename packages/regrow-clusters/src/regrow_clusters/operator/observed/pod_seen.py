@@ -26,10 +26,18 @@ ENDED: Final = ("Succeeded", "Failed")
 _ENDED_BY_NODE: Final = ("Evicted", "NodeShutdown", "Terminated", "Preempting")
 """Reasons that a kubelet gives; older ones give no condition `DisruptionTarget`."""
 _CANNOT_START: Final = (
-    *("ImagePullBackOff", "ErrImagePull", "InvalidImageName"),
+    *("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
 )
-_USUAL: Final = ("PodInitializing", "ContainerCreating")
+_USUAL: Final = ("", "waiting", "PodInitializing", "ContainerCreating")
+
+
+class HeldUp(msgspec.Struct, frozen=True):
+    """Why a pod does not come to run, by its kubelet; empty: nothing is known. `logs`: the init container."""
+
+    reason: str = ""
+    text: str = ""
+    logs: str = ""
 
 
 class PodSeen(msgspec.Struct, frozen=True):
@@ -69,8 +77,7 @@ class PodSeen(msgspec.Struct, frozen=True):
     reason: str = ""
     disrupted: bool = False
     """Its node or the cluster has ended it, with whatever code its script has left."""
-    waiting: str = ""
-    """Why a container of it does not start; init containers come first."""
+    held_up: HeldUp = HeldUp()
     others_run: tuple[str, ...] = ()
     """Containers that go on although the one that trains has ended."""
     avoids: tuple[str, ...] = ()
@@ -99,6 +106,8 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
     state = states.get(trains.get("name", ""), {})
     ended, running = state.get("terminated") or {}, state.get("running") or {}
     kept = KUEUE_FINALIZER in (meta.get("finalizers") or [])
+    disrupted = (conditions.get("DisruptionTarget") or {}).get("status") == "True"
+    taken = ended or running or disrupted or status.get("reason") or meta.get("deletionTimestamp")
     gates = [each.get("name") for each in spec.get("schedulingGates") or []]
     return PodSeen(
         name=meta["name"],
@@ -127,9 +136,8 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
         finished=instant(ended.get("finishedAt")),
         exit_code=ended.get("exitCode"),
         reason=status.get("reason") or ended.get("reason") or "",
-        disrupted=(conditions.get("DisruptionTarget") or {}).get("status") == "True"
-        or status.get("reason") in _ENDED_BY_NODE,
-        waiting=_waiting([*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]),
+        disrupted=disrupted or status.get("reason") in _ENDED_BY_NODE,
+        held_up=HeldUp() if taken else _held_up(status),
         others_run=tuple(sorted(name for name, state in states.items() if ended and "running" in state)),
         avoids=tuple(node for node in notes.get(AVOIDS, "").split(",") if node),
         topology=notes.get(TOPOLOGY, ""),
@@ -157,13 +165,6 @@ def index_of(job: TrainingJob, pod: PodSeen) -> int:
 def has_ended(pod: PodSeen) -> bool:
     """True if the container that trains has ended for good."""
     return pod.exit_code is not None or pod.phase in ENDED
-
-
-def cannot_start(pod: PodSeen) -> str:
-    """In words why it does not come to run though it has a node; empty: nothing is known of that."""
-    if pod.waiting not in _CANNOT_START:
-        return ""
-    return f"its {'image' if 'Image' in pod.waiting else 'container'} cannot be started"
 
 
 def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
@@ -197,7 +198,33 @@ def present(job: TrainingJob, pods: Sequence[PodSeen], now: Instant) -> list[Pod
     return [pod for pod in pods if pod.owner == job.uid and not is_gone(pod, fence, now)]
 
 
-def _waiting(statuses: list[dict[str, Any]]) -> str:
-    """The first reason to wait that is more than the usual course of a start."""
-    reasons = [((each.get("state") or {}).get("waiting") or {}).get("reason", "") for each in statuses]
-    return next((reason for reason in reasons if reason not in ("", *_USUAL)), "")
+def _held_up(status: dict[str, Any]) -> HeldUp:
+    """Of a pod that waits, or has ended before its containers began.
+
+    Init containers begin one after another, so the last one that has begun counts; a sidecar that is restarted holds up
+    nobody once the next one has begun.
+    """
+    waits = status.get("phase") == "Pending"
+    reason = next((each for each in map(_word, status.get("containerStatuses") or []) if each in _CANNOT_START), "")
+    if waits and reason:
+        return HeldUp(reason, f"its {_failing(reason)} cannot be started")
+    begun = [each for each in status.get("initContainerStatuses") or [] if _word(each) not in _USUAL]
+    name, reason = (begun[-1].get("name", ""), _word(begun[-1])) if begun else ("", "")
+    if waits and reason in _CANNOT_START:
+        return HeldUp(f"Init:{reason}", f"the {_failing(reason)} of its init container {name} cannot be started")
+    ended = (begun[-1].get("lastState" if waits else "state") or {}).get("terminated") or {} if begun else {}
+    code, again = ended.get("exitCode"), ", again and again" if waits else ""
+    if reason == "CrashLoopBackOff" if waits else code:
+        reason = reason if waits else ended.get("reason") or "Error"
+        return HeldUp(f"Init:{reason}", f"its init container {name} ended with code {code}{again}", name)
+    return HeldUp()
+
+
+def _failing(reason: str) -> str:
+    return "image" if "Image" in reason else "container"
+
+
+def _word(container: dict[str, Any]) -> str:
+    """Why it waits, or its state."""
+    state = container.get("state") or {}
+    return (state.get("waiting") or {}).get("reason") or next(iter(state), "")

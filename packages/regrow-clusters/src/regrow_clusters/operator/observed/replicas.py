@@ -13,7 +13,7 @@ import msgspec
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant
 from regrow_clusters.cluster.observed import ReplicaSeen, ReplicaStage
-from regrow_clusters.operator.observed.pod_seen import PodSeen, cannot_start, has_ended, index_of
+from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index_of
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
@@ -161,5 +161,5 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
     if pod.phase == "Running":
         return seen(ReplicaStage.RUNNING, pod.started)
     if pod.node:
-        return seen(ReplicaStage.STARTING, pod.scheduled, says=cannot_start(pod))
+        return seen(ReplicaStage.STARTING, pod.scheduled, says=pod.held_up.text)
     return seen(ReplicaStage.QUEUED, pod.created, avoids=pod.avoids)
