@@ -104,9 +104,20 @@ class Schedule(ScheduledCluster):
             self.check()
             if self.store.version == before:
                 if self.settled():
+                    self.check_groups()
                     return
                 self.now += 35.0
         raise AssertionError(f"it does not come to rest: {self.store.all_of('trainingjobs')} {self.pods()}")
+
+    def check_groups(self) -> None:
+        """PodGroups are of the attempt that runs; a job that is suspended has none."""
+        allowed = set[str]()
+        for job in self.store.all_of("trainingjobs"):
+            if not job["spec"].get("suspend") or job["status"].get("over"):
+                name = f"job-{job['metadata']['uid'][:8]}-{job['status']['attempt']}"
+                allowed |= {name, f"{name}-more"}
+        found = {each["metadata"]["name"] for each in self.store.all_of("podgroups")}
+        assert found <= allowed, f"groups of what is over: {found - allowed}"
 
     def _quota(self) -> int:
         if self.roomy:
@@ -177,7 +188,7 @@ class Schedule(ScheduledCluster):
             await self.operators[0].look()
             self.now += 1.0
         # Events belong to nobody: the API server forgets them after an hour.
-        left = [key for key in self.store.objects if key[0] not in ("priorityclasses", "events")]
+        left = [key for key in self.store.objects if key[0] not in ("priorityclasses", "queues", "events")]
         assert left == [], f"orphans: {left}"
         assert self.kubelets.processes == {}
 

@@ -23,6 +23,8 @@ class ApiKind(StrEnum):
     NODES = "nodes"
     BUDGETS = "poddisruptionbudgets"
     LOCAL_QUEUES = "localqueues"
+    POD_GROUPS = "podgroups"
+    QUEUES = "queues"
 
 
 class ApiFailure(RegrowError):

@@ -51,6 +51,8 @@ class PodHands:
         self._say, self._again, self._drop = say, again, drop
         self._prepared: dict[str, Instant] = {}
         """By the jobs' uids: when their service and secret were last made, or found."""
+        self._ended_groups: dict[str, int] = {}
+        """By the jobs' uids: the attempt of which no PodGroup is left."""
         self._unsure: dict[JobKey, set[str]] = {}
         """Pods that were asked for, and the answer was lost: they may be there."""
         self.serials: dict[str, int] = {}
@@ -128,8 +130,22 @@ class PodHands:
             self._cache.forget_pod(key, pod)
             self._again(key)
 
+    async def end_groups(self, job: TrainingJob) -> None:
+        """End the PodGroups of an attempt of which nothing is left: a job that is suspended keeps none."""
+        if self._ended_groups.get(job.uid) == job.status.attempt:
+            return
+        for each in backend_of(job).groups(job):
+            try:
+                await self._api.delete(ApiKind.POD_GROUPS, job.namespace, each["metadata"]["name"], uid="")
+            except ApiFailure as failure:
+                if not failure.missing:
+                    raise
+        self._ended_groups[job.uid] = job.status.attempt
+
     async def _prepare(self, job: TrainingJob, now: Instant) -> None:
-        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):
+        groups = [(ApiKind.POD_GROUPS, each) for each in backend_of(job).groups(job)]
+        self._ended_groups.pop(job.uid, None)
+        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job)), *groups):
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
