@@ -33,6 +33,8 @@ class ScheduledCluster:
         self.store.install(crd())
         self.store.listeners.append(self._note)
         self.losing = self.failing = self.forbidden = False
+        self.belated = set[str]()
+        """PodGroups that an operator has made again that had not heard that their attempt was over."""
         self.ended: dict[str, set[int]] = defaultdict(set)
         """By the jobs' uids: codes with which pod 0's script has ended by itself."""
         self.told: dict[str, str] = {}
