@@ -16,7 +16,7 @@ After volcano-sh/volcano at ed72c7c8 (August 2026); each rule names its file the
   Pending again when they have not, unless it is Inqueue (pkg/scheduler/framework/session.go, getPodGroupPhase).
 """
 
-from tests.cluster.fake_nodes import FakeScheduler
+from tests.cluster.fake_gang import FakeGangScheduler
 from tests.cluster.fake_store import FakeStore, Manifest, Refused
 
 GROUP_NAME = "scheduling.k8s.io/group-name"
@@ -24,7 +24,7 @@ SCHEDULER = "volcano"
 _PENDING = ("", "Pending")
 
 
-class FakeVolcano(FakeScheduler):
+class FakeVolcano(FakeGangScheduler):
     """Beside the scheduler that all others have. `nodes`: how many pods each has room for."""
 
     def __init__(self, store: FakeStore, nodes: dict[str, int]) -> None:
@@ -43,7 +43,7 @@ class FakeVolcano(FakeScheduler):
     def admit(self, verb: str, plural: str, body: Manifest) -> Refused | None:
         """The schema's default, and the webhook: 400, as the API server says it for a webhook that gives no code."""
         if (verb, plural) != ("create", "podgroups"):
-            return None
+            return super().admit(verb, plural, body)
         name = body["spec"].setdefault("queue", "default")
         denied = 'admission webhook "validatepodgroup.volcano.sh" denied the request: '
         queue = self._store.objects.get(("queues", "", name))
@@ -84,9 +84,6 @@ class FakeVolcano(FakeScheduler):
 
     def _placed(self, group: Manifest) -> list[Manifest]:
         return [pod for pod in self.pods_of(group) if pod["spec"].get("nodeName")]
-
-    def _waits(self, pod: Manifest) -> bool:
-        return pod["spec"].get("schedulerName") in (None, "default-scheduler") and super()._waits(pod)
 
     def _group_others(self) -> None:
         """The controller of PodGroups: pods of one controller share a group, and it is said to need one of them."""
@@ -134,25 +131,12 @@ class FakeVolcano(FakeScheduler):
         if sum(each in ("Pending", "Bound", "Running", "Succeeded") for each in statuses) < least:
             return
         ready = sum(each in ("Bound", "Running", "Succeeded") for each in statuses)
-        used, room, placed = self.allocated(queue), self._room(), list[tuple[Manifest, str]]()
         state = self._store.objects["queues", "", queue]["status"]["state"]
         waiting = [pod for pod, each in zip(pods, statuses, strict=True) if each == "Pending"]
-        for pod in sorted(waiting, key=lambda each: (-self._priority(each), int(each["metadata"]["resourceVersion"]))):
-            node = next((each for each in sorted(self.nodes) if room[each] > 0 and self._fits(pod, each)), None)
-            if node is None or state != "Open" or used + 1 > self._most(queue):
-                continue
-            used, room[node] = used + 1, room[node] - 1
-            placed.append((pod, node))
+        placed = self._placement(waiting, self._most(queue) - self.allocated(queue)) if state == "Open" else []
         if ready + len(placed) >= least:
             for pod, node in placed:
                 self._bind(pod, node)
-
-    def _room(self) -> dict[str, int]:
-        room = dict(self.nodes)
-        for pod in self._store.all_of("pods"):
-            if pod["spec"].get("nodeName") in room and pod["status"]["phase"] not in ("Succeeded", "Failed"):
-                room[pod["spec"]["nodeName"]] -= 1
-        return room
 
     def _close(self, group: Manifest) -> None:
         statuses = [_status_of(each) for each in self.pods_of(group)]

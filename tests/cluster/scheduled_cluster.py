@@ -58,7 +58,7 @@ class ScheduledCluster:
         if backend == "kueue":
             more = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
         elif seed % 8 in (4, 5, 7):
-            more = {"backend": "volcano"}
+            more = {"backend": "volcano" if seed % 16 < 8 else "gang"}
         self.beside = self.chance.choice(["", "", "a-log", "z-log"])
         """Another container of each pod."""
         self.injected = bool(self.beside) and seed % 2 == 0

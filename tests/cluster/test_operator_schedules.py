@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import datetime
 
 import pytest
+from tests.cluster.fake_gang import GANGS
 from tests.cluster.fake_nodes import kept_away
 from tests.cluster.fake_store import Manifest
 from tests.cluster.scheduled_cluster import FENCE, KEEPER, ScheduledCluster, runs
@@ -122,7 +123,8 @@ class Schedule(ScheduledCluster):
         assert left == set(), f"groups of what is over: {left}"
 
     def _groups(self) -> set[str]:
-        return {each["metadata"]["name"] for each in self.store.all_of("podgroups")}
+        found = [*self.store.all_of("podgroups"), *self.store.all_of(GANGS)]
+        return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
 
     def _quota(self) -> int:
         if self.roomy:

@@ -83,13 +83,23 @@ def test_volcanos_groups_have_fields_of_its_crd_alone() -> None:
         priorityClassName="training",
         elasticPriorityClassName="elastic",
     )
-    gang, more = backend_of(made).groups(made)
+    gang, more = (body for _, body in backend_of(made).groups(made))
     for each, least in ((gang, 2), (more, 1)):
         assert (each["apiVersion"], each["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
         assert set(each["spec"]) == {"minMember", "queue", "priorityClassName"} and each["spec"]["minMember"] == least
         assert [owner["kind"] for owner in each["metadata"]["ownerReferences"]] == ["TrainingJob"]
-    (alone,) = backend_of(job(backend="volcano")).groups(job(backend="volcano"))
+    ((_, alone),) = backend_of(job(backend="volcano")).groups(job(backend="volcano"))
     assert alone["spec"] == {"minMember": 2}
+
+
+def test_a_gang_of_kubernetes_own_is_valid_and_so_are_its_pods() -> None:
+    made = job(backend="gang", priorityClassName="training")
+    ((_, group),) = backend_of(made).groups(made)
+    kubernetes_validate.validate(group, NEWEST, strict=True)
+    of_gang = pods(made, ReplicaPlace(0, 1, begins=True), ())
+    backend_of(made).dress(made, of_gang, group="g", total=2, gang=True)
+    kubernetes_validate.validate(of_gang[0], NEWEST, strict=True)
+    assert of_gang[0]["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
 
 
 async def test_the_lease_is_valid_when_it_is_taken_and_when_it_is_given_back() -> None:

@@ -1,9 +1,10 @@
-"""Admission of a gang as a whole: one interface, for the scheduler alone, for Kueue and for Volcano. Pure."""
+"""Admission of a gang as a whole: one interface, for the scheduler, for Kueue and for Volcano. Pure."""
 
 from typing import Any, Final, Protocol
 
 from regrow.core.exit_codes import RUN_AGAIN
-from regrow_clusters.operator.objects import pod_group_name, pod_groups
+from regrow_clusters.operator.api import ApiKind, Manifest
+from regrow_clusters.operator.objects import pod_group_name, scheduler_group, volcano_groups
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
@@ -28,7 +29,7 @@ class GangBackend(Protocol):
         """Add to pods of one group of `total`, which are admitted together or not at all."""
         ...
 
-    def groups(self, job: TrainingJob) -> list[dict[str, Any]]:
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
         """PodGroups that are made before this attempt's pods, and end with it."""
         ...
 
@@ -39,7 +40,7 @@ class BareBackend:
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
         """Add nothing."""
 
-    def groups(self, job: TrainingJob) -> list[dict[str, Any]]:
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
         """None."""
         return []
 
@@ -76,7 +77,7 @@ class KueueBackend:
                 if key:
                     annotations[_TOPOLOGY.format(how)] = key
 
-    def groups(self, job: TrainingJob) -> list[dict[str, Any]]:
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
         """None: Kueue makes its workloads itself."""
         return []
 
@@ -94,12 +95,29 @@ class VolcanoBackend:
             pod["metadata"]["annotations"][VOLCANO_GROUP] = pod_group_name(job, gang=gang)
             pod["spec"].setdefault("schedulerName", "volcano")
 
-    def groups(self, job: TrainingJob) -> list[dict[str, Any]]:
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
         """The gang's, and that of all others where the job may grow."""
-        return pod_groups(job)
+        return [(ApiKind.POD_GROUPS, each) for each in volcano_groups(job)]
 
 
-_BACKENDS: Final[dict[str, GangBackend]] = {"kueue": KueueBackend(), "volcano": VolcanoBackend()}
+class SchedulerBackend:
+    """Kubernetes' own scheduler places a gang whole; each pod beyond it is in no group, as without a backend."""
+
+    def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
+        """Name the group. A server that drops the field has no PodGroups either, so no pod is made there."""
+        for pod in pods if gang else ():
+            pod["spec"]["schedulingGroup"] = {"podGroupName": pod_group_name(job, gang=True)}
+
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """The gang's."""
+        return [(ApiKind.GANGS, scheduler_group(job))]
+
+
+_BACKENDS: Final[dict[str, GangBackend]] = {
+    "kueue": KueueBackend(),
+    "volcano": VolcanoBackend(),
+    "gang": SchedulerBackend(),
+}
 
 
 def backend_of(job: TrainingJob) -> GangBackend:

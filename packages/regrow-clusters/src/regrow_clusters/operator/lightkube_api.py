@@ -54,6 +54,7 @@ _KINDS: Final = {
     ApiKind.BUDGETS: _of("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ApiKind.LOCAL_QUEUES: _of("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues"),
     ApiKind.POD_GROUPS: _of("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),
+    ApiKind.GANGS: _of("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),
     ApiKind.QUEUES: _of("scheduling.volcano.sh", "v1beta1", "Queue", "queues", inside=False),
 }
 

@@ -32,6 +32,7 @@ PLACED_FOLDER: Final = "/etc/regrow/placed"
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+SCHEDULING: Final = "scheduling.k8s.io/v1beta1"
 _OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK, TRAINS)
 _SHOWN_BY_KUBECTL: Final = "kubectl.kubernetes.io/default-container"
 _UNREACHABLE_SECONDS: Final = 30
@@ -112,12 +113,12 @@ def budget(job: TrainingJob) -> dict[str, Any]:
 
 
 def pod_group_name(job: TrainingJob, *, gang: bool) -> str:
-    """Of Volcano's PodGroup of this attempt's gang, or of all pods beyond the gang."""
+    """Of the PodGroup of this attempt's gang, or of that of all pods beyond the gang."""
     return f"{job.name}-{job.uid[:8]}-{job.status.attempt}{'' if gang else '-more'}"
 
 
-def pod_groups(job: TrainingJob) -> list[dict[str, Any]]:
-    """PodGroups of this attempt: the gang comes whole or not at all, each pod beyond it by itself.
+def volcano_groups(job: TrainingJob) -> list[dict[str, Any]]:
+    """Volcano's PodGroups of this attempt: the gang comes whole or not at all, each pod beyond it by itself.
 
     They say no `minResources`: Volcano would ask for all of these once more, beside the pods that run, before it places
     the one pod that takes a lost one's place.
@@ -133,6 +134,16 @@ def pod_groups(job: TrainingJob) -> list[dict[str, Any]]:
         meta = _meta(job, pod_group_name(job, gang=gang))
         found.append({"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": body})
     return found
+
+
+def scheduler_group(job: TrainingJob) -> dict[str, Any]:
+    """The PodGroup of this attempt's gang for Kubernetes' own scheduler. Its priority counts in its pods' stead."""
+    count = job.spec.replica_count * job.spec.pods_per_replica
+    body: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": count}}}
+    if job.spec.priority_class_name:
+        body["priorityClassName"] = job.spec.priority_class_name
+    meta = _meta(job, pod_group_name(job, gang=True))
+    return {"apiVersion": SCHEDULING, "kind": "PodGroup", "metadata": meta, "spec": body}
 
 
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
 """Of names of services (RFC 1035), which are stricter than those of other objects."""
 _LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 DEFAULT_PORT: Final = 29400
-BACKENDS: Final = ("none", "kueue", "volcano")
+BACKENDS: Final = ("none", "kueue", "volcano", "gang")
 
 Count = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
 Time = Annotated[float, Meta(ge=0)]
@@ -135,7 +135,11 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
         bool, Meta(description="True: the job gives all its pods back, and starts again when false.")
     ] = False
     backend: Annotated[
-        str, Meta(description="What admits pods: none (the scheduler alone), kueue, or volcano, which schedules them.")
+        str,
+        Meta(
+            description="What admits pods: none (the scheduler, each by itself), gang (the scheduler, a gang whole; "
+            "Kubernetes 1.37 with the feature gate GenericWorkload), kueue, or volcano, which schedules them."
+        ),
     ] = "none"
     kueue: Annotated[KueueSpec | None, Meta(description="For the backend kueue.")] = None
     volcano: Annotated[VolcanoSpec | None, Meta(description="For the backend volcano, which needs none.")] = None

@@ -134,23 +134,26 @@ class PodHands:
         """End the PodGroups of an attempt of which nothing is left: a job that is suspended keeps none."""
         if self._ended_groups.get(job.uid) == job.status.attempt:
             return
-        for each in backend_of(job).groups(job):
+        for kind, each in backend_of(job).groups(job):
             try:
-                await self._api.delete(ApiKind.POD_GROUPS, job.namespace, each["metadata"]["name"], uid="")
+                await self._api.delete(kind, job.namespace, each["metadata"]["name"], uid="")
             except ApiFailure as failure:
                 if not failure.missing:
                     raise
         self._ended_groups[job.uid] = job.status.attempt
 
     async def _prepare(self, job: TrainingJob, now: Instant) -> None:
-        groups = [(ApiKind.POD_GROUPS, each) for each in backend_of(job).groups(job)]
         self._ended_groups.pop(job.uid, None)
-        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job)), *groups):
+        for kind, body in (
+            (ApiKind.SECRETS, secret(job, self._key)),
+            (ApiKind.SERVICES, service(job)),
+            *backend_of(job).groups(job),
+        ):
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
-                if failure.refused:
-                    await self._say_refused(job, str(kind).removesuffix("s"), failure, now)
+                if failure.refused or failure.unserved:
+                    await self._say_refused(job, body["kind"].lower(), failure, now)
                 if not failure.conflict:
                     raise
         self._prepared[job.uid] = now

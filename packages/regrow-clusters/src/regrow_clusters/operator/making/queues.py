@@ -38,7 +38,7 @@ async def _volcano_queue(api: ClusterApi, name: str) -> list[JobFinding]:
     try:
         found = await api.get(ApiKind.QUEUES, "", name or "default")
     except ApiFailure as failure:
-        if failure.code == 404 and failure.reason != "NotFound":
+        if failure.unserved:
             text = "spec.backend is volcano, and the cluster has no Queues of scheduling.volcano.sh/v1beta1"
             return [JobFinding("QueueFound", False, "NoVolcano", f"{text}; install Volcano, or set another backend")]
         if failure.reason != "NotFound" or not name:
