@@ -211,6 +211,37 @@ def test_a_closed_queue_is_named() -> None:
     job.until(lambda: job.trains(1))
 
 
+def test_a_queue_that_is_closed_while_it_trains_changes_nothing_until_a_pod_is_lost() -> None:
+    """The webhook is asked before the API server looks for the name: a group that is there is refused, no conflict."""
+    job = volcano_job(volcano={"queueName": "team"})
+    job.nodes.add_queue("team")
+    job.until(lambda: job.trains(1))
+    job.nodes.add_queue("team", state="Closed")
+    calls = job.operator.api.calls
+    job.turns(330)
+    assert job.condition("PodsCreated")["status"] == "True" and job.trains(1)
+    assert job.operator.api.calls - calls <= 6 * 330 / 60
+    lost = job.at(1)
+    end(job, lost)
+    job.turns(20)
+    assert job.status()["replicas"] == 1 and len(job.pods("Pending")) == 1, "it waits for the queue"
+    job.nodes.add_queue("team")
+    job.until(lambda: lost["metadata"]["name"] not in job.pods() and job.trains(1))
+
+
+def test_who_may_not_end_a_group_starts_the_gang_anew_all_the_same() -> None:
+    job = volcano_job()
+    job.until(lambda: job.trains(1))
+
+    def forbidden(verb: str, kind: ApiKind, namespace: str, name: str) -> None:
+        if (verb, kind) == ("delete", ApiKind.POD_GROUPS):
+            raise ApiFailure(403, "Forbidden", "podgroups is forbidden")
+
+    job.operator.api.before = forbidden
+    end(job, job.at(0))
+    job.until(lambda: job.trains(2))
+
+
 def test_a_cluster_without_volcano_is_named_and_another_backend_helps() -> None:
     job = volcano_job()
     job.operator.api.before = unserved

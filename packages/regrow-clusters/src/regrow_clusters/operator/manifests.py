@@ -74,7 +74,7 @@ def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
         {
             "apiGroups": ["scheduling.volcano.sh", "scheduling.k8s.io"],
             "resources": ["podgroups"],
-            "verbs": ["create", "delete"],
+            "verbs": ["get", "create", "delete"],
         },
         {"apiGroups": ["scheduling.volcano.sh"], "resources": ["queues"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},

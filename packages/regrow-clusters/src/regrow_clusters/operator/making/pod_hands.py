@@ -138,8 +138,10 @@ class PodHands:
             try:
                 await self._api.delete(kind, job.namespace, each["metadata"]["name"], uid="")
             except ApiFailure as failure:
-                if not failure.missing:
+                if not failure.missing and not failure.refused:
                     raise
+                if failure.refused:  # the gang's next start does not wait for that
+                    _LOG.warning("job %s/%s: a PodGroup is left: %s", job.namespace, job.name, failure)
         self._ended_groups[job.uid] = job.status.attempt
 
     async def _prepare(self, job: TrainingJob, now: Instant) -> None:
@@ -152,11 +154,20 @@ class PodHands:
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
+                if failure.refused and kind in (ApiKind.POD_GROUPS, ApiKind.GANGS) and await self._is_there(kind, body):
+                    continue  # its queue was closed since, or its class is gone: who admits is asked first
                 if failure.refused or failure.unserved:
                     await self._say_refused(job, body["kind"].lower(), failure, now)
                 if not failure.conflict:
                     raise
         self._prepared[job.uid] = now
+
+    async def _is_there(self, kind: ApiKind, body: Manifest) -> bool:
+        try:
+            await self._api.get(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+        except ApiFailure:
+            return False
+        return True
 
     async def _start(
         self, job: TrainingJob, places: Sequence[ReplicaPlace], avoid: tuple[str, ...], now: Instant
