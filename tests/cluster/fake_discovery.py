@@ -26,7 +26,7 @@ GROUPS = {
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
 }
-NO_NAMESPACE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings", "customresourcedefinitions")
+NO_NAMESPACE = ("nodes", "namespaces", "clusterroles", "clusterrolebindings", "customresourcedefinitions", "queues")
 _VERBS = ["create", "delete", "get", "list", "patch", "update", "watch"]
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.cluster.fake_kueue import FakeKueue
-from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
+from tests.cluster.fake_nodes import SaidToRun
 from tests.cluster.fake_store import Change, FakeStore, Manifest, Refused
+from tests.cluster.fake_volcano import FakeVolcano
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
 
@@ -32,6 +33,8 @@ class ScheduledCluster:
         self.store.install(crd())
         self.store.listeners.append(self._note)
         self.losing = self.failing = self.forbidden = False
+        self.belated = set[str]()
+        """PodGroups that an operator has made again that had not heard that their attempt was over."""
         self.ended: dict[str, set[int]] = defaultdict(set)
         """By the jobs' uids: codes with which pod 0's script has ended by itself."""
         self.told: dict[str, str] = {}
@@ -43,7 +46,7 @@ class ScheduledCluster:
         self.kueue = FakeKueue(self.store, {"queue": 0, "queue2": 0}, {"high": 10, "low": 1})
         self.store.refuse = self._admit
         backend = self.chance.choice(["none", "kueue"])
-        self.nodes = FakeScheduler(
+        self.nodes = FakeVolcano(
             self.store, {f"n{n}": self.chance.randint(1, 2) for n in range(self.high * self.each + 2)}
         )
         self.kubelets = SaidToRun(self.store, lease=LEASE)
@@ -51,7 +54,11 @@ class ScheduledCluster:
         for name, value in (("gang", 10), ("elastic", -100), ("other", 100)):
             body = {"metadata": {"name": name, "uid": name}, "value": value}
             self.store.objects[("priorityclasses", "", name)] = body
-        more: dict[str, Any] = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
+        more: dict[str, Any] = {}
+        if backend == "kueue":
+            more = {"backend": "kueue", "kueue": {"queueName": "queue", "priorityClass": "high"}}
+        elif seed % 8 in (4, 5, 7):
+            more = {"backend": "volcano" if seed % 16 < 8 else "gang"}
         self.beside = self.chance.choice(["", "", "a-log", "z-log"])
         """Another container of each pod."""
         self.injected = bool(self.beside) and seed % 2 == 0
@@ -71,7 +78,7 @@ class ScheduledCluster:
             elasticPriorityClassName="elastic",
             maxRestarts=1000,
             topologyLabels=["example.com/rack"] if seed % 3 == 0 else [],
-            **(more if backend == "kueue" else {}),
+            **more,
         )
         self.kueue.quota["queue"] = sum(self.nodes.nodes.values())
         self.store.create("trainingjobs", "team", self.job)
@@ -108,7 +115,7 @@ class ScheduledCluster:
 
     def _admit(self, verb: str, plural: str, body: Manifest) -> Refused | None:
         if (verb, plural) != ("create", "pods"):
-            return None
+            return self.nodes.admit(verb, plural, body)
         if self.forbidden and JOB_LABEL in (body["metadata"].get("labels") or {}) and self.chance.random() < 0.5:
             return Refused(403, "Forbidden", f'pods "{body["metadata"]["name"]}" is forbidden: exceeded quota: team')
         if self.injected and JOB_LABEL in (body["metadata"].get("labels") or {}):

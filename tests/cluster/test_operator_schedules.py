@@ -5,6 +5,7 @@ from collections import Counter
 from datetime import datetime
 
 import pytest
+from tests.cluster.fake_gang import GANGS
 from tests.cluster.fake_nodes import kept_away
 from tests.cluster.fake_store import Manifest
 from tests.cluster.scheduled_cluster import FENCE, KEEPER, ScheduledCluster, runs
@@ -39,7 +40,9 @@ class Schedule(ScheduledCluster):
             leader.hear(self.chance.choice([None, None, 1, 3]))
         await leader.look()
         if self.chance.random() < 0.1:  # a stale one that has not noticed that it does not lead
+            before = self._groups()
             await self.operators[1].look()
+            self.belated |= self._groups() - before
         self.check()
 
     def check(self) -> None:
@@ -104,9 +107,24 @@ class Schedule(ScheduledCluster):
             self.check()
             if self.store.version == before:
                 if self.settled():
+                    self.check_groups()
                     return
                 self.now += 35.0
         raise AssertionError(f"it does not come to rest: {self.store.all_of('trainingjobs')} {self.pods()}")
+
+    def check_groups(self) -> None:
+        """PodGroups are of the attempt that runs; a job that is suspended has none."""
+        allowed = set[str]()
+        for job in self.store.all_of("trainingjobs"):
+            if not job["spec"].get("suspend") or job["status"].get("over"):
+                name = f"job-{job['metadata']['uid'][:8]}-{job['status']['attempt']}"
+                allowed |= {name, f"{name}-more"}
+        left = self._groups() - allowed - self.belated
+        assert left == set(), f"groups of what is over: {left}"
+
+    def _groups(self) -> set[str]:
+        found = [*self.store.all_of("podgroups"), *self.store.all_of(GANGS)]
+        return {each["metadata"]["name"] for each in found if "deletionTimestamp" not in each["metadata"]}
 
     def _quota(self) -> int:
         if self.roomy:
@@ -180,7 +198,7 @@ class Schedule(ScheduledCluster):
             await self.operators[0].look()
             self.now += 1.0
         # Events belong to nobody: the API server forgets them after an hour.
-        left = [key for key in self.store.objects if key[0] not in ("priorityclasses", "events")]
+        left = [key for key in self.store.objects if key[0] not in ("priorityclasses", "queues", "events")]
         assert left == [], f"orphans: {left}"
         assert self.kubelets.processes == {}
 

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tests.cluster.fake_kueue import FakeKueue
-from tests.cluster.fake_nodes import FakeScheduler, SaidToRun
-from tests.cluster.fake_store import FakeStore, Manifest
+from tests.cluster.fake_nodes import SaidToRun
+from tests.cluster.fake_store import FakeStore, Manifest, Refused
+from tests.cluster.fake_volcano import FakeVolcano
 from tests.cluster.jobs import training_job
 from tests.cluster.scheduled_operator import ScheduledOperator
 
@@ -29,16 +30,19 @@ class TurnedJob:
         self.store = FakeStore(lambda: self.now)
         self.store.install(crd())
         self.kueue = FakeKueue(self.store, {"queue": quota or 0}, {"high": 10, "low": 1, "urgent": 100})
-        self.store.refuse = lambda verb, plural, body: (
-            self.kueue.admit_pod(body) if (verb, plural) == ("create", "pods") else None
-        )
-        self.nodes = FakeScheduler(self.store, {f"n{number}": 1 for number in range(6)})
+        self.nodes = FakeVolcano(self.store, {f"n{number}": 1 for number in range(6)})
+        self.store.refuse = self._admit
         self.kubelets = SaidToRun(self.store, lease=15.0)
         self.operator = ScheduledOperator(self.store)
         self.operator.relist()
         queued = {} if quota is None else {"backend": "kueue", "kueue": QUEUE}
         body: dict[str, Any] = {"replicaCount": 2, "gracefulShutdownTimeoutInSeconds": 5, **queued}
         self.store.create("trainingjobs", "team", training_job(**(body | spec)))
+
+    def _admit(self, verb: str, plural: str, body: Manifest) -> Refused | None:
+        if (verb, plural) == ("create", "pods"):
+            self.kueue.admit_pod(body)
+        return self.nodes.admit(verb, plural, body)
 
     def turn(self) -> None:
         """A second goes by, and everybody looks once."""

@@ -37,10 +37,14 @@ def written() -> dict[str, dict[str, Any]]:
     made = job(priorityClassName="training", elasticPriorityClassName="elastic", backend="kueue", kueue=KUEUE)
     of_job = pods(made, ReplicaPlace(0, 1, begins=True), ("n1", "n2"))
     backend_of(made).dress(made, of_job, group="g", total=2, gang=True)
+    placed = job(backend="volcano")
+    of_volcano = pods(placed, ReplicaPlace(0, 1, begins=True), ())
+    backend_of(placed).dress(placed, of_volcano, group="g", total=2, gang=True)
     bare = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}, "spec": {}, "status": {}}
     (node,), _ = marking([bare], {"n1": AvoidedNodeMark("gpu0: xid 79", 5.0)}, 0.0)
     found = {
         "pod": of_job[0],
+        "pod of Volcano's": of_volcano[0],
         "service": service(made),
         "secret": secret(made, b"key"),
         "budget": budget(made),
@@ -68,6 +72,34 @@ def test_what_is_given_as_an_example_is_valid(body: dict[str, Any]) -> None:
 @pytest.mark.parametrize("name", written())
 def test_what_is_written_is_valid(name: str, version: str) -> None:
     kubernetes_validate.validate(written()[name], version, strict=True)
+
+
+def test_volcanos_groups_have_fields_of_its_crd_alone() -> None:
+    """Fields of config/crd/volcano/bases/scheduling.volcano.sh_podgroups.yaml in volcano-sh/volcano (August 2026)."""
+    made = job(
+        backend="volcano",
+        volcano={"queueName": "q"},
+        maxReplicaCount=3,
+        priorityClassName="training",
+        elasticPriorityClassName="elastic",
+    )
+    gang, more = (body for _, body in backend_of(made).groups(made))
+    for each, least in ((gang, 2), (more, 1)):
+        assert (each["apiVersion"], each["kind"]) == ("scheduling.volcano.sh/v1beta1", "PodGroup")
+        assert set(each["spec"]) == {"minMember", "queue", "priorityClassName"} and each["spec"]["minMember"] == least
+        assert [owner["kind"] for owner in each["metadata"]["ownerReferences"]] == ["TrainingJob"]
+    ((_, alone),) = backend_of(job(backend="volcano")).groups(job(backend="volcano"))
+    assert alone["spec"] == {"minMember": 2}
+
+
+def test_a_gang_of_kubernetes_own_is_valid_and_so_are_its_pods() -> None:
+    made = job(backend="gang", priorityClassName="training")
+    ((_, group),) = backend_of(made).groups(made)
+    kubernetes_validate.validate(group, NEWEST, strict=True)
+    of_gang = pods(made, ReplicaPlace(0, 1, begins=True), ())
+    backend_of(made).dress(made, of_gang, group="g", total=2, gang=True)
+    kubernetes_validate.validate(of_gang[0], NEWEST, strict=True)
+    assert of_gang[0]["spec"]["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
 
 
 async def test_the_lease_is_valid_when_it_is_taken_and_when_it_is_given_back() -> None:

@@ -114,27 +114,12 @@ def job_logs(job: str, replica: int | None, node: int | None, follow: bool, tail
     logs(job, namespace, replica=replica, node=node, follow=follow, tail=tail, say=say)
 
 
-@k8s.command("convert")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--script", default="", metavar="WORDS", help="The script and its arguments, where FILE hides them.")
-@click.option(
-    "--pods-per-replica", type=click.IntRange(1, 1024), default=1, metavar="K", help="That hold one model.  [1]"
-)
-def convert(file: Path, script: str, pods_per_replica: int) -> int:
-    """Print the HyperPodPyTorchJob in FILE (YAML) as a TrainingJob; what becomes of its fields goes to standard error.
-
-    Exit code 1: a field is not known here, so nothing is printed.
-    """
-    from regrow_clusters.operator.converting import converted
-
-    made = converted(file, script=script, pods_per_replica=pods_per_replica)
-    for note in made.notes:
-        click.echo(f"regrow: {note}", err=True)
-    for unknown in made.unknown:
-        click.echo(f"regrow: {unknown} is not known here: take it out of {file}, and see what it was for", err=True)
-    if not made.unknown:
-        click.echo(made.text, nl=False)
-    return 1 if made.unknown else 0
+@k8s.command("convert", hidden=True, context_settings={"ignore_unknown_options": True})
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def convert(words: tuple[str, ...]) -> None:
+    """Say where it is now."""
+    hint = install_line("hyperpod", package="regrow-guests")
+    raise UsageError("it is `regrow guest convert` now", hint=f"regrow guest convert {' '.join(words)}; {hint}")
 
 
 @k8s.command("placed", hidden=True)

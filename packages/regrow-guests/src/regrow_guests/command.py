@@ -1,4 +1,4 @@
-"""`regrow guest`: jobs inside another engine, from a terminal, and what their pods run."""
+"""`regrow guest`: jobs inside another engine, from a terminal, what their pods run, and jobs that come from one."""
 
 import os
 import sys
@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from regrow.core.errors import UsageError
+from regrow.core.process.extras import install_line
 
 
 @click.group()
@@ -68,6 +69,34 @@ def print_runtime(
         words=words,
     )
     click.echo(as_text(jobset(job) if as_jobset else training_runtime(job)), nl=False)
+
+
+@guest.command("convert")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--script", default="", metavar="WORDS", help="The script and its arguments, where FILE hides them.")
+@click.option(
+    "--pods-per-replica", type=click.IntRange(1, 1024), default=1, metavar="K", help="That hold one model.  [1]"
+)
+def convert(file: Path, script: str, pods_per_replica: int) -> int:
+    """Print the HyperPodPyTorchJob in FILE (YAML) as a TrainingJob; what becomes of its fields goes to standard error.
+
+    Exit code 1: a field is not known here, so nothing is printed.
+    """
+    try:
+        from regrow_guests.hyperpod.converting import converted
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "TrainingJobs come with regrow-clusters", hint=install_line("hyperpod", package="regrow-guests")
+        ) from error
+
+    made = converted(file, script=script, pods_per_replica=pods_per_replica)
+    for note in made.notes:
+        click.echo(f"regrow: {note}", err=True)
+    for unknown in made.unknown:
+        click.echo(f"regrow: {unknown} is not known here: take it out of {file}, and see what it was for", err=True)
+    if not made.unknown:
+        click.echo(made.text, nl=False)
+    return 1 if made.unknown else 0
 
 
 @guest.command("pod", hidden=True)

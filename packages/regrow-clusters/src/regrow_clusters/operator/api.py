@@ -23,6 +23,9 @@ class ApiKind(StrEnum):
     NODES = "nodes"
     BUDGETS = "poddisruptionbudgets"
     LOCAL_QUEUES = "localqueues"
+    POD_GROUPS = "podgroups"
+    QUEUES = "queues"
+    GANGS = "podgroups.scheduling.k8s.io"
 
 
 class ApiFailure(RegrowError):
@@ -37,6 +40,11 @@ class ApiFailure(RegrowError):
     def missing(self) -> bool:
         """There is no such object, or another one has its name since."""
         return self.code == 404 or (self.code == 422 and "metadata.uid: " in str(self))
+
+    @property
+    def unserved(self) -> bool:
+        """The API server knows no such resource: its answer is the path's, and no `Status`."""
+        return self.code == 404 and self.reason != "NotFound"
 
     @property
     def conflict(self) -> bool:

@@ -1,8 +1,10 @@
-"""Admission of a gang as a whole: one interface, for the scheduler alone and for Kueue. Pure."""
+"""Admission of a gang as a whole: one interface, for the scheduler, for Kueue and for Volcano. Pure."""
 
 from typing import Any, Final, Protocol
 
 from regrow.core.exit_codes import RUN_AGAIN
+from regrow_clusters.operator.api import ApiKind, Manifest
+from regrow_clusters.operator.objects import pod_group_name, scheduler_group, volcano_groups
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUEUE: Final = "kueue.x-k8s.io/queue-name"
@@ -13,6 +15,7 @@ _TOPOLOGY: Final = "kueue.x-k8s.io/podset-{}-topology"
 KUEUE_GATE: Final = "kueue.x-k8s.io/admission"
 KUEUE_FINALIZER: Final = "kueue.x-k8s.io/managed"
 ROLE: Final = "kueue.x-k8s.io/role-hash"
+VOLCANO_GROUP: Final = "scheduling.k8s.io/group-name"
 _RETRIABLE: Final = "kueue.x-k8s.io/retriable-in-group"
 GANG_ROLE: Final = "gang"
 """The role of all of the gang's pods: Kueue's own hash counts the nodes that a replacement is kept away from."""
@@ -26,12 +29,20 @@ class GangBackend(Protocol):
         """Add to pods of one group of `total`, which are admitted together or not at all."""
         ...
 
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """PodGroups that are made before this attempt's pods, and end with it."""
+        ...
+
 
 class BareBackend:
     """Nothing is added: the scheduler takes each pod as it comes; the planner gives up a gang that stays in parts."""
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
         """Add nothing."""
+
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """None."""
+        return []
 
 
 class KueueBackend:
@@ -66,7 +77,49 @@ class KueueBackend:
                 if key:
                     annotations[_TOPOLOGY.format(how)] = key
 
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """None: Kueue makes its workloads itself."""
+        return []
+
+
+class VolcanoBackend:
+    """Volcano schedules the pods; the gang is one PodGroup, and all pods beyond it are another, which needs one pod.
+
+    In the gang's own group they would count for its minimum, and pod 0 could be taken in the place of one of them. A
+    pod without a group gets one from Volcano, whose `minResources` hold quota also when no such pod is left.
+    """
+
+    def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
+        """Name group and scheduler; a template names another scheduler where Volcano is called otherwise."""
+        for pod in pods:
+            pod["metadata"]["annotations"][VOLCANO_GROUP] = pod_group_name(job, gang=gang)
+            pod["spec"].setdefault("schedulerName", "volcano")
+
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """The gang's, and that of all others where the job may grow."""
+        return [(ApiKind.POD_GROUPS, each) for each in volcano_groups(job)]
+
+
+class SchedulerBackend:
+    """Kubernetes' own scheduler places a gang whole; each pod beyond it is in no group, as without a backend."""
+
+    def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
+        """Name the group. A server that drops the field has no PodGroups either, so no pod is made there."""
+        for pod in pods if gang else ():
+            pod["spec"]["schedulingGroup"] = {"podGroupName": pod_group_name(job, gang=True)}
+
+    def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
+        """The gang's."""
+        return [(ApiKind.GANGS, scheduler_group(job))]
+
+
+_BACKENDS: Final[dict[str, GangBackend]] = {
+    "kueue": KueueBackend(),
+    "volcano": VolcanoBackend(),
+    "gang": SchedulerBackend(),
+}
+
 
 def backend_of(job: TrainingJob) -> GangBackend:
     """The one that the job asks for."""
-    return KueueBackend() if job.spec.backend == "kueue" else BareBackend()
+    return _BACKENDS.get(job.spec.backend) or BareBackend()  # terms may be another operator's

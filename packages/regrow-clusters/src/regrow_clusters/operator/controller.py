@@ -23,9 +23,10 @@ from regrow_clusters.operator.deciding import JobFacts, decide
 from regrow_clusters.operator.events import JobNews, event
 from regrow_clusters.operator.making.budgets import BudgetKeeper
 from regrow_clusters.operator.making.pod_hands import PodHands
+from regrow_clusters.operator.making.queues import queue_findings
 from regrow_clusters.operator.nodes import AvoidedNodeMark
 from regrow_clusters.operator.observed.node_watch import NodeWatch
-from regrow_clusters.operator.observed.observing import JobReading, read
+from regrow_clusters.operator.observed.observing import read
 from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of, present
 from regrow_clusters.operator.placing.annotating import PodPlacer
 from regrow_clusters.operator.planning import PodsStart
@@ -234,6 +235,8 @@ class Controller:
         if starts and await self.hands.find_others(job):
             self._queue.add(key)
             return
+        if not facts.pods and (facts.reading.anew or job.spec.suspend):
+            await self.hands.end_groups(job)  # first, for afterwards nobody knows that there are some
         await self._write(found, job.status, decision.status)
         if starts:
             self.hands.serials[job.uid] = decision.status.serial
@@ -256,23 +259,9 @@ class Controller:
         """Read all that the decision on a job rests on."""
         nodes, seen = self._nodes, present(job, self.cache.pods((job.namespace, job.name)), now)
         reading, figures = read(job, seen, now, () if nodes is None else nodes.bad_nodes()), self._figures_of(job)
-        said = (*await self._queue_trouble(job, reading), *self._placer.findings(job, seen))
+        said = (*await queue_findings(self._api, job, reading), *self._placer.findings(job, seen))
         verdicts = None if nodes is None else nodes.verdicts
         return JobFacts(seen, reading, said, figures, self._placer.node_ranks(job, seen), verdicts)
-
-    async def _queue_trouble(self, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
-        """A queue that does not exist lets pods wait for ever, and nobody else says why."""
-        if job.spec.kueue is None or job.spec.backend != "kueue" or reading.started or not reading.waiting:
-            return []
-        name = job.spec.kueue.queue_name
-        try:
-            await self._api.get(ApiKind.LOCAL_QUEUES, job.namespace, name)
-        except ApiFailure as failure:
-            if failure.reason != "NotFound":
-                return []  # who may not ask does not know; nor is anything known of a Kueue without this version
-            text = f"spec.kueue.queueName is {name!r}: namespace {job.namespace} has no such LocalQueue; make it"
-            return [JobFinding("QueueFound", False, "NoSuchQueue", f"{text}, or name one of kubectl get localqueues")]
-        return [JobFinding("QueueFound", True, "Found")]
 
     async def _write(self, found: Manifest, old: TrainingJobStatus, new: TrainingJobStatus) -> None:
         if new == old:

@@ -53,6 +53,9 @@ _KINDS: Final = {
     ApiKind.EVENTS: _of("", "v1", "Event", "events"),
     ApiKind.BUDGETS: _of("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets"),
     ApiKind.LOCAL_QUEUES: _of("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues"),
+    ApiKind.POD_GROUPS: _of("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups"),
+    ApiKind.GANGS: _of("scheduling.k8s.io", "v1beta1", "PodGroup", "podgroups"),
+    ApiKind.QUEUES: _of("scheduling.volcano.sh", "v1beta1", "Queue", "queues", inside=False),
 }
 
 
@@ -128,7 +131,7 @@ class LightkubeApi:
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
         """As `ClusterApi.get`."""
-        return await self._ask(self._client.get(_KINDS[kind][0], name, namespace=namespace))
+        return await self._ask(self._client.get(_KINDS[kind][0], name, namespace=namespace or None))
 
     async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
         """As `ClusterApi.create`."""

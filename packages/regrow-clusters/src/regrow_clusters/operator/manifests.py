@@ -71,6 +71,12 @@ def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
         {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["create"]},
         {"apiGroups": ["policy"], "resources": ["poddisruptionbudgets"], "verbs": ["get", "create", "update"]},
         {"apiGroups": ["kueue.x-k8s.io"], "resources": ["localqueues"], "verbs": ["get"]},
+        {
+            "apiGroups": ["scheduling.volcano.sh", "scheduling.k8s.io"],
+            "resources": ["podgroups"],
+            "verbs": ["get", "create", "delete"],
+        },
+        {"apiGroups": ["scheduling.volcano.sh"], "resources": ["queues"], "verbs": ["get"]},
         {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]},
         *(marking if mark_nodes else []),

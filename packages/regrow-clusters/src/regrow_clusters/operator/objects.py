@@ -31,6 +31,8 @@ PLACED_FOLDER: Final = "/etc/regrow/placed"
 """Folder in which a pod reads both, as files."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
+VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
+SCHEDULING: Final = "scheduling.k8s.io/v1beta1"
 _OURS: Final = (AVOIDS, TOPOLOGY, NODE_RANK, TRAINS)
 _SHOWN_BY_KUBECTL: Final = "kubectl.kubernetes.io/default-container"
 _UNREACHABLE_SECONDS: Final = 30
@@ -108,6 +110,40 @@ def budget(job: TrainingJob) -> dict[str, Any]:
     spec |= {"selector": {"matchLabels": {UID_LABEL: job.uid}}, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
     meta = _meta(job, service_name(job))
     return {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": meta, "spec": spec}
+
+
+def pod_group_name(job: TrainingJob, *, gang: bool) -> str:
+    """Of the PodGroup of this attempt's gang, or of that of all pods beyond the gang."""
+    return f"{job.name}-{job.uid[:8]}-{job.status.attempt}{'' if gang else '-more'}"
+
+
+def volcano_groups(job: TrainingJob) -> list[dict[str, Any]]:
+    """Volcano's PodGroups of this attempt: the gang comes whole or not at all, each pod beyond it by itself.
+
+    They say no `minResources`: Volcano would ask for all of these once more, beside the pods that run, before it places
+    the one pod that takes a lost one's place.
+    """
+    spec, found = job.spec, []
+    grows = job.asked_sizes.max_replica_count > spec.replica_count
+    for gang in (True, False) if grows else (True,):
+        body: dict[str, Any] = {"minMember": spec.replica_count * spec.pods_per_replica if gang else 1}
+        if spec.volcano is not None and spec.volcano.queue_name:
+            body["queue"] = spec.volcano.queue_name
+        if priority := spec.priority_class_name if gang else spec.elastic_priority_class_name:
+            body["priorityClassName"] = priority
+        meta = _meta(job, pod_group_name(job, gang=gang))
+        found.append({"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": body})
+    return found
+
+
+def scheduler_group(job: TrainingJob) -> dict[str, Any]:
+    """The PodGroup of this attempt's gang for Kubernetes' own scheduler. Its priority counts in its pods' stead."""
+    count = job.spec.replica_count * job.spec.pods_per_replica
+    body: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": count}}}
+    if job.spec.priority_class_name:
+        body["priorityClassName"] = job.spec.priority_class_name
+    meta = _meta(job, pod_group_name(job, gang=True))
+    return {"apiVersion": SCHEDULING, "kind": "PodGroup", "metadata": meta, "spec": body}
 
 
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
 """Of names of services (RFC 1035), which are stricter than those of other objects."""
 _LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 DEFAULT_PORT: Final = 29400
-BACKENDS: Final = ("none", "kueue")
+BACKENDS: Final = ("none", "kueue", "volcano", "gang")
 
 Count = Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
 Time = Annotated[float, Meta(ge=0)]
@@ -37,6 +37,12 @@ class KueueSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True)
     ] = ""
     required_topology: Annotated[str, Meta(description="Node label within one value of which a replica must be.")] = ""
     preferred_topology: Annotated[str, Meta(description="As requiredTopology, where that is possible.")] = ""
+
+
+class VolcanoSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """Scheduling by Volcano: the gang as one PodGroup, the replicas beyond it in another one, each pod by itself."""
+
+    queue_name: Annotated[str, Meta(description="The Queue, of the cluster. Default: Volcano's own default.")] = ""
 
 
 class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -128,8 +134,15 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     suspend: Annotated[
         bool, Meta(description="True: the job gives all its pods back, and starts again when false.")
     ] = False
-    backend: Annotated[str, Meta(description="What admits pods: none (the scheduler alone) or kueue.")] = "none"
+    backend: Annotated[
+        str,
+        Meta(
+            description="What admits pods: none (the scheduler, each by itself), gang (the scheduler, a gang whole; "
+            "Kubernetes 1.37 with the feature gate GenericWorkload), kueue, or volcano, which schedules them."
+        ),
+    ] = "none"
     kueue: Annotated[KueueSpec | None, Meta(description="For the backend kueue.")] = None
+    volcano: Annotated[VolcanoSpec | None, Meta(description="For the backend volcano, which needs none.")] = None
     priority_class_name: Annotated[str, Meta(description="PriorityClass of the gang's pods.")] = ""
     elastic_priority_class_name: Annotated[
         str, Meta(description="PriorityClass of the replicas beyond the gang; one with preemptionPolicy: Never.")

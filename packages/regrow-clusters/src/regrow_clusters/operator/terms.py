@@ -14,7 +14,7 @@ from regrow_clusters.operator.resource import TrainingJob, TrainingJobSpec
 _SIZES: Final = ("replicaCount", "maxReplicaCount", "replicaIncrementStep", "replicaDiscreteValues")
 _PASSED_ON: Final = (
     *("podsPerReplica", "ranksPerPod", "replicaRanks", "domainLabel", "topologyLabels"),
-    *("script", "runFlags", "checkpointDir", "port", "backend", "kueue"),
+    *("script", "runFlags", "checkpointDir", "port", "backend", "kueue", "volcano"),
 )
 
 

@@ -51,6 +51,8 @@ class PodHands:
         self._say, self._again, self._drop = say, again, drop
         self._prepared: dict[str, Instant] = {}
         """By the jobs' uids: when their service and secret were last made, or found."""
+        self._ended_groups: dict[str, int] = {}
+        """By the jobs' uids: the attempt of which no PodGroup is left."""
         self._unsure: dict[JobKey, set[str]] = {}
         """Pods that were asked for, and the answer was lost: they may be there."""
         self.serials: dict[str, int] = {}
@@ -128,16 +130,44 @@ class PodHands:
             self._cache.forget_pod(key, pod)
             self._again(key)
 
+    async def end_groups(self, job: TrainingJob) -> None:
+        """End the PodGroups of an attempt of which nothing is left: a job that is suspended keeps none."""
+        if self._ended_groups.get(job.uid) == job.status.attempt:
+            return
+        for kind, each in backend_of(job).groups(job):
+            try:
+                await self._api.delete(kind, job.namespace, each["metadata"]["name"], uid="")
+            except ApiFailure as failure:
+                if not failure.missing and not failure.refused:
+                    raise
+                if failure.refused:  # the gang's next start does not wait for that
+                    _LOG.warning("job %s/%s: a PodGroup is left: %s", job.namespace, job.name, failure)
+        self._ended_groups[job.uid] = job.status.attempt
+
     async def _prepare(self, job: TrainingJob, now: Instant) -> None:
-        for kind, body in ((ApiKind.SECRETS, secret(job, self._key)), (ApiKind.SERVICES, service(job))):
+        self._ended_groups.pop(job.uid, None)
+        for kind, body in (
+            (ApiKind.SECRETS, secret(job, self._key)),
+            (ApiKind.SERVICES, service(job)),
+            *backend_of(job).groups(job),
+        ):
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
-                if failure.refused:
-                    await self._say_refused(job, str(kind).removesuffix("s"), failure, now)
+                if failure.refused and kind in (ApiKind.POD_GROUPS, ApiKind.GANGS) and await self._is_there(kind, body):
+                    continue  # its queue was closed since, or its class is gone: who admits is asked first
+                if failure.refused or failure.unserved:
+                    await self._say_refused(job, body["kind"].lower(), failure, now)
                 if not failure.conflict:
                     raise
         self._prepared[job.uid] = now
+
+    async def _is_there(self, kind: ApiKind, body: Manifest) -> bool:
+        try:
+            await self._api.get(kind, body["metadata"]["namespace"], body["metadata"]["name"])
+        except ApiFailure:
+            return False
+        return True
 
     async def _start(
         self, job: TrainingJob, places: Sequence[ReplicaPlace], avoid: tuple[str, ...], now: Instant

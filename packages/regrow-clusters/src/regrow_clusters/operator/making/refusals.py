@@ -24,6 +24,8 @@ def cure_of(what: str, failure: ApiFailure) -> str:
     """Cure for a refusal. `what`: the object that was refused."""
     if failure.code == 422:
         return "mend spec.template"
+    if failure.unserved:
+        return "the cluster has no such API: install Volcano, or turn GenericWorkload on, or set another spec.backend"
     if failure.code != 403:
         return "see the message"
     text = str(failure)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from regrow.core.errors import UsageError
-from regrow_clusters.operator.hyperpod_command import NOTHING, launched
 from regrow_clusters.operator.resource import GROUP, KIND, VERSION, SpecRefused, read_job
+from regrow_guests.hyperpod.launched import NOTHING, launched
 
 _GROUP: Final = "sagemaker.amazonaws.com/"
 _KIND: Final = "hyperpodpytorchjob"

@@ -11,9 +11,9 @@ from tests.cluster.fake_schema import unknown_fields, violations
 
 from regrow.cli import main
 from regrow.core.errors import UsageError
-from regrow_clusters.operator.converting import converted
 from regrow_clusters.operator.crd import crd
-from regrow_clusters.operator.hyperpod import ConvertedJob, convert_job
+from regrow_guests.hyperpod.converting import converted
+from regrow_guests.hyperpod.fields import ConvertedJob, convert_job
 
 JOB: dict[str, Any] = {
     "apiVersion": "sagemaker.amazonaws.com/v1",
@@ -219,7 +219,7 @@ def test_the_command_prints_the_job_and_says_what_has_no_counterpart(
     path = tmp_path / "job.yaml"
     other = {"kind": "ConfigMap", "metadata": {"name": "c"}}
     path.write_text(yaml.safe_dump_all([JOB, other]))
-    assert main(["k8s", "convert", str(path)]) == 0
+    assert main(["guest", "convert", str(path)]) == 0
     said = capsys.readouterr()
     assert yaml.safe_load(said.out) == made().manifest
     assert all(f"regrow: {note}" in said.err for note in made().notes)
@@ -231,7 +231,7 @@ def test_nothing_is_printed_where_a_field_is_not_known(tmp_path: Path, capsys: p
     theirs = copy.deepcopy(JOB)
     theirs["spec"]["runPolicy"]["newThing"] = 1
     path.write_text(yaml.safe_dump(theirs))
-    assert main(["k8s", "convert", str(path)]) == 1
+    assert main(["guest", "convert", str(path)]) == 1
     said = capsys.readouterr()
     assert not said.out and "spec.runPolicy.newThing is not known here" in said.err
 
@@ -244,7 +244,7 @@ def test_files_that_are_no_job_are_refused(
 ) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
-    assert main(["k8s", "convert", str(path)]) == 2
+    assert main(["guest", "convert", str(path)]) == 2
     assert says in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""`regrow k8s convert`: reads the file of another operator's job, and writes ours."""
+"""`regrow guest convert`: reads the file of another operator's job, and writes ours."""
 
 import re
 import shlex
@@ -8,7 +8,7 @@ from typing import Any
 
 from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
-from regrow_clusters.operator.hyperpod import convert_job
+from regrow_guests.hyperpod.fields import convert_job
 
 
 @dataclass(frozen=True)
