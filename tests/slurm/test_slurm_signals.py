@@ -23,12 +23,15 @@ def job(cluster: SlurmCluster, tmp_path: Path) -> Iterator[SubmittedJob]:
 
 
 @pytest.mark.full
-def test_a_replica_whose_every_process_is_told_leaves_at_a_boundary_and_the_gang_saves_its_state(
-    job: SubmittedJob, tmp_path: Path
+def test_a_replica_whose_every_process_is_told_leaves_at_a_boundary_the_gang_saves_its_state_and_one_can_be_cancelled(
+    job: SubmittedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SBATCH_REQUEUE", "1")  # of a site or a user; it takes the place of what a batch script says
     flags = ["--data-cache=off", "--checkpoint-every=1h"]  # so what it goes on from was saved at the notice
     gang = job.submit(steps=FOREVER, maxReplicaCount=3, checkpointDir=str(tmp_path / "checkpoints"), runFlags=flags)
     job.until_world(gang, 3)
+    assert "Requeue=0" in job.cluster.ask("scontrol", "show", "job", str(gang)), "it would run beside the next gang"
+    assert job.cluster.run("scontrol", "requeue", str(gang)).returncode != 0
     words = ["sbatch", "--parsable", "-p", "high", "-N1", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600"]
     other = job.cluster.ask(*words)
     reached = job.until_world(gang, 2)
@@ -49,3 +52,9 @@ def test_a_replica_whose_every_process_is_told_leaves_at_a_boundary_and_the_gang
     job.until_world(again[0], 2)
     assert reached < min(job.ledger(again[0]).commits) <= max(job.ledger(gang).commits) + 1, job.output()
     assert "interrupted twice" not in job.output(), "the notice comes to a launcher and by its parent, and is one"
+    job.cluster.ask("scancel", str(again[0]))
+    job.ended(again[0])
+    job.nothing_queued()
+    ran = [each for node in job.cluster.nodes for each in job.cluster.processes(node) if "regrow" in each]
+    assert not ran and job.numbers("job") == [gang, *again], (ran, job.output())
+    assert "a defect of regrow" not in job.output(), job.output()
