@@ -75,15 +75,22 @@ def test_scripts_are_sound_bash_whatever_the_job_is_called() -> None:
 def test_the_first_nodes_word_is_the_scripts_exit_code_and_lost_nodes_are_not_waited_for() -> None:
     text = script_of(JobPart(read(MINIMAL)), ["true"])
     for body, code in (("echo 0 >$REGROW_SLURM_RESULT/code; return 9", 0), ("return 1", 75)):
-        fake = f"srun() {{ {body}; }}\n"
+        fake = f"srun() {{ {body}; }}\nscontrol() {{ :; }}\n"
         done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=120)
         assert done.returncode == code, done.stderr
 
 
 @pytest.mark.parametrize("part", [JobPart(read(MINIMAL)), JobPart(read(MINIMAL), 3)])
+def test_slurm_starts_no_job_again_beside_the_one_that_regrow_submits(part: JobPart) -> None:
+    fake = 'scontrol() { echo "$@" >&2; }\nsrun() { return 1; }\nSLURM_JOB_ID=17\n'
+    done = subprocess.run(["bash"], input=fake + script_of(part, ["true"]), text=True, capture_output=True, timeout=120)
+    assert done.stderr == "update jobid=17 requeue=0\n"
+
+
+@pytest.mark.parametrize("part", [JobPart(read(MINIMAL)), JobPart(read(MINIMAL), 3)])
 def test_a_node_without_regrow_is_named_and_the_same_is_not_tried_again(part: JobPart) -> None:
     text = script_of(part, ["./no `id` $HOME/regrow", "-m", 'a"b'])
-    fake = "srun() { return 1; }\nhostname() { echo node7; }\n"
+    fake = "srun() { return 1; }\nscontrol() { :; }\nhostname() { echo node7; }\n"
     done = subprocess.run(["bash"], input=fake + text, text=True, capture_output=True, check=False, timeout=120)
     assert done.returncode == 93
     told = "regrow: './no `id` $HOME/regrow' -m 'a\"b' cannot be started on node7: install regrow there, or set command"

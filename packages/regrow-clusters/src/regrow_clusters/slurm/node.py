@@ -4,6 +4,7 @@ Slurm's SIGTERM before a time limit or a preemption is a planned leave. Where Sl
 alone (proctrack/cgroup, pgid) it comes here only; what is started here is in a session of its own.
 """
 
+import contextlib
 import signal
 import socket
 import subprocess
@@ -88,13 +89,9 @@ class NodeTask:
         end = GangEnd(self._part, self._gang_node, self._slurm, self._requests, self._say)
         host = _resolved(self._slurm.address(self._gang_node.first_host))
         at = address_of(host, port_of(self._part, self._gang_node.job_id))
-        own = (
-            host
-            if self._gang_node.index == 0
-            else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
-        )
-        client = self._followed(at, self._gang_node.job_id)
         first = self._gang_node.index == 0
+        own = host if first else route_to(*endpoint_of("NodeAddr", at), flag="NodeAddr in slurm.conf")
+        client = self._followed(at, self._gang_node.job_id)
         if self._part.spec.elect:
             self._notice = GangNotice(client, self._gang_node.host, self._part.spec.grace)
         if first or self._part.spec.elect:
@@ -143,7 +140,8 @@ class NodeTask:
         bad = self._keeper.bad_nodes() if self._keeper is not None else ()
         self._try_ending(lambda: end.by_first(code, bad))
         if self._gang_node.result:
-            Path(self._gang_node.result, "code").write_text(f"{code}\n", encoding="ascii")
+            with contextlib.suppress(FileNotFoundError):  # the batch script was told to end too, and took it along
+                Path(self._gang_node.result, "code").write_text(f"{code}\n", encoding="ascii")
 
     def _try_ending(self, end: Callable[[], None]) -> None:
         try:

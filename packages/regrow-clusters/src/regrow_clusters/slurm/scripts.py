@@ -51,6 +51,8 @@ def script_of(part: JobPart, command: list[str]) -> str:
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(part, given)), "", _part_line(part)]
     if part.place is None:
         lines.append('export REGROW_TOKEN="${REGROW_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"')
+    # Whatever sbatch was told: Slurm would start it beside the one that regrow submits, and from its beginning.
+    lines.append('scontrol update "jobid=$SLURM_JOB_ID" requeue=0')
     if part.spec.setup:
         lines.append(part.spec.setup.rstrip("\n"))
     step = "srun --no-kill --kill-on-bad-exit=0 --wait=0 --ntasks-per-node=1 --export=ALL "

@@ -5,6 +5,7 @@ import contextlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from regrow.core import records
@@ -27,6 +28,8 @@ from regrow.core.verdicts import Severity
 from regrow.observe.story import describe, mended
 
 _LAST_WORDS_S: Seconds = 2.0
+_ECHO_S: Seconds = 5.0
+"""The same signal within this time is the same request, which all processes got and a parent has passed on too."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
 
@@ -120,6 +123,8 @@ class Console:
 class Interruptions:
     """Signals that ask this process to end: the first asks the job to stop, a second Ctrl-C ends everything at once.
 
+    Any other signal that comes again soon is the same request: Slurm's `linuxproc` signals a launcher and its parent.
+
     Args:
         ask: called once, with the reason in words and the signal.
         force: called for a SIGINT after that; where there is a `notice`, for any of the signals.
@@ -137,7 +142,7 @@ class Interruptions:
         self._force = force
         self._signals = _STOP_SIGNALS if notice is None else (*_STOP_SIGNALS, notice)
         self._forcing = (signal.SIGINT,) if notice is None else self._signals
-        self._asked = False
+        self._asked: tuple[signal.Signals, float] | None = None
         self.last = False
         """True if nothing follows in this process: who asks for an end by then gets it, with the job's exit code."""
 
@@ -159,8 +164,11 @@ class Interruptions:
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def _arrived(self, number: signal.Signals) -> None:
-        if not self._asked:
-            self._asked = True
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked = number, now
             self._ask(_REASONS.get(number, f"{number.name} was received"), number)
-        elif number in self._forcing:
+        elif number == signal.SIGINT or (
+            number in self._forcing and (number != self._asked[0] or now > self._asked[1] + _ECHO_S)
+        ):
             self._force()
