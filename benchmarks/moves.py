@@ -164,8 +164,8 @@ def show(name: str, measured: SizeMeasured) -> None:
     total = median(each.total for each in measured.records)
     print(
         f"{name}: {len(measured.pauses)} moves, pause median {median(measured.pauses):.3f} s "
-        f"({min(measured.pauses):.3f} to {max(measured.pauses):.3f}), a step {measured.step:.3f} s without its sleep; by the records "
-        f"{total:.3f} s with the first step: {stages}; {measured.redone} steps again; "
+        f"({min(measured.pauses):.3f} to {max(measured.pauses):.3f}), a step {measured.step:.3f} s without its sleep; "
+        f"by the records {total:.3f} s with the first step: {stages}; {measured.redone} steps again; "
         f"{'the bits are the same' if measured.equal else 'THE RESULT IS ANOTHER'}",
         flush=True,
     )
