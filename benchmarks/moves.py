@@ -6,9 +6,9 @@
 
 Two nodes of one rank each, and a spare. Their ranks move to the spare node one after the other, so each node is the
 spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a rank
-which stays has committed before a move to its first one beyond it, minus a median step. Its stages are those of the
-job's records; *hydrate* is the time in which the newcomer receives the state. The same job without moves is what the
-result has to be equal to.
+which stays has committed before a move to its first one beyond it, minus a median step; how long each step sleeps is
+taken off before. Its stages are those of the job's records, whose total has a whole step in it; *hydrate* is the time
+in which the newcomer receives the state. The same job without moves is what the result has to be equal to.
 
 Exits with 1 when a move did not come about, a step ran again, or the result is another.
 """
@@ -18,13 +18,14 @@ import json
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
 from contest import Job, JobStuck
+from moves_training import sleep_of
 from targets import tell, warn_if_busy
 
 from regrow.core.errors import RegrowError
@@ -132,19 +133,29 @@ def measure(folder: Path, name: str, state_mb: float, *, moves: int, steps: int)
     measured.records = [each for each in ledger.incidents if each.kind == "move"]
     measured.redone = sum(each.steps_lost for each in ledger.incidents)
     measured.redone += sum(len(commits) > 1 for commits in ledger.history.values())
+    commits = sorted(
+        (each for history in ledger.history.values() for each in history if not each.adopted), key=lambda each: each.at
+    )
     for number, incident in enumerate(measured.records):
-        stayed = [c for c in _commits(ledger.history.values()) if c.rank == (number + 1) % 2]
-        earlier = [c.at for c in stayed if c.generation < incident.generation]
-        later = [c.at for c in stayed if c.generation == incident.generation]
-        gaps = sorted(b - a for a, b in pairwise(later))[: 2 * SETTLE]
-        measured.step = median(gaps)
-        measured.pauses.append(later[0] - earlier[-1] - measured.step)
+        stayed = [commit for commit in commits if commit.rank == (number + 1) % 2]
+        measured.step, pause = pause_of(stayed, incident.generation, lambda step: sleep_of(PACE, step, steps))
+        measured.pauses.append(pause)
     return measured
 
 
-def _commits(histories: object) -> list[StepCommitted]:
-    found = [commit for history in histories for commit in history if not commit.adopted]  # type: ignore[attr-defined]
-    return sorted(found, key=lambda commit: commit.at)
+def pause_of(commits: list[StepCommitted], generation: int, sleep: Callable[[int], float]) -> tuple[float, float]:
+    """A median step of a generation, less its sleep, and what a rank's first step in it has lasted beyond that.
+
+    Args:
+        commits: of a rank that was there before, too, in order of time.
+        generation: the one that begins with the move.
+        sleep: seconds of a step by its number.
+    """
+    earlier = [each for each in commits if each.generation < generation]
+    later = [each for each in commits if each.generation == generation]
+    own = [b.at - a.at - sleep(b.step) for a, b in pairwise([earlier[-1], *later])]
+    step = median(own[1 : 1 + 2 * SETTLE])
+    return step, own[0] - step
 
 
 def show(name: str, measured: SizeMeasured) -> None:
@@ -153,8 +164,8 @@ def show(name: str, measured: SizeMeasured) -> None:
     total = median(each.total for each in measured.records)
     print(
         f"{name}: {len(measured.pauses)} moves, pause median {median(measured.pauses):.3f} s "
-        f"({min(measured.pauses):.3f} to {max(measured.pauses):.3f}), a step {measured.step:.3f} s; by the records "
-        f"{total:.3f} s with the first step: {stages}; {measured.redone} steps again; "
+        f"({min(measured.pauses):.3f} to {max(measured.pauses):.3f}), a step {measured.step:.3f} s without its sleep; "
+        f"by the records {total:.3f} s with the first step: {stages}; {measured.redone} steps again; "
         f"{'the bits are the same' if measured.equal else 'THE RESULT IS ANOTHER'}",
         flush=True,
     )

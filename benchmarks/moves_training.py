@@ -52,10 +52,15 @@ def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return total.hexdigest()
 
 
+def sleep_of(pace: float, step: int, steps: int) -> float:
+    """Seconds that a step sleeps."""
+    return min(LONGEST_S, pace * steps / max(1, steps - step))
+
+
 def wait(pace: float, hurry: Path, step: int, steps: int) -> None:
     """Sleep for as long as the others may need to come to their point."""
     if pace and not hurry.exists():
-        time.sleep(min(LONGEST_S, pace * steps / max(1, steps - step)))
+        time.sleep(sleep_of(pace, step, steps))
 
 
 def main() -> None:

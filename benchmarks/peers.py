@@ -1,12 +1,15 @@
 """One job, one plan of faults, side by side: plain torchrun, torchft, NVIDIA's resiliency extension, regrow.
 
-    make peers                                        # the environment: torch 2.14, torchft, NVRx, regrow
-    build/peers/venv/bin/python benchmarks/peers.py   # about 15 minutes on two idle cores
-    build/peers/venv/bin/python benchmarks/peers.py --quick --side torchft --side regrow-standby
+    python benchmarks/peers.py --sides torchrun regrow-standby   # 40 minutes on two idle cores; nothing else is needed
+    python benchmarks/peers.py --quick --sides torchrun regrow   # 80 steps: 6 minutes, and faults 10 s apart
+    make peers                                                   # the environment of all: torch 2.14, torchft, NVRx
+    build/peers/venv/bin/python benchmarks/peers.py              # all sides: 2 hours
 
 A decoder of 25 million parameters (300 MB of state) by DDP on four ranks of one machine, a thread each. Each side
 trains the same number of steps twice: undisturbed, and under the plan: a rank gets SIGKILL, two at once do, a rank is
-stopped for good by SIGSTOP. `SIDES` has each side's settings and where they come from. Columns:
+stopped for good by SIGSTOP. Between two faults are `--every` steps, and as many before the first and after the last:
+300 unless asked otherwise, which is a fault each 2 to 3 minutes at the 0.4 to 0.6 s of a step on two cores. A run is
+then 8 to 12 minutes, and a side has two. `SIDES` has each side's settings and where they come from. Columns:
 
 - *without a step*: seconds from a fault to the first step beyond all finished ones, on any rank, less a median step;
 - *whole again*: seconds until all four ranks finish a new step; never, where the tool goes on with fewer;
@@ -32,7 +35,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -118,19 +121,35 @@ class Outcome:
         return moments[-1][0] - moments[0][0] if moments else math.inf
 
 
-def plan(steps: int, seed: int) -> list[Fault]:
-    """Draw the faults: a kill, two at once, a stop for good; each a fourth of the way after the other.
+def plan(every: int, seed: int) -> tuple[int, list[Fault]]:
+    """Draw the faults: a kill, two at once, a stop for good; returns the steps of a run with them.
 
-    Rank 0 is spared, as NVRx's in-process restart ends with it by its own documentation.
+    They are `every` steps apart, less or more up to a fourth of that. Rank 0 is spared, as NVRx's in-process restart
+    ends with it by its own documentation.
     """
     draw = random.Random(seed)
     ranks = draw.sample(range(1, WORLD), WORLD - 1)
-    quarter = steps // 4
-    return [
-        Fault(quarter + draw.randrange(5), (ranks[0],), signal.SIGKILL),
-        Fault(2 * quarter + draw.randrange(5), (ranks[1], ranks[2]), signal.SIGKILL),
-        Fault(3 * quarter + draw.randrange(5), (ranks[0],), signal.SIGSTOP),
+    victims = [(ranks[0],), (ranks[1], ranks[2]), (ranks[0],)]
+    signs = [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP]
+    faults = [
+        Fault(number * every + draw.randrange(max(1, every // 4)), struck, sign)
+        for number, (struck, sign) in enumerate(zip(victims, signs, strict=True), start=1)
     ]
+    return (len(faults) + 1) * every, faults
+
+
+def chosen(words: list[str]) -> list[str]:
+    """Sides that begin with one of the words, in the order of `SIDES`; all where there is none."""
+    return [name for name in SIDES if not words or any(name.startswith(word) for word in words)]
+
+
+def versions() -> str:
+    """Versions of what is installed of the sides; not all of them need all."""
+    told = []
+    for name in ("torch", "torchft", "nvidia-resiliency-ext"):
+        with suppress(PackageNotFoundError):
+            told.append(f"{name} {version(name)}")
+    return ", ".join(told)
 
 
 @contextmanager
@@ -225,12 +244,15 @@ def _weigh(outcome: Outcome, processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def difference(folder: Path, reference: Path) -> float:
-    """The largest difference of a final parameter; inf: there are none."""
+    """The largest difference of a final parameter, 0 only for the same bits; inf: there are none, or no numbers."""
     paths = [each / peer_training.FINAL for each in (folder, reference)]
     if not all(path.exists() for path in paths):
         return math.inf
     ours, theirs = (torch.load(path, weights_only=True) for path in paths)
-    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    if all(torch.equal(ours[name].view(torch.uint8), theirs[name].view(torch.uint8)) for name in ours):
+        return 0.0
+    apart = [float((ours[name] - theirs[name]).abs().max()) for name in ours]
+    return math.inf if any(map(math.isnan, apart)) else max(sys.float_info.min, *apart)
 
 
 def lines_changed(script: str) -> int:
@@ -251,18 +273,19 @@ def seconds(value: float) -> str:
 def main() -> int:
     """Run all sides in turns, print the table, write the figures; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--quick", action="store_true", help="80 steps")
-    parser.add_argument("--side", action="append", choices=sorted(SIDES), help="these alone, and torchrun")
+    parser.add_argument("--every", type=int, default=300, help="steps between two faults; a run has four times as many")
+    parser.add_argument("--quick", action="store_true", help="20 steps between two faults, which are then 10 s apart")
+    parser.add_argument("--sides", nargs="+", default=[], metavar="SIDE", help=f"of {', '.join(SIDES)}, or a beginning")
     parser.add_argument("--seed", type=int, default=1, help="of the plan")
     parser.add_argument("--json", type=Path, help="write the figures here")
     args = parser.parse_args()
-    steps = 80 if args.quick else args.steps
+    steps, faults = plan(20 if args.quick else args.every, args.seed)
+    names = chosen(args.sides)
+    if not names:
+        parser.error(f"none of {', '.join(SIDES)} begins with {' or '.join(args.sides)}")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     warn_if_busy()
     folder = Path(tempfile.mkdtemp(prefix="regrow-peers-"))
-    names = [name for name in SIDES if not args.side or name in args.side or name == "torchrun"]
-    faults = plan(steps, args.seed)
     print("plan: " + "; ".join(f"{each.sign.name} to ranks {each.ranks} after step {each.step}" for each in faults))
     table = Table(title=f"{steps} steps, {len(faults)} faults")
     for column in ("side", "survived", "without a step", "most", "whole again", "again", "dropped", "difference"):
@@ -298,7 +321,7 @@ def main() -> int:
     Console(width=180).print(table)
     for name in names:
         print(f"{name}: {SIDES[name].settings}; {lines_changed(SIDES[name].script)} lines of its own")
-    print("versions: " + ", ".join(f"{each} {version(each)}" for each in ("torch", "torchft", "nvidia-resiliency-ext")))
+    print(f"versions: {versions()}")
     tell("peers", figures, args.json)
     shutil.rmtree(folder)
     return 0

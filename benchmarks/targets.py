@@ -127,9 +127,15 @@ TARGETS: Mapping[str, tuple[Target, ...]] = {
         Target("capacity_s", most=5.0),
     ),
     "reading": (Target("busy_over_idle", least=0.6),),
-    "peers": tuple(
-        Target(f"{figure}_regrow_standby", most=most, least=least)
-        for figure, most, least in (("time", 1.05, None), ("survived", None, 3), ("difference", 0, 0))
+    "peers": (
+        *(
+            Target(f"{figure}_regrow_standby", most=most, least=least)
+            for figure, most, least in (("time", 1.05, None), ("survived", None, 3), ("difference", 0, 0))
+        ),
+        *(
+            Target("time_regrow_standby", most=1.0, of=f"time_{peer}")
+            for peer in ("torchrun", "nvrx_launcher", "nvrx_inprocess", "torchft")
+        ),
     ),
     "recipes": tuple(Target(f"recipe_over_plain_{method}", most=1.02) for method in ("pretrain", "lora")),
     "rendezvous": (

@@ -95,6 +95,22 @@ def test_nodes_move_to_the_spare_one_after_the_other_and_no_step_runs_again(here
 
 
 @pytest.mark.full
+def test_ranks_of_a_node_with_two_bad_verdicts_move_to_the_spare_by_themselves(
+    here: Site, undisturbed: Outcome
+) -> None:
+    rules = (f'[[rule]]\nname = "at-{step}"\npattern = "^step {step}$"\nseverity = "leave"\n' for step in (2, 4))
+    (here.folder / "leave.toml").write_text("\n".join(rules))
+    with start(here, "verdicts", *SPARED, "--log-rules", "leave.toml") as job:
+        agents_of(here, "verdicts", job)
+        job.wait_for(MOVED)
+        outcome = planned(here, "verdicts", job)
+    assert "ranks 0, 1 move away from node0, which is in quarantine" in outcome.output
+    assert_equal(outcome, undisturbed, lost={0, 1, 2, 3})
+    assert nodes_of(here, "verdicts")[-1] == ["node2", "node2", "node1", "node1"]
+    here.assert_nothing_left()
+
+
+@pytest.mark.full
 def test_a_drain_behind_a_move_lets_all_train_until_those_who_leave_are_gone(here: Site, undisturbed: Outcome) -> None:
     script = here.script(LINGERING.format(folder=str(SCRIPTS), script=TRAINING))
     (lingers := here.folder / "linger").touch()

@@ -5,9 +5,12 @@ from typing import Any
 from tests.unit.membership.elastic_job import candidates, drain, lose, planned, scale, stop
 from tests.unit.membership.membership_job import Job, form
 
-from regrow.core.ids import NO_STATE, NodeId, Rank, WorkerId
+from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
+from regrow.core.messages.health import NodeExamined
+from regrow.core.messages.replacements import ReplacementProven
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
+from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.membership.orders import AnswerScale
 
 
@@ -202,3 +205,43 @@ def test_those_who_do_not_leave_in_time_are_not_waited_for_and_no_node_is_said_t
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.faults, closed.ranks, closed.steps_lost) == ("preempt", 0, [], 0)
     assert not [note.text for note in job.all(Noted) if "lost" in note.text]
+
+
+def unfit(job: Job, node: str) -> None:
+    """Two examinations have found a fault of a node."""
+    found = HealthVerdict(NodeId(node), "gpu0", Severity.LEAVE, Action.RESET, "nvml", "a row could not be remapped")
+    for _ in range(2):
+        job.tell(NodeExamined(NodeId(node), "joined", [found], 0.5))
+
+
+def proven(job: Job) -> None:
+    job.tell(ReplacementProven(job.of(0), job.machine.generation, Rank(0), StepNo(3)))
+
+
+def test_ranks_leave_a_node_in_quarantine_for_the_spare_where_a_newcomer_was_proven() -> None:
+    job = spared()
+    proven(job)
+    unfit(job, "n1")
+    assert homes(moved(job)) == ["n0", "n0", "n2", "n2"]
+    closed = job.last(IncidentClosed)
+    assert (closed.kind, closed.faults, closed.steps_lost) == ("move", 0, 0)
+    assert "ranks 2, 3 move away from n1, which is in quarantine" in closed.cause
+    assert "a row could not be remapped" in closed.cause
+    unfit(job, "n1")
+    assert not job.machine.roster.candidates, "nobody goes back there"
+
+
+def test_ranks_stay_on_a_node_in_quarantine_until_a_newcomer_is_proven() -> None:
+    job = spared()
+    unfit(job, "n1")
+    assert not job.all(orders.HaltGeneration) and not job.machine.roster.candidates
+    proven(job)
+    assert homes(moved(job)) == ["n0", "n0", "n2", "n2"]
+
+
+def test_ranks_stay_on_a_node_in_quarantine_where_no_other_has_room() -> None:
+    job = Job(4, nodes=2, slots=2).trained(4)
+    proven(job)
+    unfit(job, "n1")
+    assert not job.all(orders.HaltGeneration) and not job.machine.roster.candidates
+    assert "is in quarantine" not in " ".join(note.text for note in job.all(Noted))

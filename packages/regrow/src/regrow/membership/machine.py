@@ -106,7 +106,7 @@ class Membership:
         self._resize_boundary = ResizeBoundary(job, ladder, self._regroup, pace)
         self._resizing = Resizing(job, self._size, self._standbys, self._regroup, self._resize_boundary)
         self._nodes = Nodes(job, ladder, self._generations, self._copies, self._resizing)
-        self._auditor, self._quarantine = Auditor(job, ladder), Quarantine(job)
+        self._auditor, self._quarantine = Auditor(job, ladder), Quarantine(job, self._resizing.unfit)
         corruption = Corruption(job, ladder, self._generations.doubts, self._quarantine)
         self._workers = Workers(
             job, ladder, self._standbys, corruption, self._auditor, self._resizing, self._resize_boundary, pace

@@ -44,6 +44,9 @@ class Moving:
         self._job, self._regroup = job, regroup
         self._roster = job.roster
         self._move: RankMove | None = None
+        self.unfit: dict[NodeId, str] = {}
+        """Nodes that came into quarantine, with the reason, until their ranks move."""
+        self._await_proof = False
 
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
         """Somebody asks for a move; answered at once."""
@@ -120,9 +123,35 @@ class Moving:
         if not why:
             self._move = RankMove(source, None, to, said, self._roster.world)
 
+    @property
+    def may_leave(self) -> bool:
+        """True if a newcomer was proven since nodes in quarantine were looked at."""
+        return self._await_proof and bool(self._job.replacements.proven)
+
+    def _leave_unfit(self, now: Instant) -> None:
+        """Ranks leave a node in quarantine for one that is idle, if a newcomer has shown to compute what a rank does.
+
+        It may be the check that is wrong, and then nothing but the pause of a move is lost.
+        """
+        self._await_proof = bool(self.unfit) and not self._job.replacements.proven
+        if self._move is not None or self._await_proof:
+            return
+        for source, why in list(self.unfit.items()):
+            node = self._roster.nodes[source]
+            ranks = [] if node.away or node.leave_by is not None else self._ranks(source, None)
+            if not ranks:
+                del self.unfit[source]
+            elif not self._obstacle(ranks, source, None):
+                del self.unfit[source]
+                reason = say.leave_unfit(ranks, source, why)
+                self._job.orders.note(reason, now)
+                self._move = RankMove(source, None, None, reason, self._roster.world)
+                return
+
     def plan(self, now: Instant) -> ResizePlan | None:
         """Plan the move that was accepted; None: there is none, or it has come to nothing."""
         self._follow(now)
+        self._leave_unfit(now)
         move, job = self._move, self._job
         if move is None:
             return None

@@ -141,6 +141,10 @@ class Resizing:
         """Something has happened that may make room, or take it."""
         self._look = True
 
+    def unfit(self, node: NodeId, reason: str) -> None:
+        """A node is in quarantine: its ranks move where there is room."""
+        self._moves.unfit[node], self._look = reason, True
+
     # --- candidates --------------------------------------------------------------------------------------------
 
     def candidate_ready(self, worker: WorkerRecord, now: Instant) -> None:
@@ -211,7 +215,8 @@ class Resizing:
     def advance(self, now: Instant) -> None:
         """The job trains and nothing is wrong: begin what is wanted, go on with it, or do without it."""
         generation = self._job.generation
-        if (not self._look and self._seen == generation) or self._roster.count(Stage.FINISHED):
+        looks = self._look or self._seen != generation or self._moves.may_leave
+        if not looks or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
         self._seen = generation

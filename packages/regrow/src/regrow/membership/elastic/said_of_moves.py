@@ -51,6 +51,11 @@ def follows(rank: Rank, ranks: Sequence[Rank], source: NodeId, to: NodeId) -> st
     return f"{_ranks(ranks)} of {source} follow{'s' * (len(ranks) == 1)} rank {rank} of their replica to {to}"
 
 
+def leave_unfit(ranks: Sequence[Rank], source: NodeId, why: str) -> str:
+    """Reason of a move to which verdicts have led."""
+    return f"{_ranks(ranks)} move{'s' * (len(ranks) == 1)} away from {source}, which is in quarantine: {why}"
+
+
 def stays_apart(rank: Rank, to: NodeId, source: NodeId, why: str) -> str:
     """A rank is alone on another node."""
     return f"rank {rank} went to {to}, and speaks over the network with those of its replica on {source}: {why}"

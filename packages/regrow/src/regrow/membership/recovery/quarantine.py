@@ -1,9 +1,11 @@
 """Nodes that fail: after twice within the window no new worker is placed on one while there is room elsewhere.
 
 A node fails with an examination that found something `leave` or `fatal`, or when the state of a rank on it was found to
-be wrong. Workers that run there stay: it may be the check that is wrong. The quarantine is never what ends a job or
-makes it smaller, so it is not begun where no other node is, and lost ranks are filled there where nowhere else is room.
+be wrong. Workers that run there train on until they can be moved. The quarantine is never what ends a job or makes it
+smaller, so it is not begun where no other node is, and lost ranks are filled there where nowhere else is room.
 """
+
+from collections.abc import Callable
 
 from regrow.core import records as record
 from regrow.core.ids import Instant, NodeId
@@ -22,10 +24,11 @@ class Quarantine:
 
     Args:
         job: whose nodes they are.
+        unfit: called with a node that comes into quarantine, and the reason.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job, self._roster, self._orders = job, job.roster, job.orders
+    def __init__(self, job: Job, unfit: Callable[[NodeId, str], None]) -> None:
+        self._job, self._roster, self._orders, self._unfit = job, job.roster, job.orders, unfit
         self._failures: dict[NodeId, list[Instant]] = {}
         self._reported: set[NodeId] = set()
         self._examined: dict[NodeId, list[str]] = {}
@@ -71,6 +74,7 @@ class Quarantine:
         others = [each for each in self._roster.usable_nodes() if each is not node and not each.quarantined]
         if others:
             node.quarantined = reason
+            self._unfit(name, reason)
         elif name in self._reported:
             return
         self._reported.add(name)
