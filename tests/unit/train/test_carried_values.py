@@ -265,7 +265,7 @@ def test_a_text_that_is_nested_too_deeply_leaves_no_variable_alone(monkeypatch: 
     def too_deep(_: object) -> None:
         raise RecursionError
 
-    monkeypatch.setattr("regrow.train.state.variables.read_first", too_deep)
+    monkeypatch.setattr("regrow.train.script.read_first.read_first", too_deep)
     steps = Steps(3)
     rebound(steps)
     assert {"done", "number"} <= {place.partition("\n")[2] for place in steps.encoded} and steps.variables.notes == []

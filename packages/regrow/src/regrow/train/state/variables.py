@@ -8,7 +8,6 @@ count as plain in variables that the loop's body may read before it writes them:
 
 import contextlib
 import functools
-import inspect
 import signal
 import threading
 import time
@@ -24,7 +23,7 @@ from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, names_used, namespaces
-from regrow.train.script.read_first import read_first
+from regrow.train.script.read_first import loop_read
 from regrow.train.script.source import modules_of_script
 from regrow.train.state.arrays import ARRAYS, Shared, packed, unpacked
 from regrow.train.state.glances import Glance
@@ -41,6 +40,7 @@ from regrow.train.state.plain import (
     still,
     take_over,
 )
+from regrow.train.state.untouched import Untouched
 
 P = ParamSpec("P")
 Values = dict[str, object]
@@ -105,6 +105,8 @@ class Variables:
         self._elsewhere: set[str] = set()
         self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
+        self.untouched: Untouched | None = None
+        """Set where nothing may be written into the script's frames: looks for what should be."""
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
@@ -139,6 +141,8 @@ class Variables:
         found = self._namespaces()
         if self._carrying is None and self._frames is not None:
             self._carrying, self._glances = _may_carry(self._frames()), {}
+            if self.untouched is not None:
+                self.untouched.asks(self._frames())
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
@@ -250,7 +254,7 @@ class Variables:
             self._learnt = self._now
         for name, values in then.items():
             space = spaces.get(name)
-            if space is None:
+            if space is None or (self.untouched is not None and self.untouched.differ(space, values)):
                 continue
             now, changed = space.read(), {}
             nothing = [key for key, kept in values.items() if kept is None and self._carries(space, key)]
@@ -349,6 +353,8 @@ class Variables:
             if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.holds:
                 continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
+            if self.untouched and self.untouched.receive(spaces[name], key, value, present, over=self.over):
+                continue
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
             spaces[name].write(values)
@@ -379,11 +385,8 @@ def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
 
 def _may_carry(frames: Iterable[FrameType]) -> Callable[[str], bool]:
     """Tells the names that may carry something from body to body: all of them, where the loop's text is not known."""
-    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
-        for frame in frames:
-            if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-                return (reads.first - reads.harmless).__contains__
-    return lambda _: True
+    found = loop_read(frames)
+    return (found[1].first - found[1].harmless).__contains__ if found is not None else lambda _: True
 
 
 def _functions_elsewhere() -> Iterator[object]:

@@ -57,7 +57,7 @@ class SupervisedWorker:
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self.groups = link, groups
         self.worker_id, self.early = link.env.worker, link.early
-        self.trial_steps = link.env.spec.trial_steps
+        self.trial_steps, self.rewrites = link.env.spec.trial_steps, link.env.spec.rewrites
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
@@ -273,7 +273,7 @@ class SupervisedWorker:
                 between=self.control.first_restart > 0,
                 early=self.early.found,
                 parts=recovery.first_look() if env.begins else {},
-                imported=installed(self._link.modules) if self.rank == 0 else [],
+                imported=installed(self._link.modules) if self.rank == 0 and self.rewrites else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
