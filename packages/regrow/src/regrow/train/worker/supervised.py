@@ -31,7 +31,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
-from regrow.train.worker.assembly import Assembly, SetUpHearing
+from regrow.train.worker.assembly import Assembly, SetUpCalls
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
@@ -64,7 +64,7 @@ class SupervisedWorker:
         """True if batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
-        self._set_up: SetUpHearing | None = None
+        self._set_up: SetUpCalls | None = None
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -103,7 +103,7 @@ class SupervisedWorker:
         link.advice = lambda: worker._stray.advice() if worker._state is not None else ""
         worker.control.start()
         groups.early = link.early if link.early.watching else None
-        worker._set_up = SetUpHearing(link, groups)
+        worker._set_up = SetUpCalls(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         if reported := expected_names.shortfalls():
             worker.note_of_script(reported)
