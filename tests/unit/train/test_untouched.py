@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ class Watched(Steps):
     def __init__(self, steps: int = 6) -> None:
         super().__init__(steps)
         self.told: list[str] = []
-        self.variables.untouched = self.untouched = Untouched(self.told.append)
+        self.variables.untouched = self.untouched = Untouched(self.told.append, self.variables.is_clock)
         self.at[0] = self._rehearsed
         self.at[5] = lambda: self.variables.put_back(self.taken)
 
@@ -108,13 +109,14 @@ def test_what_a_body_carries_is_refused_before_step_0(how: str, name: str) -> No
 
 def test_what_each_turn_makes_for_itself_is_left_alone() -> None:
     def clean(steps: Watched) -> float:
-        meter = SimpleNamespace(seen=0)
+        meter, since = SimpleNamespace(seen=0), time.monotonic()
         for step in steps:
             shown = float(step.number)
             if shown > 1:
                 last = shown * 2
                 meter.seen = last
-        return shown
+            took, since = time.monotonic() - since, time.monotonic()
+        return shown + 0 * took
 
     steps = Watched()
     assert clean(steps) == 5.0
@@ -197,7 +199,16 @@ def test_what_a_function_reads_behind_a_body_is_refused() -> None:
             loss = number
         return loss
 
+    def shows(body: Any, number: float) -> str:
+        with body:
+            loss = SimpleNamespace(loss=number)
+            loss.loss += 1
+        return "loss" + str(body.loss)
+
     assert binds_before(Body(BodyBindings(writes=False)), 2.0) == 2.0
+    shown: Any = Body(BodyBindings(writes=False))
+    shown.loss = 4
+    assert shows(shown, 2.0) == "loss4"
     with pytest.raises(UsageError, match="reads `loss` behind"):
         train(Body(BodyBindings(writes=False)), 3.0)
 

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -80,7 +81,8 @@ class Rehearsal:
         frames, known = script_frames(), living(self._context.protected().graphs())
         things = keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
         if not worker.rewrites:
-            variables.untouched = Untouched(lambda text: worker.note_of_script(text, doubts=True))
+            note = partial(worker.note_of_script, doubts=True)
+            variables.untouched = Untouched(note, ignores=variables.is_clock)
         variables.follow(script_frames, things)
         variables.asks()
         before = variables.take()

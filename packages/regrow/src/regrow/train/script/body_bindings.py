@@ -82,7 +82,8 @@ def _refuse_read_behind(frame: FrameType, bound: Collection[str]) -> None:
     """Raises `UsageError` where a function begins empty in each step, and reads behind the body what that binds."""
     behind = [each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti]
     if not any("JUMP_BACKWARD" in each.opname or each.argval == "committed" for each in behind):
-        for name in (each.argval for each in behind if each.opname.startswith("LOAD_") and each.argval in bound):
+        read = [each.argval for each in behind if each.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_DEREF"))]
+        for name in filter(bound.__contains__, read):
             raise UsageError(
                 f"{frame.f_code.co_qualname} reads `{name}` behind a step's body that may be cut off before it "
                 "binds that, and --no-script-rewrite keeps regrow from binding it",

@@ -52,7 +52,8 @@ def read_first(frame: FrameType) -> BodyReads | None:
     elsewhere = names_used(called, [frame.f_globals])
     order, inside = ReadOrder(), set(map(id, named))
     certain = order.block(body, set())
-    outside = {each.id for each in ast.walk(tree) if isinstance(each, ast.Name) and id(each) not in inside}
+    others = (each for each in ast.walk(tree) if isinstance(each, ast.Name) and id(each) not in inside)
+    outside = {each.id for each in others if not _stores(each)}
     first = order.read | (elsewhere - written)
     return BodyReads(first, harmless(body, there) - elsewhere, written, certain, outside)
 

@@ -13,6 +13,7 @@ from regrow.train.script.read_first import BodyReads, loop_read
 from regrow.train.state.arrays import ARRAYS
 from regrow.train.state.plain import PLAIN, keep, same
 
+_KINDS = PLAIN | ARRAYS
 _CURE = (
     "keep it in an object with state_dict and load_state_dict, given to session.protect, or take step.number where "
     "that counts it; without --no-script-rewrite regrow puts it back by itself"
@@ -20,10 +21,15 @@ _CURE = (
 
 
 class Untouched:
-    """Looks for what would have to be written into variables of functions and modules. `note`: called with each."""
+    """Looks for what would have to be written into variables of functions and modules.
 
-    def __init__(self, note: Callable[[str], object]) -> None:
-        self._note = note
+    Args:
+        note: called with each of these once steps count.
+        ignores: values that mean nothing after a fault.
+    """
+
+    def __init__(self, note: Callable[[str], object], ignores: Callable[[object], bool]) -> None:
+        self._note, self._ignores = note, ignores
         self._reads: BodyReads | None = None
         self._of = 0
         self._missed: dict[str, None] = {}
@@ -34,14 +40,17 @@ class Untouched:
         if found := loop_read(frames):
             space, self._reads = namespaces([found[0]])[0], found[1]
             self._of, values = _of(space), space.read()
-            carried = self._reads.first & self._reads.written
-            self._miss(space, [name for name in carried if type(values.get(name, self)) in PLAIN | ARRAYS])
+            carried = [
+                each for each in self._reads.first & self._reads.written if type(values.get(each, self)) in _KINDS
+            ]
+            self._miss(space, [name for name in carried if not self._ignores(values[name])])
 
     def differ(self, space: Namespace | Attributes, kept: Mapping[str, object]) -> bool:
         """True if nothing may be written there; it is looked for what is not as it was kept."""
         if space.of_frames:
             now = space.read()
-            self._miss(space, [name for name in kept if not _alike(kept[name], now.get(name, self))])
+            unlike = [name for name in kept if not _alike(kept[name], now.get(name, self))]
+            self._miss(space, [name for name in unlike if not self._ignores(kept[name])])
         return space.of_frames
 
     def receive(self, space: Namespace | Attributes, name: str, value: object, present: object, *, over: bool) -> bool:

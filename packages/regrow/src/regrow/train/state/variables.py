@@ -304,7 +304,7 @@ class Variables:
     def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
         for name, key in sorted(self._living):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
-            if kept is _MISSING or any(map(self._is_clock, atoms(kept))):
+            if kept is _MISSING or any(map(self.is_clock, atoms(kept))):
                 continue
             value = copied(kept)
             thing = getattr(kept, "thing", None)
@@ -315,7 +315,7 @@ class Variables:
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
                 reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
 
-    def _is_clock(self, value: object) -> bool:
+    def is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
         In seconds or nanoseconds.
