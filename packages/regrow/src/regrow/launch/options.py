@@ -1,5 +1,6 @@
 """The options of `regrow run` beside torchrun's, of `regrow agent`, `regrow try` and `regrow doctor`."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -208,27 +209,14 @@ class RunCommand(click.Command):
         return super().parse_args(ctx, [*spelled[:own], *args[own:]])
 
 
-def of_run(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add regrow's own options of `regrow run`."""
-    return _with(_RUN, command)
-
-
-def of_agent(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `regrow agent`."""
-    return _with(_AGENT, command)
-
-
-def of_try(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `regrow try`."""
-    return _with(_TRY, command)
-
-
-def of_doctor(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of `regrow doctor`."""
-    return _with(_DOCTOR, command)
-
-
 def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(added):
         command = option(command)
     return command
+
+
+of_run = functools.partial(_with, _RUN)
+"""Adds regrow's own options of `regrow run`; the next ones those of other commands."""
+of_agent = functools.partial(_with, _AGENT)
+of_try = functools.partial(_with, _TRY)
+of_doctor = functools.partial(_with, _DOCTOR)
