@@ -35,7 +35,7 @@ _OF_NO_MATTER = (
     *("--checkpoint-dir", "--checkpoint-every", "--checkpoint-keep", "--node-metrics", "--log-rules"),
 )
 """With a value each, and numbers are the same with any."""
-_SWITCHES = ("--quiet", "--no-audit", "--no-health", "--no-elect", "--check-for-nan")
+_SWITCHES = ("--quiet", "--no-audit", "--no-health", "--no-elect", "--check-for-nan", "--no-script-rewrite")
 _OTHERWISE = (
     "--resume",
     "--replicas",

@@ -181,7 +181,7 @@ def test_shares_that_are_dealt_anew_are_made_for_who_reads_them_now_and_what_is_
     assert here.making.make() == []
     here.making.stand([At(Key(2, 0, 4), (0, 1)), At(Key(2, 2, 4), (2, 3))], ())
     assert [here.making.make() for _ in range(3)] == [[]] * 3 and not here.making.busy
-    assert list(here.making._served) == [((0, 1), 4), ((2, 3), 4)], "the portion that is read no more is still there"
+    assert list(here.making._served) == [((0, 1), 4), ((2, 3), 4)], "the group that is read no more is still there"
     assert here.reads() == reads
     here.making.close()
 

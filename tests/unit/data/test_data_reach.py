@@ -139,11 +139,11 @@ def test_who_reads_several_shares_says_which(way: Reach, tmp_path: Path) -> None
     thread.join(PATIENCE_S)
     way.note(Key(4, 3, 2))
     at = producer.hear(At)
-    assert isinstance(at, At) and at.portion == ((1, 3), 2)
+    assert isinstance(at, At) and at.group == ((1, 3), 2)
     way.shares = ()
     way.note(Key(5, 1, 2))
     alone = producer.hear(At)
-    assert isinstance(alone, At) and alone.portion == ((1,), 2)
+    assert isinstance(alone, At) and alone.group == ((1,), 2)
 
 
 def test_a_rehearsal_does_not_say_where_it_stands(way: Reach, worker: Worker, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from regrow.core.messages.log_rules import LogRule, LogRuleNews, LogRuleOrder, L
 from regrow.core.records import IncidentOpened, NodeJudged, NodeQuarantined, Noted
 from regrow.core.verdicts import Action, Severity
 from regrow.health import log_watch
-from regrow.health.log_rules import LONGEST_PATTERN, MOST_RULES, RuleBook, load_rules, parse_rules
+from regrow.health.log_rules import LONGEST_PATTERN, MOST_RULES, ActiveRules, load_rules, parse_rules
 from regrow.health.log_watch import LogWatch
 
 ROOT = Path(__file__).parents[3]
@@ -108,16 +108,16 @@ def test_more_than_at_most_within_the_window_is_told_once_until_there_are_fewer(
     most: int, window: float, gaps: list[float]
 ) -> None:
     rule = LogRule("many", "x", at_most=most, within=window)
-    book, now, times, over = RuleBook([rule]), 0.0, list[float](), False
+    active, now, times, over = ActiveRules([rule]), 0.0, list[float](), False
     for gap in gaps:
         now += gap
         times.append(now)
         beyond = sum(at > now - window for at in times) > most
-        news = book.matched(rule, W, "a line", now)
+        news = active.matched(rule, W, "a line", now)
         assert (news is not None) == (beyond and not over)
         assert news is None or (news.broken and news.line == "a line")
         over = beyond
-    assert book.late(now + 1e9) == [] and book.next_deadline() is None
+    assert active.late(now + 1e9) == [] and active.next_deadline() is None
 
 
 @given(st.integers(1, 4), st.floats(1.0, 10.0), st.lists(st.floats(0.01, 6.0), min_size=1, max_size=60))
@@ -125,20 +125,20 @@ def test_fewer_than_at_least_within_the_window_is_told_at_its_end_and_so_is_that
     least: int, window: float, gaps: list[float]
 ) -> None:
     rule = LogRule("beat", "x", at_least=least, within=window)
-    book, now, times = RuleBook([rule]), 0.0, list[float]()
-    assert book.late(1e9) == [], "it begins with the first"
+    active, now, times = ActiveRules([rule]), 0.0, list[float]()
+    assert active.late(1e9) == [], "it begins with the first"
     broken = False
     for gap in gaps:
-        deadline = book.next_deadline()
+        deadline = active.next_deadline()
         if deadline is not None and deadline <= now + gap:
-            assert book.late(deadline - 1e-3) == []
-            (late,) = book.late(deadline)
+            assert active.late(deadline - 1e-3) == []
+            (late,) = active.late(deadline)
             assert late.broken and late.missing == deadline - times[-1]
-            assert book.late(deadline) == [] and book.next_deadline() is None
+            assert active.late(deadline) == [] and active.next_deadline() is None
             broken = True
         now += gap
         times.append(now)
-        news = book.matched(rule, W, "a line", now)
+        news = active.matched(rule, W, "a line", now)
         assert news is None or not news.broken
         assert (news is not None) <= broken
         broken = broken and news is None
@@ -148,29 +148,29 @@ def test_fewer_than_at_least_within_the_window_is_told_at_its_end_and_so_is_that
 
 def test_a_worker_that_has_ended_is_not_missed() -> None:
     rule = LogRule("beat", "x", at_least=1, within=5.0)
-    book = RuleBook([rule])
-    book.matched(rule, W, "", 1.0)
-    assert book.next_deadline() == 6.0
-    book.ended(W)
-    assert book.next_deadline() is None and book.late(100.0) == []
+    active = ActiveRules([rule])
+    active.matched(rule, W, "", 1.0)
+    assert active.next_deadline() == 6.0
+    active.ended(W)
+    assert active.next_deadline() is None and active.late(100.0) == []
 
 
 def test_a_first_line_that_never_comes_is_missed_where_the_rule_says_by_when() -> None:
     rule, silent = LogRule("beat", "x", at_least=2, within=5.0, first_within=60.0), WorkerId("w2")
-    book = RuleBook([rule, LogRule("other", "y", at_least=1, within=5.0), LogRule("never", "z", at_most=0)])
+    active = ActiveRules([rule, LogRule("other", "y", at_least=1, within=5.0), LogRule("never", "z", at_most=0)])
     for worker, now in ((W, 100.0), (silent, 110.0), (W, 120.0)):
-        book.began(worker, now)
-    assert book.next_deadline() == 160.0
-    assert book.matched(rule, W, "a line", 150.0) is None
-    assert book.next_deadline() == 155.0, "from the first on the window counts"
-    book.ended(W)
-    assert book.late(169.0) == [] and book.next_deadline() == 170.0
-    (late,) = book.late(171.0)
+        active.began(worker, now)
+    assert active.next_deadline() == 160.0
+    assert active.matched(rule, W, "a line", 150.0) is None
+    assert active.next_deadline() == 155.0, "from the first on the window counts"
+    active.ended(W)
+    assert active.late(169.0) == [] and active.next_deadline() == 170.0
+    (late,) = active.late(171.0)
     assert (late.worker, late.broken, late.missing, late.never) == (silent, True, 61.0, True)
-    assert book.late(999.0) == [] and book.next_deadline() is None
-    again = book.matched(rule, silent, "a line", 1000.0)
+    assert active.late(999.0) == [] and active.next_deadline() is None
+    again = active.matched(rule, silent, "a line", 1000.0)
     assert again is not None and not again.broken
-    assert book.next_deadline() == 1005.0
+    assert active.next_deadline() == 1005.0
 
 
 # --- lines -----------------------------------------------------------------------------------------------------------

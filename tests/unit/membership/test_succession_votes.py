@@ -32,8 +32,8 @@ from regrow.membership.recovery.doubts import Doubt
 from regrow.membership.scaling import Change
 from regrow.membership.server.launchers import SuccessionApi
 from regrow.membership.server.leased import LeasedMachine
-from regrow.membership.succession.belated import still_meant
 from regrow.membership.succession.election import Election
+from regrow.membership.succession.late_facts import still_meant
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.succession.voters import MOST_VOTERS, PASSED_S, Voters
 from regrow.membership.succession.written import MemoryWriter, read

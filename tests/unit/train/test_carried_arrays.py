@@ -17,7 +17,7 @@ from regrow.train.rehearsal.players import shows
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.script.callers import script_frames
 from regrow.train.script.filled_anew import harmless
-from regrow.train.script.read_first import names_read_first
+from regrow.train.script.read_first import ReadOrder
 from regrow.train.state.protected import ProtectedState
 
 
@@ -255,4 +255,6 @@ def test_names_whose_old_content_no_body_reads(text: str, expected: set[str]) ->
     ],
 )
 def test_names_that_are_read_first(text: str, expected: set[str]) -> None:
-    assert names_read_first(ast.parse(text).body) == expected
+    order = ReadOrder()
+    order.block(ast.parse(text).body, set())
+    assert order.read == expected

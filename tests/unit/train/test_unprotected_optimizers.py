@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from regrow.core.errors import UsageError
+from regrow.train.rehearsal.unprotected_optimizers import UnprotectedOptimizers
 from regrow.train.state.protected import ProtectedState
-from regrow.train.state.unprotected import UnprotectedOptimizers
 
 
 @contextmanager

@@ -25,6 +25,11 @@ GONE = {
     "entry store, versions": "Shelf shelf _shelf",
     "observation": "WorkerSight NodeSight sight sights _sight _sights",
     "fault": "strike strikes _strike _strikes",
+    "share group": "Portion portion portions",
+    "late facts": "belated",
+    "set-up calls": "SetUpHearing",
+    "changed by updates": "lasting",
+    "active rules": "RuleBook",
     "avoided node": "BadNode KeptNode BadMark",
     "copies": "VaultReply VaultRequest VaultHost SimVaults vaults",
 }

@@ -181,7 +181,7 @@ def _judge_body(outcome: Answered, row: BatchRow) -> Accept | Doubtful | Again:
         return Accept(answer)
     if not answer.choices:
         return Again("answered without choices", Fault.WORKER)
-    if (count := _told_apart([each.index for each in answer.choices])) < row.answers:
+    if (count := _distinct([each.index for each in answer.choices])) < row.answers:
         text = f"answered with {count} of {row.answers} choices that were asked for"
         return Again(text, Fault.WORKER)
     if any(each.error or (each.finish_reason or "").lower() in _BROKEN_OFF for each in answer.choices):
@@ -195,7 +195,7 @@ def _judge_embeddings(answer: Answer, row: BatchRow) -> Accept | Again:
     found = answer.data if isinstance(answer.data, list) else []
     if not found or not all(isinstance(each, dict) and _is_embedding(each.get("embedding")) for each in found):
         return Again("answered without an embedding", Fault.WORKER)
-    if (count := _told_apart([each.get("index") for each in found])) < row.answers:
+    if (count := _distinct([each.get("index") for each in found])) < row.answers:
         text = f"answered with {count} of {row.answers} embeddings that were asked for"
         return Again(text, Fault.WORKER)
     return Accept(answer)
@@ -206,7 +206,7 @@ def _is_embedding(found: Any) -> bool:
     return bool(found) and not (isinstance(found, list) and None in found)
 
 
-def _told_apart(indexes: Sequence[Any]) -> int:
+def _distinct(indexes: Sequence[Any]) -> int:
     """Number of different answers, by their places; servers that do not count give all the same one, or none."""
     known = [each for each in indexes if isinstance(each, int)]
     places = len(set(known))

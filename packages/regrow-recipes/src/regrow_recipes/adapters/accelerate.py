@@ -66,7 +66,7 @@ class _Recoverable(_Behind):
     _schedule: Schedule
 
     def __init__(self, *args: Any, seed: int = 0, gradient_accumulation_steps: int = 1, **kwargs: Any) -> None:
-        self.session = joined(seed)
+        self.session = joined(seed, changes_classes=True)
         # accelerate divides losses by the number it is told; the mean over an update is the micro-batches' own.
         super().__init__(*args, **kwargs)
         self._accumulates = gradient_accumulation_steps

@@ -58,7 +58,8 @@ class _Recoverable(_Behind):
     session: "Session"
 
     def __init__(self, *, seed: int | None = None, **kwargs: Any) -> None:
-        self.session = joined(int(rank_variable("PL_GLOBAL_SEED") or 0) if seed is None else seed)
+        seed = int(rank_variable("PL_GLOBAL_SEED") or 0) if seed is None else seed
+        self.session = joined(seed, changes_classes=True)
         if kwargs.get("devices", "auto") == "auto":
             kwargs["devices"] = int(rank_variable("LOCAL_WORLD_SIZE") or 1)
         if "num_nodes" not in kwargs:

@@ -6,61 +6,33 @@ import click
 
 from regrow.launch.options import RunCommand
 
-MOST_USED: Final = (
-    "--nproc-per-node",
-    "--nnodes",
-    "--rdzv-endpoint",
-    "--standby",
-    "--checkpoint-dir",
-    "--resume",
-    "--replicas",
-    "--watch",
-    "--job",
-    "--quiet",
-)
-SECTIONS: Final[dict[str, tuple[str, ...]]] = {
-    "Start": (
-        *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--standalone", "--job"),
-        *("--tag",),
-        *("--local-addr", "--master-addr", "--master-port", "--module", "--no-python", "--preload", "--local-nodes"),
-        "--numa-binding",
-    ),
-    "Survive faults": (
-        *("--standby", "--warmth", "--spares", "--buddy-every", "--domain", "--checkpoint-dir", "--checkpoint-every"),
-        *(
-            "--checkpoint-keep",
-            "--resume",
-            "--max-faults",
-            "--window",
-            "--max-restarts",
-            "--node-timeout",
-            "--node-lease",
-        ),
-        *("--hang-timeout", "--no-elect", "--witness"),
-    ),
-    "Grow and shrink": (
-        *("--replicas", "--replica-ranks", "--replica-sizes", "--change-pause", "--slots", "--drain-grace"),
-        *("--shutdown-timeout",),
-    ),
-    "Check the result": (
-        *("--digest-every", "--on-divergence", "--no-audit", "--proof", "--check-for-nan", "--no-health"),
-        *("--health-check", "--straggler-steps", "--replace-stragglers", "--log-rules"),
-    ),
-    "Data": ("--data-cache", "--data-cache-bytes"),
-    "Network and security": (
-        "--bind",
-        "--state-addr",
-        "--hydration",
-        "--token-file",
-        "--tls-cert",
-        "--tls-key",
-        "--tls-ca",
-    ),
-    "Observe and debug": (
-        *("--watch", "--node-metrics", "--log-dir", "--redirects", "--tee", "--fault-plan", "--quiet", "--help"),
-        "--help-all",
-    ),
+_MOST_USED: Final = """
+    --nproc-per-node --nnodes --rdzv-endpoint --standby --checkpoint-dir --resume --replicas --watch --job
+    --quiet
+"""
+_SECTIONS: Final = {
+    "Start": """
+        --nproc-per-node --nnodes --node-rank --rdzv-endpoint --rdzv-id --standalone --job --tag --local-addr
+        --master-addr --master-port --module --no-python --preload --local-nodes --numa-binding
+    """,
+    "Survive faults": """
+        --standby --warmth --spares --buddy-every --domain --checkpoint-dir --checkpoint-every --checkpoint-keep
+        --resume --max-faults --window --max-restarts --node-timeout --node-lease --hang-timeout --no-elect
+        --witness --no-script-rewrite
+    """,
+    "Grow and shrink": """
+        --replicas --replica-ranks --replica-sizes --change-pause --slots --drain-grace --shutdown-timeout
+    """,
+    "Check the result": """
+        --digest-every --on-divergence --no-audit --proof --check-for-nan --no-health --health-check
+        --straggler-steps --replace-stragglers --log-rules
+    """,
+    "Data": "--data-cache --data-cache-bytes",
+    "Network and security": "--bind --state-addr --hydration --token-file --tls-cert --tls-key --tls-ca",
+    "Observe and debug": "--watch --node-metrics --log-dir --redirects --tee --fault-plan --quiet --help --help-all",
 }
+MOST_USED: Final = _MOST_USED.split()
+SECTIONS: Final = {title: tuple(flags.split()) for title, flags in _SECTIONS.items()}
 """Every flag that a person sees is in one of them, by its long name."""
 
 

@@ -59,6 +59,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     """True if their nodes are replaced when others have room."""
     stop_on_divergence: bool = False
     """True if a job whose result is not proven any more ends at once; else it is trained to its end."""
+    rewrites: bool = True
+    """False if nothing is written into the script's frames, and what would need that is refused."""
     check_for_nan: bool = False
     """True if a step with a loss or a gradient that is not finite is run again, and ends the job the second time."""
     numa_binding: str = ""

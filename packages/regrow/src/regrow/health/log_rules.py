@@ -165,7 +165,7 @@ class _Count:
 
 
 @dataclass
-class RuleBook:
+class ActiveRules:
     """Counts, for each worker and rule. As large as workers and rules are many."""
 
     rules: list[LogRule]

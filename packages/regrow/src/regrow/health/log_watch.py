@@ -21,7 +21,7 @@ from regrow.core.ids import Instant, Rank, Seconds, WorkerId
 from regrow.core.messages.log_rules import LogRule, LogRuleNews, LogRuleOrder, LogRulesNoted, LogSaid
 from regrow.core.process.priority import step_back
 from regrow.core.verdicts import Action, Severity
-from regrow.health.log_rules import RuleBook, RuleNews
+from regrow.health.log_rules import ActiveRules, RuleNews
 
 LONGEST_SEARCH_S: Seconds = 0.1
 """Of this process's own time: on a busy machine it may be longer until it comes to run."""
@@ -44,26 +44,26 @@ class LogWatch:
 
     def __init__(self, order: LogRuleOrder) -> None:
         self._node = order.node
-        self._book = RuleBook(order.rules)
+        self._active = ActiveRules(order.rules)
         self._patterns = [(rule, re.compile(rule.pattern)) for rule in order.rules]
         self._ranks: dict[WorkerId, Rank] = {}
 
     @property
     def next_deadline(self) -> Instant | None:
         """Latest time for a call of `late`."""
-        return self._book.next_deadline()
+        return self._active.next_deadline()
 
     def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:
         """A line of a worker, its rank, or its end."""
         worker, tab, rest = line.decode(errors="replace").partition("\t")
         if not tab:
-            self._book.ended(WorkerId(worker))
+            self._active.ended(WorkerId(worker))
             self._ranks.pop(WorkerId(worker), None)
             return
         rank, tab, text = rest.partition("\t")
         self._ranks[WorkerId(worker)] = Rank(int(rank))
         if not tab:
-            self._book.began(WorkerId(worker), now)
+            self._active.began(WorkerId(worker), now)
             return
         for rule, pattern in list(self._patterns):
             try:
@@ -71,17 +71,17 @@ class LogWatch:
             except SearchTooLong:
                 yield self._switched_off(rule)
                 continue
-            news = self._book.matched(rule, WorkerId(worker), text, now) if found else None
+            news = self._active.matched(rule, WorkerId(worker), text, now) if found else None
             if news is not None:
                 yield self._described(news)
 
     def late(self, now: Instant) -> Iterator[LogSaid]:
         """Time has passed."""
-        yield from map(self._described, self._book.late(now))
+        yield from map(self._described, self._active.late(now))
 
     def _switched_off(self, rule: LogRule) -> LogRulesNoted:
         self._patterns = [each for each in self._patterns if each[0] is not rule]
-        self._book.rules = [each for each in self._book.rules if each is not rule]
+        self._active.rules = [each for each in self._active.rules if each is not rule]
         text = (
             f"{self._node} applies the log rule {rule.name} no more: its pattern has taken longer than "
             f"{LONGEST_SEARCH_S:g} s of a processor on a line (a repetition in a repetition, as in (a+)+, does that)"

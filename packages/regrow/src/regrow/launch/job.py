@@ -20,7 +20,6 @@ from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
-_REDIRECT_ALL = "3"
 
 
 class HostEnvironment(msgspec.Struct, frozen=True):
@@ -91,6 +90,7 @@ class RunFlags(msgspec.Struct, frozen=True):
     straggler_steps: int = 20
     replace_stragglers: bool = False
     check_for_nan: bool = False
+    no_script_rewrite: bool = False
     numa_binding: str = ""
     hydration: str = "sockets"
     log_rules: list[LogRule] = []
@@ -133,10 +133,8 @@ class JobPlan(msgspec.Struct, frozen=True):
     slots: int = 0  # ranks for which each node of this machine has room; 0: those that it starts with
     stay: Seconds | None = None
     """Expected stay of this node; None: no end is known."""
-    drain_grace: Seconds = 30.0
-    """Time for the ranks of a node to leave it when a signal gives it back."""
-    token: str = ""
-    """Empty: a new secret is made (one node only)."""
+    drain_grace: Seconds = 30.0  # time for the ranks of a node to leave it when a signal gives it back
+    token: str = ""  # empty: a new secret is made (one node only)
     bind: str = LOOPBACK
     port: int = 0
     """Port of the coordinator; 0: any free port."""
@@ -266,7 +264,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment) -> JobPlan:
         master_port=0 if machines > 1 else in_range("--master-port", flags.master_port, 0, 65535),
         log_dir=_absolute(flags.log_dir) or "",
         preload=flags.preload,
-        forward_output=bool(flags.tee) or _REDIRECT_ALL not in flags.redirects.split(","),
+        forward_output=bool(flags.tee) or "3" not in flags.redirects.split(","),
         checkpoint_dir=_absolute(flags.checkpoint_dir),
         witness=_absolute(flags.witness) or "",
         cache=cache_plan(flags.data_cache, flags.data_cache_bytes, home=around.data_home),
@@ -296,12 +294,13 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     elastic = elasticity(
         nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
     )
+    usual = Warmth.IMPORTS if flags.no_script_rewrite else Warmth.BUILT  # nobody sees which rank a built one asks for
     spec = JobSpec(
         job=JobId(_named("--job", flags.job) or _named("--rdzv-id", flags.rdzv_id) or _default_name(flags, around)),
         nproc=nproc,
         nodes=nodes.least,
         standbys=in_range("--standby", flags.standby, 0, 1024),
-        warmth=Warmth(one_of("--warmth", flags.warmth or str(Warmth.BUILT), list(Warmth))),
+        warmth=Warmth(one_of("--warmth", flags.warmth or usual, list(Warmth))),
         warmth_asked=bool(flags.warmth),
         max_faults=in_range("--max-faults", flags.max_faults, 0),
         window=some_time("--window", flags.window),
@@ -314,7 +313,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         digest_every=in_range("--digest-every", flags.digest_every, 0),
         audit=not flags.no_audit,
         stop_on_divergence=flags.on_divergence == "stop",
-        proof=(proof := one_of("--proof", flags.proof, ("auto", "fork", "off"))) != "off",
+        proof=(proof := one_of("--proof", flags.proof, ("auto", "fork", "off"))) != "off" and usual is Warmth.BUILT,
         proof_forks=proof == "fork",
         health=not flags.no_health,
         elects=not flags.no_elect,
@@ -323,6 +322,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
         straggler_steps=in_range("--straggler-steps", flags.straggler_steps, 0),
         replace_stragglers=flags.replace_stragglers,
         check_for_nan=flags.check_for_nan,
+        rewrites=not flags.no_script_rewrite,
         numa_binding=flags.numa_binding and one_of("--numa-binding", flags.numa_binding, NUMA_BINDINGS),
         hydration=hydration_of(flags.hydration, encrypted=around.encrypted),
         log_rules=flags.log_rules,

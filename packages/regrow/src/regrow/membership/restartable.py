@@ -14,7 +14,7 @@ from regrow.membership import diagnosis as say
 from regrow.membership.deadlines import ARRIVE_S
 from regrow.membership.machine import Membership
 from regrow.membership.orders import AnswerScale, Command, EndJob
-from regrow.membership.succession.belated import aged, still_meant
+from regrow.membership.succession.late_facts import aged, still_meant
 from regrow.membership.succession.memory import GivenBack, JobMemory
 from regrow.membership.view import JobView
 from regrow.membership.workers import WorkerFailure

@@ -51,12 +51,11 @@ class StepLoop(ScriptPlace):
         self.modules = Modules()
         self.started = self._looping = self.left = False
         self._attempts: dict[StepNo, int] = {}
-        self._preparation = Preparation(self.context)
-        self._announcing = Announcing(worker)
+        self._preparation, self._announcing = Preparation(self.context), Announcing(worker)
         worker.body.waits = self._announcing.settle
         worker.body.ready = lambda: self._announcing.ready(self._latest, self.context.batches)
         self._latest: Step | None = None
-        self.turns = Turns(self._stands_for_latest)
+        self.turns = Turns(self._stands_for_latest, sends=worker.rewrites)
         self._echoing = contextlib.ExitStack()
         self._owing = False
         """True if this worker has reported an error after its update, and so waits for the next membership."""
@@ -65,7 +64,8 @@ class StepLoop(ScriptPlace):
         self.settling = Settling(worker.groups.echo)
         self._rehearsal = Rehearsal(self, self.context)
         self.shadow = Shadow(self, self.context)
-        self.bindings, self.receive, self.draws = BodyBindings(), worker.body.logged, self.context.draws
+        self.receive, self.draws = worker.body.logged, self.context.draws
+        self.bindings = BodyBindings(writes=worker.rewrites)
         self.has_epochs = False
         """True if code may follow the steps of an epoch, which the text of the loop of steps does not show."""
         self.after = AfterLoop(self)
@@ -109,6 +109,7 @@ class StepLoop(ScriptPlace):
         variables = self.context.settled().variables
         variables.answers, variables.receive_answers = self.restartables.past.encoded, self.restartables.past.receive
         if worker.rehearses and until > 0:
+            self.turns.asks(sys._getframe(1))
             with self.rehearsing():
                 yield from self._rehearsal.run(*self.turns.walks())
             self._rehearsal.prove_loader()
@@ -244,6 +245,7 @@ class StepLoop(ScriptPlace):
         if step.rehearsal:
             if error is None:
                 self._rehearsal.left()
+                self.turns.refuse_left(sys._getframe(1))
             self.context.protected().between.rehearsed()
             return False
         if error is None:

@@ -25,11 +25,11 @@ from regrow.train.hooks.scale_events import ScaleEvent
 from regrow.train.loop import STEPS, StepLoop
 from regrow.train.microbatches import Dealer
 from regrow.train.policy import Scaled
+from regrow.train.rehearsal.unprotected_optimizers import UnprotectedOptimizers
 from regrow.train.script.callers import script_frames
 from regrow.train.script.second_loops import refuse_second_loop
 from regrow.train.sharing import Share
 from regrow.train.state.protected import ProtectedState
-from regrow.train.state.unprotected import UnprotectedOptimizers
 from regrow.train.step import Step
 from regrow.train.trainings import OneTraining, Trainings
 from regrow.train.worker.participation import Participation

@@ -4,17 +4,28 @@ from typing import Any
 
 import torch
 
+from regrow.core.config import WorkerEnv
 from regrow.core.errors import UsageError
 from regrow.train.init import current_session, init
 from regrow.train.session import Session
 
 
-def joined(seed: int) -> Session:
+def joined(seed: int, *, changes_classes: bool = False) -> Session:
     """This process's session, made now where there is none.
 
+    Args:
+        seed: of the session that is made.
+        changes_classes: the caller gives objects of a framework other classes.
+
     Raises:
-        UsageError: `torch.distributed` was initialized by somebody else.
+        UsageError: `torch.distributed` was initialized by somebody else, or classes may not be changed.
     """
+    env = WorkerEnv.read() if changes_classes else None
+    if env is not None and not env.spec.rewrites:
+        raise UsageError(
+            "this adapter changes classes of its framework's objects, which --no-script-rewrite forbids",
+            hint="leave --no-script-rewrite out, or write the loop with session.steps",
+        )
     session = current_session()
     if session is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         raise UsageError(

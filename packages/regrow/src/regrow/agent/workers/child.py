@@ -66,7 +66,7 @@ def run_worker(seed: "WorkerSeed") -> None:
     _time_stages(link, binary=seed.request.script.binary)
     _bind(link)
     if link.env.role is not Role.RANK and env.producer is None:
-        link.early.watch()
+        link.early.watch(rewrites=env.spec.rewrites)
     if env.producer is None:
         atexit.register(_say_that_it_ended, link)  # the first that is entered, so the last that is run
     if seed.request.script.binary:

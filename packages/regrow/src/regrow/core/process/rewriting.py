@@ -13,21 +13,15 @@ from collections.abc import Callable, ItemsView, KeysView, Mapping
 from types import FrameType
 from typing import Any, NamedTuple
 
-_FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 WRITES_THROUGH = sys.version_info >= (3, 13)
 """True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
-
-
-def is_fast(frame: FrameType) -> bool:
-    """True if the variables of a call are a function's, which `f_locals` shows as a copy before Python 3.13."""
-    return frame.f_code.co_flags & _FAST == _FAST
 
 
 def bind(frame: FrameType, values: Mapping[str, object]) -> Mapping[str, object]:
     """Bind variables of a call; returns what `frame.f_locals` was for that."""
     there = frame.f_locals
     there.update(values)
-    if not WRITES_THROUGH and is_fast(frame):
+    if not WRITES_THROUGH and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
         ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))
     return there
 

@@ -14,11 +14,11 @@ from regrow.data.cache.entry import encode
 from regrow.data.cache.entry_store import EntryStore
 from regrow.data.cache.identity import Identity, described, difference
 from regrow.data.cache.layout import Draft, Key
-from regrow.data.cache.messages import At, Hello, Portion, Want
+from regrow.data.cache.messages import At, Hello, ShareGroup, Want
 from regrow.data.described import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""Time that a portion without readers keeps its loader workers: its reader is about to be replaced."""
+"""Time that a group without readers keeps its loader workers: its reader is about to be replaced."""
 _PLAN = 256
 """Entries that are planned at a time: a plan looks at all that is ahead."""
 _PLAN_S: Seconds = 0.05
@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow")
 
 
 class _Served:
-    """A portion that is read, or was. `at`: what is read next of each share; `left`: since when nobody reads it."""
+    """Shares that are read together, or were. `at`: what is read next of each; `left`: since when nobody reads them."""
 
     def __init__(self, maker: BatchMaker) -> None:
         self.maker = maker
@@ -59,7 +59,7 @@ class Making:
         self._identity = Identity(b"", {})
         self._entry_store: EntryStore | None = None
         self._until = 0
-        self._served: dict[Portion, _Served] = {}
+        self._served: dict[ShareGroup, _Served] = {}
         self._wants: set[Key] = set()
         self._stale = True
         """True if something has changed since the last plan."""
@@ -99,20 +99,20 @@ class Making:
         """All readers stand here, and wait for those."""
         now = time.monotonic()
         for message in (*positions, *wants):
-            if message.portion not in self._served and self._loader is not None:
-                self._served[message.portion] = _Served(self._maker_for(self._loader, message.portion))
+            if message.group not in self._served and self._loader is not None:
+                self._served[message.group] = _Served(self._maker_for(self._loader, message.group))
         worlds = {message.key.shares for message in positions}
-        wanted = {message.portion for message in wants}
-        read = {(share, message.key.shares) for message in positions for share in message.portion.shares}
-        for portion, served in self._served.items():
-            at = [key for message in positions if message.portion == portion for key in _next_of_each_share(message)]
+        wanted = {message.group for message in wants}
+        read = {(share, message.key.shares) for message in positions for share in message.group.shares}
+        for group, served in self._served.items():
+            at = [key for message in positions if message.group == group for key in _next_of_each_share(message)]
             if at:
                 served.at, served.left = at, None
                 first = min(at)
                 served.failed = {key: why for key, why in served.failed.items() if key >= first}
-            elif portion in wanted:
+            elif group in wanted:
                 served.left = None  # a newcomer of a world to come is warming up
-            elif worlds and (portion.of not in worlds or all((share, portion.of) in read for share in portion.shares)):
+            elif worlds and (group.of not in worlds or all((share, group.of) in read for share in group.shares)):
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
                 served.left = now
@@ -124,9 +124,9 @@ class Making:
         for served in self._served.values():
             served.failed.pop(key, None)
 
-    def _maker_for(self, loader: CachedLoader, portion: Portion) -> BatchMaker:
+    def _maker_for(self, loader: CachedLoader, group: ShareGroup) -> BatchMaker:
         workers = loader.loader.num_workers
-        if workers == 0 and (portion.of > len(portion.shares) or self._served):
+        if workers == 0 and (group.of > len(group.shares) or self._served):
             if not self._alone:
                 workers = 1  # ranks that make their own batches do so side by side
             elif not self._served:
@@ -188,39 +188,39 @@ class Making:
         self._leave()
         news = self._plan()
         news += self._fill()
-        ready = [portion for portion, served in self._served.items() if served.maker.ready]
-        side_by_side = [portion for portion in ready if self._served[portion].maker.workers]
+        ready = [group for group, served in self._served.items() if served.maker.ready]
+        side_by_side = [group for group in ready if self._served[group].maker.workers]
         # One batch at most that is made in this process: somebody may have something to say.
-        for portion in side_by_side or sorted(ready, key=self._urgency)[:1]:
-            news += self._take(portion)
+        for group in side_by_side or sorted(ready, key=self._urgency)[:1]:
+            news += self._take(group)
             if self.refusal:
                 return news
         now = time.monotonic()
         if not ready and now - self._checked_at > _CHECK_S:
             self._checked_at = now
-            for portion, served in self._served.items():
-                news += self._missed(portion, served.maker.check())
+            for group, served in self._served.items():
+                news += self._missed(group, served.maker.check())
         return news
 
     def _fill(self) -> list[Key]:
         missed: list[Key] = []
-        for portion, served in self._served.items():
-            missed += self._missed(portion, served.maker.fill(partial(self._next_of, served.planned)))
+        for group, served in self._served.items():
+            missed += self._missed(group, served.maker.fill(partial(self._next_of, served.planned)))
         return missed
 
-    def _urgency(self, portion: Portion) -> tuple[bool, int, Portion]:
-        """Sorts portions: whose batch is waited for, then whose is needed soonest."""
-        served = self._served[portion]
+    def _urgency(self, group: ShareGroup) -> tuple[bool, int, ShareGroup]:
+        """Sorts groups of shares: whose batch is waited for, then whose is needed soonest."""
+        served = self._served[group]
         first = min(served.maker.underway)
         distance = first.step - min((key.step for key in served.at), default=first.step)
-        return first not in self._wants, distance, portion
+        return first not in self._wants, distance, group
 
     def _leave(self) -> None:
         now = time.monotonic()
-        for portion, served in list(self._served.items()):
+        for group, served in list(self._served.items()):
             if served.left is not None and now - served.left >= _GRACE_S:
                 served.maker.close()
-                del self._served[portion]
+                del self._served[group]
                 self._stale = True
 
     def _plan(self) -> list[Key]:
@@ -253,8 +253,8 @@ class Making:
             # What comes after a sample that cannot be read will hardly be needed.
             if maker is not None and (not maker.failed or key in self._wants):
                 maker.planned.append(key)
-        for portion, served in self._served.items():
-            if len(portion.shares) > 1:  # a share that a reader has passed comes up again in the next step
+        for group, served in self._served.items():
+            if len(group.shares) > 1:  # a share that a reader has passed comes up again in the next step
                 served.planned = deque(sorted(served.planned, key=lambda key: (key not in self._wants, key.step)))
         self._stale, self._planned_at = False, time.monotonic()
         in_vain = self._wants - failed - set(make) - set(underway)
@@ -265,11 +265,11 @@ class Making:
 
     def _maker_of(self, key: Key) -> _Served | None:
         """Loader that makes an entry; best one that a worker reads."""
-        found = (served for portion, served in self._served.items() if portion.has(key))
+        found = (served for group, served in self._served.items() if group.has(key))
         return min(found, key=lambda served: served.left is not None, default=None)
 
     def _next_of(self, planned: deque[Key]) -> Key | None:
-        """The next entry of a portion to begin: one that no worker has made."""
+        """The next entry of a group to begin: one that no worker has made."""
         while self._entry_store is not None and planned:
             key = planned.popleft()
             if not self._entry_store.has(key):
@@ -278,11 +278,11 @@ class Making:
             self._stale = True
         return None
 
-    def _take(self, portion: Portion) -> list[Key]:
+    def _take(self, group: ShareGroup) -> list[Key]:
         began = time.monotonic()
-        made = self._served[portion].maker.take()
+        made = self._served[group].maker.take()
         if isinstance(made, list):
-            return self._missed(portion, made)
+            return self._missed(group, made)
         self._store(made.key, made)
         self.slowest = max(self.slowest, made.seconds + time.monotonic() - began)
         return [made.key]
@@ -304,8 +304,8 @@ class Making:
         self._entry_store.put(entry, self._readers(), until=self._until)
         self._stale = True
 
-    def _missed(self, portion: Portion, missed: list[Missed]) -> list[Key]:
-        served = self._served[portion]
+    def _missed(self, group: ShareGroup, missed: list[Missed]) -> list[Key]:
+        served = self._served[group]
         for key, reason in missed:
             served.failed[key] = reason
             served.planned.clear()
@@ -319,6 +319,6 @@ class Making:
 
 def _next_of_each_share(message: At) -> list[Key]:
     """The entry of each share that a reader comes to next, as if each had a reader of its own."""
-    shares = message.portion.shares
+    shares = message.group.shares
     now = shares.index(message.key.share)
     return [message.key._replace(step=message.key.step + (at < now), share=share) for at, share in enumerate(shares)]

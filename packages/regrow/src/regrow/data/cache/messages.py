@@ -31,7 +31,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True):
     until: int
 
 
-class Portion(NamedTuple):
+class ShareGroup(NamedTuple):
     """A worker's part of each step's global batch: these shares, in this order, of `of`."""
 
     shares: tuple[int, ...]
@@ -49,9 +49,9 @@ class _ReaderMessage(msgspec.Struct, frozen=True):
     shares: tuple[int, ...] = ()
 
     @property
-    def portion(self) -> Portion:
-        """The worker's portion."""
-        return Portion(self.shares if self.key.share in self.shares else (self.key.share,), self.key.shares)
+    def group(self) -> ShareGroup:
+        """The worker's group of shares."""
+        return ShareGroup(self.shares if self.key.share in self.shares else (self.key.share,), self.key.shares)
 
 
 class At(_ReaderMessage, frozen=True, tag=True):

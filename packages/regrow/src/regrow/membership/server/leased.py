@@ -12,7 +12,7 @@ from regrow.core.messages.elections import Leader
 from regrow.core.messages.unions import Fact
 from regrow.membership.orders import Command, Deposed, EndJob
 from regrow.membership.server.hosted import Machine
-from regrow.membership.succession.belated import aged, says_all_of, still_meant
+from regrow.membership.succession.late_facts import aged, says_all_of, still_meant
 from regrow.membership.succession.voters import PASSED_S, Voters
 
 _LOOK_S: Seconds = 0.2

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from types import CellType, FunctionType, MemberDescriptorType
+from types import CellType, FunctionType, MemberDescriptorType, ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -33,6 +33,7 @@ class Attributes:
 
     def __init__(self, name: str, thing: object, *, holds: bool = False) -> None:
         self.name, self.holds = f"object {name}", holds
+        self.of_frames = isinstance(thing, FunctionType | ModuleType)
         self._thing: Callable[[], object]
         try:
             self._thing = weakref.ref(thing)
@@ -138,6 +139,7 @@ class ProcessSettings(Attributes):
 
     def __init__(self) -> None:
         super().__init__("process", sys)
+        self.of_frames = False
         self._raw: dict[bytes, bytes] | None = None
         self._environment: dict[str, object] = {}
 

@@ -86,7 +86,7 @@ class ExternalDraws:
         if self._joins:
             return
         self._untold = worker.groups.generation > 1 and not worker.training.finished  # all have started again
-        if self.used and not self._untold and self._told_newest() is None:
+        if self.used and not self._untold and self._reported_newest() is None:
             self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
     def stands(self, change: WorldChange | None) -> None:
@@ -94,7 +94,7 @@ class ExternalDraws:
         if self._joins:
             self._untold = change is None or change.kind == "fault"
         self._joins = False
-        if self.used and (newest := self._told_newest()) is not None and self._is_exact(newest):
+        if self.used and (newest := self._reported_newest()) is not None and self._is_exact(newest):
             self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
 
     def begins(self, step: StepNo, *, rehearsal: bool) -> None:
@@ -196,7 +196,7 @@ class ExternalDraws:
         """Learn how far another worker of this rank has come here, where this one has just become it."""
         if self._looked_for == self._worker.rank:
             return
-        self._looked_for, self._newest = self._worker.rank, self._told_newest()
+        self._looked_for, self._newest = self._worker.rank, self._reported_newest()
         for name in self._asked(lambda store: store.list_keys()) or ():
             if name.startswith("external/") and name.count("/") == 4:  # nobody else may be left to delete it
                 self._copies[name] = StepNo(int(name.split("/")[3]))
@@ -237,7 +237,7 @@ class ExternalDraws:
         reported = msgspec.msgpack.encode(newest)
         self._asked(lambda store: store.set(f"external/{self._worker.rank}", reported))
 
-    def _told_newest(self) -> _Newest | None:
+    def _reported_newest(self) -> _Newest | None:
         reported = self._read(f"external/{self._worker.rank}")
         return None if reported is None else msgspec.msgpack.decode(reported, type=_Newest)
 

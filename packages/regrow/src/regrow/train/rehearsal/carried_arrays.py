@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from regrow.core.errors import UsageError
 from regrow.train.rehearsal.environments import array_token, parts_of
-from regrow.train.script.read_first import reads_of_loop
+from regrow.train.script.read_first import loop_read
 
 _DEEP, _MOST, _BYTES = 12, 20_000, 256 << 20
 _NOT_DATA = (nn.Module, nn.Parameter, torch.optim.Optimizer, LRScheduler, DataLoader, Dataset, type)
@@ -43,7 +43,8 @@ class CarriedArrays:
 
     def refuse_changed(self) -> None:
         """Raises `UsageError` where a body has changed one that the next body may read."""
-        reads = reads_of_loop(self._frames)
+        found = loop_read(self._frames)
+        reads = None if found is None else found[1]
         for name, now in self._look().items():
             before = self._before.get(name)
             if before is None or not now.arrays or before.arrays == now.arrays:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from collections.abc import Iterator
+from functools import partial
 from types import FrameType
 
 import msgspec
@@ -17,6 +18,7 @@ from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, Gath
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.script.callers import READ_AHEAD, counted_by, script_frames, script_loops
 from regrow.train.state.protected import ProtectedState
+from regrow.train.state.untouched import Untouched
 from regrow.train.step import Step, StepOwner
 from regrow.train.worker.participation import Participation
 
@@ -73,11 +75,14 @@ class Rehearsal:
         batches.seek(self._owner.began)
 
     def _body(self) -> Iterator[Step]:
-        first = self._owner.began
+        first, worker = self._owner.began, self._context.worker
         batch = self._context.data().batch(first)
         variables = self._context.protected().variables
         frames, known = script_frames(), living(self._context.protected().graphs())
         things = keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
+        if not worker.rewrites:
+            note = partial(worker.note_of_script, doubts=True)
+            variables.untouched = Untouched(note, ignores=variables.is_clock)
         variables.follow(script_frames, things)
         variables.asks()
         before = variables.take()
@@ -90,6 +95,8 @@ class Rehearsal:
         variables.leave_alone(self._context.draws.outside)
         variables.take()  # what has changed is learnt
         variables.put_back(before)
+        if variables.untouched is not None:
+            variables.untouched.rehearsed(refuses=worker.holds_initial_state)
 
     def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
         """For a newcomer: the step that the others have committed, where they are in what follows it; else None.

@@ -7,13 +7,16 @@ complete body bound.
 """
 
 import copy
+import dis
 from collections import OrderedDict
+from collections.abc import Collection
 from dataclasses import is_dataclass
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 
+from regrow.core.errors import UsageError
 from regrow.train.script.namespaces import Namespace
 
 _SMALL = 1_024
@@ -39,9 +42,10 @@ class _NotKept(Exception):
 
 
 class BodyBindings:
-    """The variables that bodies bind, by the code that has the `with`."""
+    """The variables that bodies bind, by the code that has the `with`; `writes`: whether they may be bound again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, writes: bool = True) -> None:
+        self._writes = writes
         self._bound: dict[CodeType, dict[str, object]] = {}
         self._before: set[str] = set()
         self._code: CodeType | None = None
@@ -56,6 +60,11 @@ class BodyBindings:
             return  # something between us and the script enters and leaves, an `ExitStack` for example
         space = Namespace("body", frame)
         now = space.read()
+        if not self._writes:
+            if whole and not self._bound:
+                _refuse_read_behind(frame, now.keys() - self._before)
+            self._bound[frame.f_code] = {}
+            return
         if whole:
             kept = self._bound[frame.f_code] = {}
             for name in now.keys() - self._before:
@@ -67,6 +76,19 @@ class BodyBindings:
         missing = {name: _given(value) for name, value in self._bound.get(frame.f_code, {}).items() if name not in now}
         if missing:
             space.write(missing)
+
+
+def _refuse_read_behind(frame: FrameType, bound: Collection[str]) -> None:
+    """Raises `UsageError` where a function begins empty in each step, and reads behind the body what that binds."""
+    behind = [each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti]
+    if not any("JUMP_BACKWARD" in each.opname or each.argval == "committed" for each in behind):
+        read = [each.argval for each in behind if each.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_DEREF"))]
+        for name in filter(bound.__contains__, read):
+            raise UsageError(
+                f"{frame.f_code.co_qualname} reads `{name}` behind a step's body that may be cut off before it "
+                "binds that, and --no-script-rewrite keeps regrow from binding it",
+                hint=f"bind `{name}` before the `with`, or go on behind it only `if step.committed`",
+            )
 
 
 def _kept(value: object, room: int) -> object:

@@ -7,11 +7,17 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType
 
-from regrow.core.process.rewriting import WRITES_THROUGH, bind, is_fast
+from regrow.core.process.rewriting import WRITES_THROUGH, bind
 
+_FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OURS = 4
 """References to that copy: the frame's, two of ours, and the counter's. More: the script has called `locals()`."""
+
+
+def is_fast(frame: FrameType) -> bool:
+    """True if the variables of a call are a function's, which `f_locals` shows as a copy before Python 3.13."""
+    return frame.f_code.co_flags & _FAST == _FAST
 
 
 class Namespace:
@@ -24,7 +30,7 @@ class Namespace:
     """
 
     def __init__(self, name: str, frame: FrameType, *, module: bool = False) -> None:
-        self.name, self.frame = name, frame
+        self.name, self.frame, self.of_frames = name, frame, True
         self._values = frame.f_globals if module else None
 
     @property

@@ -11,6 +11,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
+from regrow.core.errors import UsageError
 from regrow.core.process.rewriting import Turn, skip_to_next
 from regrow.train.script.asked_loop import Asking, asking, asking_frame, loop_at
 from regrow.train.script.source import last_line
@@ -37,10 +38,11 @@ class Turns(Generic[S]):
 
     Args:
         taken: told of the step with which a loop was sent to its next turn.
+        sends: whether a loop may be sent there.
     """
 
-    def __init__(self, taken: Callable[[S], None]) -> None:
-        self._taken = taken
+    def __init__(self, taken: Callable[[S], None], *, sends: bool) -> None:
+        self._taken, self._sends = taken, sends
         self._walks: list[weakref.ref[Iterator[Any]]] = []
         self._asked: Asking | None = None
 
@@ -72,11 +74,20 @@ class Turns(Generic[S]):
         Args:
             always: also where it cannot be left there.
         """
-        if self._asked is None or step is None or step.committed:
+        if not self._sends or self._asked is None or step is None or step.committed:
             return
         turn = turn_of(self._asked, innermost, always=always)
         if turn is not None:
             skip_to_next(turn, partial(self._take, step))
+
+    def refuse_left(self, innermost: FrameType) -> None:
+        """Raises `UsageError` where the loop might be left behind this body, and may not be sent to its next turn."""
+        if not self._sends and self._asked and (turn := turn_of(self._asked, innermost, guarded=True)) is not None:
+            raise UsageError(
+                f"the loop whose body begins in line {turn.first} of {turn.frame.f_code.co_filename} may be left "
+                "behind a step that runs again, and --no-script-rewrite keeps it from being sent to its next turn",
+                hint="leave it by `if step.committed and ...: break`",
+            )
 
     def _take(self, step: S) -> bool:
         """With the same object, which the script holds; False: there is no further turn."""
@@ -90,7 +101,7 @@ class Turns(Generic[S]):
         return True
 
 
-def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False) -> Turn | None:
+def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False, guarded: bool = False) -> Turn | None:
     """The present turn of the `for` loop that has asked, if it may be left behind the statement that is under way.
 
     None: it cannot, as far as its text says, or that cannot be read.
@@ -99,6 +110,7 @@ def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False)
         asked: where.
         innermost: a call within that statement.
         always: also where it cannot be left there.
+        guarded: not where it is left behind a step that was committed only.
     """
     frame = innermost
     while frame is not None and frame.f_code is not asked.code:
@@ -110,13 +122,13 @@ def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False)
     if len(under_way) != 1:
         return None
     behind = loop.body[loop.body.index(under_way[0]) + 1 :]
-    if not (behind and always) and not any(map(_leaves, behind)):
+    if not (behind and always) and not any(_leaves(each, guarded) for each in behind):
         return None
     return Turn(frame, loop.body[0].lineno, last_line(under_way[0]), last_line(loop.body[-1]))
 
 
-def _leaves(statement: ast.AST) -> bool:
-    """True if the loop may be left in this statement."""
+def _leaves(statement: ast.AST, guarded: bool = False) -> bool:
+    """True if the loop may be left in this statement; `guarded`: but for what is done only if `step.committed`."""
     ahead = [statement]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
         node = ahead.pop()
@@ -126,5 +138,9 @@ def _leaves(statement: ast.AST) -> bool:
         name = getattr(called, "attr", getattr(called, "id", ""))
         if isinstance(node, _LEAVE) or name in _FUNCTIONS_THAT_LEAVE:
             return True
-        ahead += ast.iter_child_nodes(node)
+        match node:
+            case ast.If(ast.Attribute(attr="committed") | ast.BoolOp(ast.And(), [ast.Attribute(attr="committed"), *_])):
+                ahead += node.orelse if guarded else ast.iter_child_nodes(node)
+            case _:
+                ahead += ast.iter_child_nodes(node)
     return False

@@ -17,11 +17,15 @@ class BodyReads(NamedTuple):
 
     `first`: they may be read before they are written. `harmless`: no body reads what another has left in them.
     `added_to`: of the latter, containers that bodies only add to.
+    `written`: some turn may write them; `certain`: each does. `outside`: they are read elsewhere in the file.
     """
 
     first: set[str]
     harmless: set[str]
     added_to: set[str]
+    written: set[str]
+    certain: set[str]
+    outside: set[str]
 
 
 def read_first(frame: FrameType) -> BodyReads | None:
@@ -30,9 +34,11 @@ def read_first(frame: FrameType) -> BodyReads | None:
     None: there is no such loop, or its text cannot be read.
     """
     tree = parsed(frame)
+    if tree is None:
+        return None
     loops = [
         each
-        for each in (ast.walk(tree) if tree is not None else ())
+        for each in ast.walk(tree)
         if isinstance(each, ast.For) and frame.f_code.co_firstlineno <= each.lineno <= frame.f_lineno
     ]
     asking = [each for each in loops if frame.f_lineno <= last_line(each.iter)]
@@ -46,19 +52,21 @@ def read_first(frame: FrameType) -> BodyReads | None:
     called = [there[each.id] for each in named if each.id in there]
     written = {each.id for each in named if _stores(each)}
     elsewhere = names_used(called, [frame.f_globals])
-    return BodyReads(
-        names_read_first(body) | (elsewhere - written),
-        harmless(body, there) - elsewhere,
-        only_added_to(body, there) - elsewhere,
-    )
+    order, inside = ReadOrder(), set(map(id, named))
+    certain = order.block(body, set())
+    others = (each for each in ast.walk(tree) if isinstance(each, ast.Name) and id(each) not in inside)
+    outside = {each.id for each in others if not _stores(each)}
+    first = order.read | (elsewhere - written)
+    added_to = only_added_to(body, there) - elsewhere
+    return BodyReads(first, harmless(body, there) - elsewhere, added_to, written, certain, outside)
 
 
-def reads_of_loop(frames: Iterable[FrameType]) -> BodyReads | None:
-    """Names that the loop of one of these calls reads, innermost first. None where the text is not known."""
+def loop_read(frames: Iterable[FrameType]) -> tuple[FrameType, BodyReads] | None:
+    """The innermost of these calls that goes through steps in a loop whose text is known, and what that reads."""
     with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
         for frame in frames:
             if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
-                return reads
+                return frame, reads
     return None
 
 
@@ -66,14 +74,9 @@ def _has_epochs(node: ast.expr) -> bool:
     return any(isinstance(each, ast.Attribute) and each.attr == "epochs" for each in ast.walk(node))
 
 
-def names_read_first(body: list[ast.stmt]) -> set[str]:
-    """Names that may be read in these statements before they are written. Loops inside have one turn at least."""
-    order = _Order()
-    order.block(body, set())
-    return order.read
+class ReadOrder:
+    """Names that may be read in statements before they are written. Loops inside have one turn at least."""
 
-
-class _Order:
     def __init__(self) -> None:
         self.read: set[str] = set()
 

@@ -43,9 +43,9 @@ class FrozenState:
         state.state_at = step
         inventory = state.inventory(step)
         table = {entry.name: state.tensor(entry.name) for entry in inventory.entries}
-        lasting = set() if whole_body else state.lasting()
+        changed_by_updates = set() if whole_body else state.changed_by_updates()
         with torch.no_grad():
-            table = {name: t if name in lasting else t.detach().clone() for name, t in table.items()}
+            table = {name: t if name in changed_by_updates else t.detach().clone() for name, t in table.items()}
         self._wait()
         with self._lock:
             self._inventory, self._table = inventory, table

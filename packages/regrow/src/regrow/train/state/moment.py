@@ -23,7 +23,7 @@ from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
 from regrow.train.state.variables import Variables
 
 _PLAIN = (int, float, bool, str)
-_told_unlike = set[str]()
+_noted_unlike = set[str]()
 _log = logging.getLogger("regrow")
 _ALWAYS_COPIED_BYTES = 16 << 10
 """Buffers up to this are copied at every step: some kernels write without counting versions. Larger ones are copied
@@ -332,8 +332,8 @@ def _correct(name: str, thing: Stateful, state: object) -> None:
     for key, value in _unlike(thing, state).items():
         if type(getattr(thing, "__dict__", {}).get(key)) in _PLAIN:
             setattr(thing, key, value)
-    if (unlike := _unlike(thing, state)) and name not in _told_unlike:
-        _told_unlike.add(name)
+    if (unlike := _unlike(thing, state)) and name not in _noted_unlike:
+        _noted_unlike.add(name)
         _log.warning(
             "%s: a %s has another %s after load_state_dict() than the state_dict() that it was given: after a fault "
             "ranks may differ",

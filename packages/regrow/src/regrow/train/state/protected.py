@@ -264,7 +264,7 @@ class ProtectedState:
         stems = tuple(f"{optimizer}." for optimizer in self._roster.optimizers)
         return name.startswith(stems) and name not in self._roster.parameters
 
-    def lasting(self) -> set[str]:
+    def changed_by_updates(self) -> set[str]:
         """Of the last `inventory`, the names of what only an update changes, as far as is known."""
         written = self.habits.all | self.looker.likely().parameters
         if self.between.serves_commits:  # whose functions may put other weights in their place at once

@@ -22,7 +22,7 @@ from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
-from regrow.train.script.read_first import BodyReads, reads_of_loop
+from regrow.train.script.read_first import BodyReads, loop_read
 from regrow.train.script.source import modules_of_script
 from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, is_elsewhere, packed, unpacked
 from regrow.train.state.glances import Glance
@@ -40,6 +40,7 @@ from regrow.train.state.plain import (
     still,
     take_over,
 )
+from regrow.train.state.untouched import Untouched
 
 P = ParamSpec("P")
 Values = dict[str, object]
@@ -105,6 +106,8 @@ class Variables:
         self._elsewhere: set[str] = set()
         self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
+        self.untouched: Untouched | None = None
+        """Set where nothing may be written into the script's frames: looks for what should be."""
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
@@ -141,7 +144,10 @@ class Variables:
         self._unheard = {}
         found = self._namespaces()
         if not self._has_read and self._frames is not None:
-            self._reads, self._has_read, self._glances = reads_of_loop(self._frames()), True, {}
+            found_loop = loop_read(self._frames())
+            self._reads, self._has_read, self._glances = found_loop and found_loop[1], True, {}
+            if self.untouched is not None:
+                self.untouched.asks(self._frames())
         self._asking = {space.name: id(space.owner) for space in found}
         self._known = self._known or self._asking
         if self._threads != threading.active_count():
@@ -263,7 +269,7 @@ class Variables:
             self._learnt = self._now
         for name, values in then.items():
             space = spaces.get(name)
-            if space is None:
+            if space is None or (self.untouched is not None and self.untouched.differ(space, values)):
                 continue
             now, changed = space.read(), {}
             nothing = [key for key, kept in values.items() if kept is None and self._carries(space, key)]
@@ -338,7 +344,7 @@ class Variables:
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
                 kept = kept.values(tail) if isinstance(kept, GrownCopy) else kept
-                if any(map(self._is_clock, atoms(kept))):
+                if any(map(self.is_clock, atoms(kept))):
                     continue
                 check_sendable(each for each in atoms(kept) if isinstance(each, Array))
                 value = copied(kept)
@@ -359,7 +365,7 @@ class Variables:
                 found.append(place)
         return found
 
-    def _is_clock(self, value: object) -> bool:
+    def is_clock(self, value: object) -> bool:
         """True if this may be a clock's reading since the loop began, which means nothing in another process.
 
         In seconds or nanoseconds.
@@ -397,6 +403,8 @@ class Variables:
             if by_all and type(mine) in _OWN and mine != value and isinstance(space, Attributes) and not space.holds:
                 continue  # each rank finds it out for itself, as in its rehearsal: its rank, the path of its log
             self._living.add((name, key))
+            if self.untouched and self.untouched.receive(spaces[name], key, value, present, over=self.over):
+                continue
             changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
         for name, values in changed.items():
             spaces[name].write(values)

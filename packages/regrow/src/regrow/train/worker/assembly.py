@@ -103,7 +103,7 @@ class Assembly:
         return recovery, durable
 
 
-class SetUpHearing:
+class SetUpCalls:
     """From the worker's groups to its loop.
 
     Args:

@@ -182,6 +182,8 @@ class Participation(Protocol):
     reads_once: bool
     """True if batches come from an iterator, which does not ask again for its place once it has given one."""
     trial_steps: int
+    rewrites: bool
+    """False if nothing may be written into the script's frames."""
     training: TrainingPlace
 
     @property

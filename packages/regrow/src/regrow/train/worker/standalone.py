@@ -87,7 +87,7 @@ class StandaloneWorker:
     halted = over = leaves_others = False
     generation = 0
     restart_index = 0
-    trial_steps = 0
+    trial_steps, rewrites = 0, True
     unit = nproc = 1
     one_node = True
 

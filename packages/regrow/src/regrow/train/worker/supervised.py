@@ -31,7 +31,7 @@ from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.durable import Read
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.accelerator import accelerator_of
-from regrow.train.worker.assembly import Assembly, SetUpHearing
+from regrow.train.worker.assembly import Assembly, SetUpCalls
 from regrow.train.worker.body import Body
 from regrow.train.worker.cache_reader import Reading
 from regrow.train.worker.control import Control
@@ -57,14 +57,14 @@ class SupervisedWorker:
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
         self._link, self.groups = link, groups
         self.worker_id, self.early = link.env.worker, link.early
-        self.trial_steps = link.env.spec.trial_steps
+        self.trial_steps, self.rewrites = link.env.spec.trial_steps, link.env.spec.rewrites
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
         """True if batches come from an iterator, which does not ask again for its place once it has given one."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
-        self._set_up: SetUpHearing | None = None
+        self._set_up: SetUpCalls | None = None
         self._born = time.monotonic()
         self.control = Control(
             link,
@@ -103,7 +103,7 @@ class SupervisedWorker:
         link.advice = lambda: worker._stray.advice() if worker._state is not None else ""
         worker.control.start()
         groups.early = link.early if link.early.watching else None
-        worker._set_up = SetUpHearing(link, groups)
+        worker._set_up = SetUpCalls(link, groups)
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         if reported := expected_names.shortfalls():
             worker.note_of_script(reported)
@@ -273,7 +273,7 @@ class SupervisedWorker:
                 between=self.control.first_restart > 0,
                 early=self.early.found,
                 parts=recovery.first_look() if env.begins else {},
-                imported=installed(self._link.modules) if self.rank == 0 else [],
+                imported=installed(self._link.modules) if self.rank == 0 and self.rewrites else [],
                 environment=changed(self._link.environment) if self.rank == 0 else [],
                 refused=read.refused,
                 unprovable=unprovable,
