@@ -283,7 +283,9 @@ class Samples(Dataset[int]):
 def test_arrays_of_objects_are_followed_up_to_a_bound_for_all_together() -> None:
     many = [Average(total=torch.zeros(1 << 20)) for _ in range(6)]
     frame: Any = SimpleNamespace(f_locals={"many": many}, f_globals={})
-    assert [each.carries for each in keepers([frame], []) if "many" in each.name] == [True] * 4 + [False] * 2
+    assert [each.carries for each in keepers([frame], []) if each.name.startswith("object many[")] == [True] * 4 + [
+        False
+    ] * 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -314,3 +316,16 @@ def test_what_the_rehearsal_has_made_is_followed_behind_it() -> None:
     meters["loss"] = Average()
     variables.leave_alone({})
     assert any("meters" in name for name in variables.take())
+
+
+def test_a_newcomer_tells_what_is_beyond_the_bounds_and_what_its_rehearsal_has_changed_of_it() -> None:
+    many, history, constant = [SimpleNamespace(count=at) for at in range(250)], [0.0] * 1_500, [0.0] * 1_500
+    others = [SimpleNamespace(count=0) for _ in range(20)]
+    variables = following(Keepers([sys._getframe(0)], []))
+    variables.take()
+    history.append(len(many) + len(constant) + len(others))
+    variables.take()
+    assert variables.notes == []
+    variables.receive({})
+    (note,) = variables.notes
+    assert "all beyond 256 things" in note and "`history` of" in note and "constant" not in note

@@ -18,6 +18,7 @@ class FollowedObjects:
     def __init__(self, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
         self._all, self._keepers, self._new = list(objects), keepers, keepers is not None
         self._outside: Mapping[int, object] = {}
+        self.left_out = keepers.left_out if keepers is not None else set[str]()
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id. Called behind the rehearsal: what that has made is followed from now on."""

@@ -259,6 +259,12 @@ def atoms(kept: object) -> Iterator[object]:
         yield kept
 
 
+def mark_of(value: object) -> object:
+    """Another one once a value that is too large to be kept has grown, has been bound anew or, if a tensor, written."""
+    counts = isinstance(value, torch.Tensor) and not value.is_inference()
+    return id(value), cast(torch.Tensor, value)._version if counts else len(cast(list[object], value))
+
+
 def is_reading(value: object, since: tuple[float, float]) -> bool:
     """True if this may be a clock's reading since then, in seconds or nanoseconds: it means nothing elsewhere."""
     if type(value) is not float and type(value) is not int:

@@ -36,6 +36,7 @@ from regrow.train.state.plain import (
     copied,
     is_reading,
     keep,
+    mark_of,
     put_back,
     same,
     still,
@@ -99,6 +100,7 @@ class Variables:
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
+        self._large: dict[tuple[str, str], object] = {}
         self._made: dict[tuple[str, str], list[str]] = {}
         """Of flags: what was made in the body in which they have changed."""
         self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
@@ -177,7 +179,7 @@ class Variables:
         for name, space in self._spaces().items():
             there = space.read()
             glance = self._glances.get(name)
-            if glance is not None and name in before and glance.holds(there):
+            if self.rehearsed and glance is not None and name in before and glance.holds(there):
                 self._now[name] = before[name]
                 continue
             values = self._now[name] = {}
@@ -237,6 +239,9 @@ class Variables:
         return key not in self._elsewhere and self._is_value(space, key, value)
 
     def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
+        stays = isinstance(space, Attributes) or self._carries(space, key)
+        if stays and self._large.setdefault((space.name, key), mark := mark_of(value)) != mark:
+            self._objects.left_out.add(f"`{key}` of {space.name}")
         if isinstance(former, PlainCopy) and former.thing is value:
             self.notes.append(
                 f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "
@@ -325,6 +330,8 @@ class Variables:
         """Take over what others have told."""
         reported = dict(reported)
         self.receive_answers(reported.pop(_ANSWERS, b""))
+        if left_out := sorted(self._objects.left_out):
+            self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
         self._unheard = self.take()
         if self._left is None:
             self.over = _OVER in reported
