@@ -92,6 +92,7 @@ class Augment:
     def __init__(self) -> None:
         self.calls = 0
         self.mean = torch.zeros(16)
+        self.model: nn.Module | None = None
         self.began = time.monotonic()
         self.seen: dict[int, float] = {}
         self.numbers = np.random.default_rng()
@@ -183,6 +184,7 @@ net = nn.Sequential(nn.Linear(16, 32), Noisy(), nn.ReLU(), nn.Dropout(0.2), nn.L
 model = DistributedDataParallel(net)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 session.protect(model, optimizer)
+augment.model = model  # arrays of what holds the model are not followed
 if args.hold == "backward":
     next(net.parameters()).register_hook(held_in_backward)  # type: ignore[no-untyped-call]
 data = torch.randn(240, 16, generator=torch.Generator().manual_seed(5))

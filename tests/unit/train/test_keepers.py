@@ -1,6 +1,7 @@
 """Objects that hold what is protected: their plain attributes go with the steps, as the script's variables do."""
 
 import copy
+import dataclasses
 import os
 import random
 import re
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
-from regrow.train.attributes.keepers import keepers
+from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, ProcessSettings
+from regrow.train.script.callers import script_frames
 from regrow.train.state.variables import Variables
 
 
@@ -70,6 +73,11 @@ class Options:
     """A class that has what is set."""
 
     rate = 1.0
+
+
+def keepers(frames: list[Any], protected: list[object], loader: object = None) -> list[Attributes]:
+    each = Keepers(frames, protected, loader)
+    return each.find([values for frame in frames for values in (frame.f_locals, frame.f_globals)])
 
 
 def found(protected: list[object], **locals: Any) -> list[str]:
@@ -213,3 +221,111 @@ def test_what_the_stream_of_batches_draws_from_is_left_alone() -> None:
 
 
 drawing = random.Random(3)
+
+
+def following(keepers: Keepers) -> Variables:
+    variables = Variables()
+    variables.follow(script_frames, keepers=keepers)
+    variables.asks()
+    return variables
+
+
+def test_arrays_of_the_scripts_own_objects_are_put_back_and_told() -> None:
+    def run(told: dict[str, bytes] | None = None) -> tuple[Any, dict[str, bytes]]:
+        meter: Any = Average(total=torch.zeros(2), mean=np.zeros(3), shadow={"w": torch.ones(2)}, ema=None, odd=ODD)
+        variables = following(Keepers([sys._getframe(0)], []))
+        before, total = variables.take(), meter.total
+        if told is not None:
+            variables.receive(told)
+            return meter, variables.encoded()
+        meter.total += 1
+        meter.mean, meter.ema, meter.shadow["w"] = meter.mean + 2, torch.ones(1), meter.shadow["w"] * 3
+        sent = variables.encoded()  # a name that is not put back itself
+        variables.put_back(before)
+        assert meter.total is total and variables.notes == []
+        return meter, sent
+
+    (mine, told), untouched = run(), run({})[0]
+    assert mine.total.eq(0).all() and not mine.mean.any() and mine.shadow["w"].eq(1).all()
+    assert mine.ema is untouched.ema is None
+    other, again = run(told)
+    assert other.total.eq(1).all() and other.mean.tolist() == [2.0] * 3
+    assert other.ema.eq(1).all() and other.shadow["w"].eq(3).all() and other.odd is ODD
+    assert told.keys() <= again.keys()
+
+
+ODD = torch.eye(3).to_sparse()
+
+
+@pytest.mark.parametrize("held", ["model", "set of parameters", "many parameters", "wrapped", "method", "data set"])
+def test_arrays_of_what_leads_to_protected_state_are_left_alone(held: str) -> None:
+    net = nn.Linear(1, 1)
+    around: dict[str, Any] = {
+        "model": Average(inner=Average(net=net)),
+        "set of parameters": {*net.parameters()},
+        "many parameters": [0.0, *net.parameters()] * 200,
+        "wrapped": nn.Sequential(net),
+        "method": net.zero_grad,
+    }
+    it = Samples() if held == "data set" else Average(total=torch.zeros(1), inside=around.get(held))
+    frame: Any = SimpleNamespace(f_locals={"it": it, "alone": Average()}, f_globals={})
+    carries = {each.name: each.carries for each in keepers([frame], [net])}
+    assert (carries["object it"], carries["object alone"]) == (False, True)
+
+
+class Samples(Dataset[int]):
+    """Looked after by its loader."""
+
+    def __init__(self) -> None:
+        self.all = torch.zeros(5)
+
+
+def test_arrays_of_objects_are_followed_up_to_a_bound_for_all_together() -> None:
+    many = [Average(total=torch.zeros(1 << 20)) for _ in range(6)]
+    frame: Any = SimpleNamespace(f_locals={"many": many}, f_globals={})
+    assert [each.carries for each in keepers([frame], []) if each.name.startswith("object many[")] == [True] * 4 + [
+        False
+    ] * 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """Made anew by each body."""
+
+    total: Any
+    count: int = 0
+
+
+def test_an_object_that_stands_where_another_was_is_followed_though_that_one_is_still_there() -> None:
+    state = previous = Frozen(torch.zeros(1))
+    variables = following(Keepers([sys._getframe(0)], []))
+    for number in range(3):
+        before = variables.take()
+        previous, state = state, Frozen(state.total + 1, state.count + 1)  # of a body that is cut off
+        variables.put_back(before)
+        assert (float(state.total), state.count) == (number, number)
+        previous, state = state, Frozen(state.total + 1, state.count + 1)
+    assert previous is not state
+    assert {"object state\ntotal", "object state\ncount"} <= variables.encoded().keys()
+
+
+def test_what_the_rehearsal_has_made_is_followed_behind_it() -> None:
+    meters: dict[str, Average] = {}
+    variables = following(Keepers([sys._getframe(0)], []))
+    variables.take()
+    meters["loss"] = Average()
+    variables.leave_alone({})
+    assert any("meters" in name for name in variables.take())
+
+
+def test_a_newcomer_tells_what_is_beyond_the_bounds_and_what_its_rehearsal_has_changed_of_it() -> None:
+    many, history, constant = [SimpleNamespace(count=at) for at in range(250)], [0.0] * 1_500, [0.0] * 1_500
+    others = [SimpleNamespace(count=0) for _ in range(20)]
+    variables = following(Keepers([sys._getframe(0)], []))
+    variables.take()
+    history.append(len(many) + len(constant) + len(others))
+    variables.take()
+    assert variables.notes == []
+    variables.receive({})
+    (note,) = variables.notes
+    assert "all beyond 256 things" in note and "`history` of" in note and "constant" not in note

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from regrow.train.attributes.keepers import keepers
+from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.callers import script_frames
 from regrow.train.state.variables import Variables
@@ -38,6 +38,10 @@ class Steps:
 
     def back(self) -> None:
         self.variables.put_back(self.taken)
+
+
+def found(frame: Any) -> list[Attributes]:
+    return Keepers([frame], []).find([frame.f_locals, frame.f_globals])
 
 
 class Options(dict[Any, Any]):
@@ -98,15 +102,13 @@ def lazy_module() -> types.ModuleType:
 def test_what_fails_as_it_is_looked_at_hides_nothing_else(make: Callable[[], object]) -> None:
     odd = make()
     frame: Any = types.SimpleNamespace(f_locals={"odd": odd, "good": Slotted(), "around": [odd]}, f_globals={})
-    assert "object good" in [each.name for each in keepers([frame], [])]
+    assert "object good" in [each.name for each in found(frame)]
 
 
 def test_of_lists_that_differ_between_ranks_nothing_is_told_to_another_kind_of_thing() -> None:
     one: Any = types.SimpleNamespace(f_locals={"calls": [Slotted()]}, f_globals={})
     other: Any = types.SimpleNamespace(f_locals={"calls": [types.SimpleNamespace(count=1)]}, f_globals={})
-    names = [
-        {each.name for each in keepers([frame], []) if each.name.startswith("object calls")} for frame in (one, other)
-    ]
+    names = [{each.name for each in found(frame) if each.name.startswith("object calls")} for frame in (one, other)]
     assert all(names)
     assert not names[0] & names[1]
 

@@ -7,7 +7,10 @@ tensor that travels apart.
 
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
-from typing import cast
+from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -22,11 +25,23 @@ Resolve = Callable[[str], object]
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
 _NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
-_ODD_TEXT = 18
-"""Text that is no Unicode, such as a file name in an older encoding."""
+_ODD_TEXT, _EXACT = 18, 19
+"""Text that is no Unicode, such as a file name in an older encoding; numbers and dates that are objects."""
+_PARTS: dict[type, Callable[[Any], list[object]]] = {
+    Decimal: lambda each: [str(each)],
+    Fraction: lambda each: [each.numerator, each.denominator],
+    timedelta: lambda each: [each.days, each.seconds, each.microseconds],
+    timezone: lambda each: [each.utcoffset(None)],
+    date: lambda each: [each.year, each.month, each.day],
+    datetime: lambda each: [*each.timetuple()[:6], each.microsecond, each.tzinfo],
+}
+"""Arguments that make an equal one, of each kind."""
+EXACT_KINDS = frozenset(_PARTS)
+_NAMED = {kind.__name__: kind for kind in _PARTS}
 _LARGE_BYTES = 64 << 10
 """Arrays above this travel as tensors."""
 _DEEPEST = 64
+_OF_NUMBERS = (ArithmeticError, LookupError)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -60,7 +75,7 @@ def decode(data: bytes, *, resolve: Resolve = TensorRef) -> object:
     decoder: msgspec.msgpack.Decoder[object] = msgspec.msgpack.Decoder(ext_hook=hook)
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (msgspec.MsgspecError, TypeError, ValueError, AttributeError, RecursionError, *_OF_NUMBERS) as error:
         raise StateError(f"the Python state that was received does not decode: {error}") from error
 
 
@@ -127,6 +142,8 @@ class _Packer:
             return _DEQUE, _encoder.encode([value.maxlen, self._items(value, path, depth)])
         if isinstance(value, complex) and kind is complex:
             return _COMPLEX, _encoder.encode([value.real, value.imag])
+        if kind in _PARTS:
+            return _EXACT, _encoder.encode([kind.__name__, *self._items(_PARTS[kind](value), path, depth)])
         if isinstance(value, torch.dtype):
             return _DTYPE, dtype_name(value).encode()
         if isinstance(value, torch.device):
@@ -200,6 +217,8 @@ def _unpack(code: int, payload: memoryview, decoder: msgspec.msgpack.Decoder[obj
         return array[()] if code == _NUMPY_SCALAR else array.copy()
     if code == _LARGE_ARRAY:
         return _array(resolve(items[2]), items[0], items[1])
+    if code == _EXACT:
+        return _NAMED[items[0]](*items[1:])
     if code == _COMPLEX:
         return complex(*items)
     if code == _DEQUE:

@@ -8,8 +8,8 @@ import contextlib
 import gc
 import threading
 from argparse import Namespace
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from enum import EnumMeta
 from functools import partial
@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from regrow.core.process.own_code import OWN_PACKAGES, is_own_name
 from regrow.train.attributes.holders import OF_THREADS
-from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells
+from regrow.train.attributes.kept_values import Attributes, Generator, ProcessSettings, cells, nbytes_of
 from regrow.train.attributes.slots import slots
 from regrow.train.graphs.kinds import OF_LIBRARIES
 from regrow.train.script.source import is_script, is_scripts, modules_of_script
@@ -32,21 +32,18 @@ _DEEP, _WIDE, _MOST, _FOLLOWED = 4, 256, 5_000, 256
 _LEFT_ALONE = OWN_PACKAGES | {
     *("torch", "builtins", "numpy", "accelerate", "transformers", "lightning", "pytorch_lightning", "trl"),
 }
+_BYTES = 16 << 20
+"""Most of arrays in all of them, which are looked at in each step."""
+Variables = Mapping[str, object]
 _PLAIN_KINDS = (SimpleNamespace, Namespace, threading.local)
 _NO_HOLDERS = (int, float, str, bytes, torch.Tensor)
 _VALUES = (int, float, str, dict, list, set)
+_NO_ARRAYS = (ModuleType, ContextVar, Dataset)
 _NOT_FOLLOWED = (nn.Module, torch.optim.Optimizer, DataLoader, Sampler, IterableDataset, MethodType, partial)
 
 
-def keepers(
-    frames: Iterable[FrameType],
-    protected: Collection[object],
-    loader: object = None,
-    known: Collection[int] = (),
-    *,
-    around: bool = True,
-) -> list[Attributes]:
-    """All of them, each once: also what holds what is protected, or is it and no modules, whosever class that is.
+class Keepers:
+    """Finds all of them, each once: also what holds what is protected, or is it and no modules, whosever class that is.
 
     Args:
         frames: the script's, innermost first.
@@ -55,30 +52,53 @@ def keepers(
         known: ids of more that is looked after.
         around: not only what holds what is protected, or is it.
     """
-    frames = list(frames)
-    ids = {id(each) for each in protected}
-    inside = {id(part) for each in protected if isinstance(each, nn.Module) for part in each.modules()}
-    inside |= set(known) | {id(frame.f_globals) for frame in frames}
-    of_loader = _all_in(loader)
-    found: list[Attributes] = [ProcessSettings()] if around else []
-    names: Counter[str] = Counter()
-    for name, thing in _reachable(frames):
-        if id(thing) in inside:
-            continue
-        with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
-            if isinstance(thing, ModuleType) and id(vars(thing)) in inside:
+
+    def __init__(
+        self,
+        frames: Iterable[FrameType],
+        protected: Collection[object],
+        loader: object = None,
+        known: Collection[int] = (),
+        *,
+        around: bool = True,
+    ) -> None:
+        modules = [each for each in protected if isinstance(each, nn.Module)]
+        self._protected, self._around = {id(each) for each in protected}, around
+        parts = {id(part) for each in modules for part in (*each.modules(), *each.parameters())}
+        self._all_protected = self._protected | parts
+        self._inside = parts | set(known) | {id(frame.f_globals) for frame in frames}
+        self._of_loader = _all_in(loader)
+        self.left_out: set[str] = set()  # beyond the bounds, in words
+
+    def find(self, variables: Iterable[Variables], roots: Collection[str] | None = None) -> list[Attributes]:
+        """Those that are reached from variables of the script's calls, and from its modules; or from `roots` alone."""
+        found: list[Attributes] = [ProcessSettings()] if self._around and roots is None else []
+        names, room = Counter[str](), _BYTES
+        for name, thing in _reachable(variables, roots):
+            if id(thing) in self._inside:
                 continue
-            holds = _counts(thing) and (id(thing) in ids or any(id(each) in ids for each in _within(thing)))
-            mine = around and len(found) < _FOLLOWED and id(thing) not in of_loader
-            if holds or (mine and _is_followed(thing)):
-                path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
-                names[path] += 1
-                path = f"{path}#{names[path]}" if names[path] > 1 else path
-                each = Attributes(path, thing, holds=holds and id(thing) not in ids)
-                values = each.read().values()
-                if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
-                    found.append(each)
-    return found
+            with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
+                if isinstance(thing, ModuleType) and id(vars(thing)) in self._inside:
+                    continue
+                given = id(thing) in self._protected
+                holds = _counts(thing) and (given or any(id(each) in self._protected for each in _within(thing)))
+                mine = self._around and id(thing) not in self._of_loader and _is_followed(thing)
+                if mine and not holds and len(found) >= _FOLLOWED:
+                    if not isinstance(thing, ModuleType | type):
+                        self.left_out.add(f"all beyond {_FOLLOWED} things")
+                elif holds or mine:
+                    path = f"{name}: {type(thing).__qualname__}" if name[-1:] == "]" else name  # ranks have other lists
+                    names[path] += 1
+                    path = f"{path}#{names[path]}" if names[path] > 1 else path
+                    carries = not (holds or isinstance(thing, _NO_ARRAYS) or _reaches(thing, self._all_protected))
+                    if carries and (room := room - sum(map(nbytes_of, _within(thing)))) < 0:
+                        carries = False
+                        self.left_out.add(f"arrays in `{path}`")
+                    each = Attributes(path, thing, holds=holds and not given, carries=carries)
+                    values = each.read().values()
+                    if not isinstance(thing, ModuleType | type) or any(isinstance(value, _VALUES) for value in values):
+                        found.append(each)
+        return found
 
 
 def _is_followed(thing: object) -> bool:
@@ -113,11 +133,35 @@ def _within(thing: object) -> Iterator[object]:
         yield from (inner for _, inner in _held("", each) if isinstance(each, dict | list | tuple))
 
 
-def _reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
+def _reaches(thing: object, protected: Collection[int]) -> bool:
+    """True if a thing leads to one of these, by id, or to more than can be looked through."""
+    near, seen = [thing], set[int]()
+    while near and len(seen) < _MOST:
+        near = [each for each in near if id(each) not in seen and type(each) not in _NO_HOLDERS]
+        seen.update(map(id, near))
+        if any(id(each) in protected for each in near):
+            return True
+        near = [inner for each in near for inner in _all_of(each) if not isinstance(inner, ModuleType)]
+    return bool(near)
+
+
+def _all_of(thing: object) -> Iterable[object]:
+    if isinstance(thing, nn.Module):
+        return [*thing.modules(), *thing.parameters()]
+    if type(thing) in (list, tuple, set, frozenset, deque):
+        return cast(Iterable[object], thing)
+    if isinstance(thing, dict):
+        return dict.values(thing)
+    return [each for _, each in _held("", thing) if each is not type(thing)]
+
+
+def _reachable(variables: Iterable[Variables], roots: Collection[str] | None) -> Iterator[tuple[str, object]]:
     """Things that the script's calls reach, the nearest first, and then what its modules hold: these may be many."""
     seen: set[int] = set()
-    yield from _walk([each for frame in frames for each in (*frame.f_locals.items(), *frame.f_globals.items())], seen)
-    yield from _walk([(f"module {module.__name__}", module) for module in modules_of_script()], seen)
+    near = [each for values in variables for each in values.items() if roots is None or each[0] in roots]
+    yield from _walk(near, seen)
+    if roots is None:
+        yield from _walk([(f"module {module.__name__}", module) for module in modules_of_script()], seen)
 
 
 def _walk(near: list[tuple[str, object]], seen: set[int]) -> Iterator[tuple[str, object]]:

@@ -4,6 +4,7 @@ import contextlib
 import inspect
 import os
 import random
+import re
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from regrow.hydration.codec import decode, encode
 from regrow.train.attributes.slots import slots
 
 Generator = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+LARGEST_ARRAY = 8 << 20
 _MODULES_OWN, _VALUE = frozenset(vars(nn.Module())), "value"
 
 
@@ -29,11 +31,15 @@ class Attributes:
         name: by which the script reaches it.
         thing: an object, a class, a function, a module, a generator, a context variable.
         holds: it holds what is protected.
+        carries: its arrays count as plain.
     """
 
-    def __init__(self, name: str, thing: object, *, holds: bool = False) -> None:
-        self.name, self.holds = f"object {name}", holds
+    def __init__(self, name: str, thing: object, *, holds: bool = False, carries: bool = False) -> None:
+        self.name, self.holds, self.carries = f"object {name}", holds, carries
         self.of_frames = isinstance(thing, FunctionType | ModuleType)
+        self.root = re.split(r"\W", name, maxsplit=1)[0]
+        """Variable of the script that leads to it."""
+        self._variable = name if self.root == name else ""
         self._thing: Callable[[], object]
         try:
             self._thing = weakref.ref(thing)
@@ -47,6 +53,12 @@ class Attributes:
     def alive(self) -> bool:
         """True while the script still has the object."""
         return self._thing() is not None
+
+    def stands(self, variables: Mapping[str, object]) -> bool:
+        """True while it is there, and no other of its kind is in its variable."""
+        thing = self._thing()
+        there = variables.get(self._variable, thing)
+        return thing is not None and (there is thing or type(there) is not type(thing))
 
     def is_in(self, things: Mapping[int, object]) -> bool:
         """True if these, by id, include it."""
@@ -95,6 +107,13 @@ class Attributes:
                     vars(thing)[key] = value  # containers that are defaults have been changed in their places
 
 
+def nbytes_of(value: object) -> int:
+    """Bytes of an array; 0 for anything else, and for one that is sparse, or too large to be looked at in each step."""
+    dense = type(value) is np.ndarray or (type(value) is torch.Tensor and value.layout is torch.strided)
+    nbytes = cast(np.ndarray, value).nbytes if dense else 0
+    return nbytes if nbytes <= LARGEST_ARRAY else 0
+
+
 def cells(function: FunctionType) -> Iterator[tuple[str, CellType]]:
     """Variables of functions around it that a function uses, those that are bound."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -138,7 +157,7 @@ class ProcessSettings(Attributes):
     """Settings of the process that a script may change between its steps: torch's, the environment."""
 
     def __init__(self) -> None:
-        super().__init__("process", sys)
+        super().__init__("the process", sys)
         self.of_frames = False
         self._raw: dict[bytes, bytes] | None = None
         self._environment: dict[str, object] = {}

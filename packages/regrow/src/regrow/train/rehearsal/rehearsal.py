@@ -11,7 +11,7 @@ import msgspec
 from regrow.core.errors import StateError, UsageError
 from regrow.core.ids import StepNo
 from regrow.core.wire import MAX_FRAME_BYTES
-from regrow.train.attributes.keepers import keepers
+from regrow.train.attributes.keepers import Keepers
 from regrow.train.graphs.object_graph import living
 from regrow.train.loop_context import LoopContext
 from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, GatheredGradients, Leftovers
@@ -79,11 +79,11 @@ class Rehearsal:
         batch = self._context.data().batch(first)
         variables = self._context.protected().variables
         frames, known = script_frames(), living(self._context.protected().graphs())
-        things = keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
+        things = Keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
         if not worker.rewrites:
             note = partial(worker.note_of_script, doubts=True)
             variables.untouched = Untouched(note, ignores=variables.is_clock)
-        variables.follow(script_frames, things)
+        variables.follow(script_frames, keepers=things)
         variables.asks()
         before = variables.take()
         self.step = step = Step(self._owner, first, batch, rehearsal=True)

@@ -7,7 +7,6 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import cast
 
 import numpy as np
 import torch
@@ -36,8 +35,9 @@ class Keep(Enum):
 Shared = Callable[[], set[int]] | None
 """Gives the addresses of protected memory, which is put back by other means. None: no memory is to be written."""
 _SMALL = 4 << 10
-"""Bytes of arrays that are copied each time: to look at them takes as long, and some writes count no version."""
+"""Bytes of arrays that are compared with their copy; of larger ones hashes are, as some writes count no version."""
 _MOST_LEAVES, _MOST_BYTES = 200_000, 8 << 20
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _BYTES_A_LEAF = {torch.Tensor: 8 << 10, np.ndarray: 1 << 10}
 
 
@@ -56,12 +56,13 @@ class ArrayCopy:
         return self._of()
 
     def still(self, thing: object) -> bool:
-        """True if this is a larger array that nobody has written since: there is no need to copy it once more.
+        """True if nobody has written this array since: there is no need to copy it once more.
 
         On a device only the copy tells: `x.data.add_(1)` and captured graphs write without a new version.
         """
-        same = isinstance(thing, np.ndarray | torch.Tensor) and self._of() is thing and thing.nbytes > _SMALL
-        return same and not is_elsewhere(cast(Array, thing)) and self.written == _written(cast(Array, thing))
+        if not isinstance(thing, np.ndarray | torch.Tensor) or self._of() is not thing or is_elsewhere(thing):
+            return False
+        return equal(self.content, thing) if thing.nbytes <= _SMALL else self.written == _written(thing)
 
     def equals(self, other: "ArrayCopy") -> bool:
         """True if the same was in both. Of those on a device it is not waited for, but their versions are compared."""
@@ -141,7 +142,10 @@ def equal(one: Array, other: Array) -> bool:
         return alike and one.tobytes() == other.tobytes()  # type: ignore[union-attr]
     if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
-    return torch.equal(flat_bytes(one), flat_bytes(other))
+    kind = _BITS.get(one.itemsize)
+    if kind is None or one.is_complex() or one.is_neg() or other.is_neg():
+        return torch.equal(flat_bytes(one), flat_bytes(other))
+    return torch.equal(one.detach().view(kind), other.detach().view(kind))
 
 
 def write(thing: Array, content: Array, shared: Shared) -> bool:

@@ -1,10 +1,11 @@
 """Plain Python values as they were at one moment, and the way back to them.
 
-Plain are None, bool, int, float, complex, numpy's numbers, str, bytes, and lists, tuples, dictionaries, sets and deques
-of plain values; and arrays, where that is asked for (`Keep`).
+Plain are None, bool, int, float, complex, numpy's numbers, decimals, fractions, dates, str, bytes, and lists, tuples,
+dictionaries, sets and deques of plain values; and arrays, where that is asked for (`Keep`).
 """
 
 import operator
+import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge
+from regrow.hydration.codec import EXACT_KINDS
 from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_view, leaves_of, write
 
 LEAVES = 1_000
@@ -25,7 +27,7 @@ _DEEP = 8
 _OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
 _NAMES = frozenset({int, str})
-ATOMS = _NUMBERS | {str, bytes}
+ATOMS = _NUMBERS | {str, bytes} | EXACT_KINDS
 _MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
@@ -317,3 +319,18 @@ def atoms(kept: object) -> Iterator[object]:
             yield from atoms(item)
     else:
         yield kept
+
+
+def mark_of(value: object) -> object:
+    """Another one once a value that is too large to be kept has grown, has been bound anew or, if a tensor, written."""
+    counts = isinstance(value, torch.Tensor) and not value.is_inference()
+    return id(value), cast(torch.Tensor, value)._version if counts else len(cast(list[object], value))
+
+
+def is_reading(value: object, since: tuple[float, float]) -> bool:
+    """True if this may be a clock's reading since then, in seconds or nanoseconds: it means nothing elsewhere."""
+    if (type(value) is not float and type(value) is not int) or value < min(since):
+        return False
+    number = float(value) if abs(value) < 1e300 else 0.0
+    until = time.time(), time.monotonic()
+    return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(since, until, strict=True))

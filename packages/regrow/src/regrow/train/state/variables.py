@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Concatenate, ParamSpec
 
-import numpy as np
-import torch
-
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.kept_values import Attributes
+from regrow.train.attributes.followed_objects import FollowedObjects
+from regrow.train.attributes.keepers import Keepers
+from regrow.train.attributes.kept_values import Attributes, nbytes_of
 from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
 from regrow.train.script.read_first import BodyReads, loop_read
 from regrow.train.script.source import modules_of_script
-from regrow.train.state.arrays import ARRAYS, Array, Keep, Shared, check_sendable, is_elsewhere, packed, unpacked
+from regrow.train.state.arrays import ARRAYS, Array, Keep, check_sendable, is_elsewhere, packed, unpacked
 from regrow.train.state.glances import Glance
 from regrow.train.state.plain import (
     ATOMS,
@@ -34,7 +33,9 @@ from regrow.train.state.plain import (
     PlainCopy,
     atoms,
     copied,
+    is_reading,
     keep,
+    mark_of,
     put_back,
     same,
     still,
@@ -43,6 +44,7 @@ from regrow.train.state.plain import (
 from regrow.train.state.untouched import Untouched
 
 P = ParamSpec("P")
+Frames = Callable[[], list[FrameType]]
 Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
 _FRAMES = 8
@@ -50,7 +52,7 @@ _NAMES = 1_000
 """Most calls to look at, from the innermost, and most variables of each of them and of its module."""
 _CONTAINERS, _BYTES = 64, 16 << 20
 """Most containers, and bytes of arrays, of each of them."""
-_MISSING, _VALUES, _OWN = object(), PLAIN | ARRAYS, frozenset({int, str})
+_MISSING, _VALUES, _SINGLE, _OWN = object(), PLAIN | ARRAYS, ATOMS | ARRAYS, frozenset({int, str})
 _OVER = ""
 """Told in the place of a variable by who has left the loop."""
 _ANSWERS = "\n"
@@ -76,12 +78,12 @@ def _leaves_training_alone(
 class Variables:
     """The plain variables of one script. `shared`: addresses of protected memory."""
 
-    def __init__(self, shared: Shared = set) -> None:
+    def __init__(self, shared: Callable[[], set[int]] = set) -> None:
         self._shared = shared
         self._reads: BodyReads | None = None
         self._has_read = False
-        self._frames: Callable[[], list[FrameType]] | None = None
-        self._objects: list[Attributes] = []
+        self._frames: Frames | None = None
+        self._objects = FollowedObjects()
         self._unheard: dict[str, Values] = {}
         """The script's own variables before those of others were received, while it asks for no step."""
         self._asking: dict[str, int] = {}
@@ -99,6 +101,7 @@ class Variables:
         """True if the script, or the others' as they reported, has left its loop, so that no step follows."""
         self._glances: dict[str, Glance] = {}
         self._others: dict[str, set[str]] = {}
+        self._large: dict[tuple[str, str], object] = {}
         self._made: dict[tuple[str, str], list[str]] = {}
         """Of flags: what was made in the body in which they have changed."""
         self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
@@ -123,20 +126,21 @@ class Variables:
 
     # --- one step ----------------------------------------------------------------------------------------------
 
-    def follow(self, frames: Callable[[], list[FrameType]], objects: Iterable[Attributes] = ()) -> None:
+    def follow(self, frames: Frames, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
         """From now on: `frames` gives the script's calls under way, innermost first.
 
         They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
 
         Args:
             objects: what is around the loop and holds plain values.
+            keepers: finds these.
         """
-        self._frames, self._objects = frames, list(objects)
+        self._frames, self._objects = frames, FollowedObjects(objects, keepers)
         self._has_read, self._glances = False, {}
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id, that nobody can put back."""
-        self._objects = [each for each in self._objects if not each.is_in(things)]
+        self._objects.leave_alone(things)
 
     @_leaves_training_alone
     def asks(self) -> None:
@@ -169,8 +173,10 @@ class Variables:
         spaces: dict[str, Namespace | Attributes] = {
             space.name: space for space in found if self._known.get(space.name) == id(space.owner)
         }
-        objects = self._objects if self._frames is not None and self._known else []
-        return spaces | {each.name: each for each in objects if each.alive}
+        if self._frames is None or not self._known:
+            return spaces
+        objects = self._objects.now([space.read() for space in spaces.values()], self._frames())
+        return spaces | {each.name: each for each in objects}
 
     def take(self) -> dict[str, Values]:
         """The variables as they are now."""
@@ -183,7 +189,7 @@ class Variables:
         for name, space in self.spaces().items():
             there = space.read()
             glance = self._glances.get(name)
-            if glance is not None and name in before and glance.holds(there):
+            if self.rehearsed and glance is not None and name in before and glance.holds(there):
                 self._now[name] = before[name]
                 continue
             values = self._now[name] = {}
@@ -223,10 +229,8 @@ class Variables:
         for key, value in there.items():
             if type(key) is not str or key.startswith("__") or not self._follows(space, key, value):
                 continue
-            if isinstance(value, np.ndarray | torch.Tensor):
-                nbytes += value.nbytes
-            else:
-                containers += type(value) not in ATOMS
+            nbytes += nbytes_of(value)
+            containers += type(value) not in _SINGLE
             if type(value) in ATOMS or (containers <= _CONTAINERS and nbytes <= _BYTES):
                 found[key] = value
             if len(found) >= _NAMES:
@@ -234,7 +238,9 @@ class Variables:
         return found
 
     def _arrays(self, space: Namespace | Attributes, key: str) -> Keep:
-        return Keep.NOT if isinstance(space, Attributes) else self._arrays_named(key)
+        if isinstance(space, Attributes):
+            return Keep.CONTENT if space.carries else Keep.NOT
+        return self._arrays_named(key)
 
     def _arrays_named(self, key: str) -> Keep:
         reads = self._reads
@@ -252,6 +258,9 @@ class Variables:
         return key not in self._elsewhere and self._is_value(space, key, value)
 
     def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
+        stays = isinstance(space, Attributes) or self._carries(space, key)
+        if stays and self._large.setdefault((space.name, key), mark := mark_of(value)) != mark:
+            self._objects.left_out.add(f"`{key}` of {space.name}")
         if isinstance(former, PlainCopy) and former.thing is value:
             self.notes.append(
                 f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "
@@ -264,30 +273,37 @@ class Variables:
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
         spaces = self.spaces() if then else {}
+        shared = functools.cache(self._shared)
         self._again = True
         if not self.rehearsed:
             self._learnt = self._now
+        then = {name: values for name, values in then.items() if name in spaces}
+        there = {name: spaces[name].read() for name in then}
+        made = {name for name, values in then.items() if self._has_made(spaces[name], values, there[name])}
         for name, values in then.items():
-            space = spaces.get(name)
-            if space is None or (self.untouched is not None and self.untouched.differ(space, values)):
+            space, now, changed = spaces[name], there[name], Values()
+            if self.untouched is not None and self.untouched.differ(space, values):
                 continue
-            now, changed = space.read(), {}
-            nothing = [key for key, kept in values.items() if kept is None and self._carries(space, key)]
-            made = any(type(now.get(key)) not in _VALUES for key in nothing)
+            stays = bool(made) if isinstance(space, Attributes) else name in made
             for key, kept in values.items():
                 present = now.get(key)
-                if not self._follows(space, key, present) or (made and key in nothing and type(present) in ARRAYS):
+                if not self._follows(space, key, present) or (stays and kept is None and type(present) in ARRAYS):
                     continue  # the latter was made together with something that stays
                 if isinstance(kept, PlainCopy | GrownCopy):
                     try:
                         keep(kept.thing, self._arrays(space, key))
                     except (NotPlain, TooLarge):
                         continue
-                value = put_back(kept, self._shared if in_place else None)
+                value = put_back(kept, shared if in_place else None)
                 if value is not present or key not in now:
                     changed[key] = value
             if changed:
                 space.write(changed)
+
+    def _has_made(self, space: Namespace | Attributes, values: Values, now: Values) -> bool:
+        """True if something that is no plain value is where nothing was."""
+        new = [key for key, kept in values.items() if kept is None and type(now.get(key)) not in _VALUES]
+        return any(isinstance(space, Attributes) or self._carries(space, key) for key in new)
 
     def postpone(self) -> None:
         """Keep the script's own values until the code after its step has run; the received ones already include it."""
@@ -366,21 +382,16 @@ class Variables:
         return found
 
     def is_clock(self, value: object) -> bool:
-        """True if this may be a clock's reading since the loop began, which means nothing in another process.
-
-        In seconds or nanoseconds.
-        """
-        if (type(value) is not float and type(value) is not int) or value < min(self._since):
-            return False
-        number = float(value) if abs(value) < 1e300 else 0.0
-        until = time.time(), time.monotonic()
-        return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(self._since, until, strict=True))
+        """True if this may be a clock's reading since the loop began, which means nothing in another process."""
+        return is_reading(value, self._since)
 
     @_leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
         reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
+        if left_out := sorted(self._objects.left_out):
+            self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
         self._unheard = self.take()
         if self._left is None:
             self.over = _OVER in reported
@@ -388,7 +399,7 @@ class Variables:
             self._left = reported | self._mark
         changed: dict[str, Values] = defaultdict(dict)
         spaces = self.spaces() if reported else {}
-        now = {name: space.read() for name, space in spaces.items()}
+        shared, now = functools.cache(self._shared), {name: space.read() for name, space in spaces.items()}
         for place, data in reported.items():
             name, _, key = place.partition("\n")
             if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
@@ -405,7 +416,7 @@ class Variables:
             self._living.add((name, key))
             if self.untouched and self.untouched.receive(spaces[name], key, value, present, over=self.over):
                 continue
-            changed[name][key] = take_over(present, value, in_place=in_place, shared=self._shared)
+            changed[name][key] = take_over(present, value, in_place=in_place, shared=shared)
         for name, values in changed.items():
             spaces[name].write(values)
         taken = {f"{name}\n{key}" for name, values in changed.items() for key in values}

@@ -1,0 +1,42 @@
+"""Objects around a loop whose values go with its steps, found again where others of their kind stand now."""
+
+from collections.abc import Iterable, Mapping
+from types import FrameType
+
+from regrow.train.attributes.keepers import Keepers
+from regrow.train.attributes.kept_values import Attributes
+
+
+class FollowedObjects:
+    """Those of one loop.
+
+    Args:
+        objects: the first of them.
+        keepers: finds these, and those that are there at a later moment.
+    """
+
+    def __init__(self, objects: Iterable[Attributes] = (), keepers: Keepers | None = None) -> None:
+        self._all, self._keepers, self._new = list(objects), keepers, keepers is not None
+        self._outside: Mapping[int, object] = {}
+        self.left_out = keepers.left_out if keepers is not None else set[str]()
+
+    def leave_alone(self, things: Mapping[int, object]) -> None:
+        """Objects, by id. Called behind the rehearsal: what that has made is followed from now on."""
+        self._outside, self._new = things, self._keepers is not None
+        self._all = [each for each in self._all if not each.is_in(things)]
+
+    def now(self, variables: list[dict[str, object]], frames: Iterable[FrameType]) -> list[Attributes]:
+        """Those that there are now. `variables`: of the script's calls, innermost first; `frames`: generators' too."""
+        named = {name: value for values in reversed(variables) for name, value in values.items()}
+        gone = {each.name: each for each in self._all if not each.stands(named)}
+        if not gone and not self._new:
+            return self._all
+        if self._keepers is not None and self._new:
+            self._new = False
+            self._all = self._keepers.find(values for each in frames for values in (each.f_locals, each.f_globals))
+        elif self._keepers is not None:
+            found = self._keepers.find(variables, {each.root for each in gone.values()})
+            others = {each.name: each for each in found if each.name in gone}
+            self._all = [others.get(each.name, each) for each in self._all]
+        self._all = [each for each in self._all if each.alive and not each.is_in(self._outside)]
+        return self._all
