@@ -132,7 +132,7 @@ def test_what_is_not_plain_at_either_end_is_left_alone() -> None:
         mixed.append(torch.ones(1))
         sparse = sparse + torch.ones(1).to_sparse()
         function = functions[number]
-    assert lazy is not None and len(mixed) == 3 and float(sparse.to_dense()) == 3 and function is functions[2]
+    assert lazy is not None and len(mixed) == 2 and float(sparse.to_dense()) == 3 and function is functions[2]
     assert not names(steps.encoded) & {"mixed", "sparse", "function"}
 
 
