@@ -19,8 +19,10 @@ from regrow_guests.ray import NodeNews, RayJob, train
 
 ray = pytest.importorskip("ray", reason="make test-ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
-STEPS = 200
+STEPS = 600
 PATIENCE = 300.0
+NOTICE = 60.0
+"""Of a machine that is drained."""
 _STORE = 80 * 2**20
 
 
@@ -76,6 +78,10 @@ class RayTraining:
     def machine(self, node: str) -> str:
         """Ray's id of the machine that a node is on."""
         return next(each.machine for each in reversed(self.news) if (each.node, each.what) == (node, "starts"))
+
+    def beyond_the_gang(self) -> str:
+        """Ray's id of the machine by which the job has grown last."""
+        return [each.machine for each in self.news if each.what == "starts" and each.node.startswith("ray-")][-1]
 
     def power_off(self, cluster: Any, machine: Any) -> None:
         """All that runs on a machine ends at once: the job's node, and what Ray has there."""
@@ -138,19 +144,54 @@ def test_a_killed_machine_an_added_one_and_a_drained_one_cost_no_step_and_no_bit
     added = cluster.add_node(num_cpus=1, object_store_memory=_STORE)
     training.until_world(3)
     assert training.machine("node1") == added.node_id, "the lost node comes back on the machine that was added"
-    drain(added.node_id)
+    deadline = time.time() + NOTICE
+    drain(added.node_id, deadline)
     training.until(lambda: any(each.what == "leaving" for each in training.news), "it leaves")
+    training.until_world(2)
+    assert time.time() < deadline, "nobody trains on the machine when it goes"
+    told = training.finish(2)
+    assert told.incidents, "what happened was told"
+
+
+def test_machines_that_the_autoscaler_takes_with_and_without_notice_cost_no_step_and_no_bit(
+    cluster: Any, tmp_path: Path
+) -> None:
+    for _ in range(3):
+        cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+    training = RayTraining(tmp_path, nodes=2, max_nodes=3)
+    training.until_world(3)
+    taken, deadline = training.beyond_the_gang(), time.time() + NOTICE
+    drain(taken, deadline)
+    training.until_world(2)
+    training.until(lambda: not is_alive(taken), "Ray ends the machine, of which nothing is used")
+    assert time.time() < deadline
+    cluster.add_node(num_cpus=1, object_store_memory=_STORE)
+    training.until_world(3)
+    taken = training.beyond_the_gang()
+    stop(taken)
+    training.until(lambda: not is_alive(taken), "Ray ends the machine")
     training.until_world(2)
     told = training.finish(2)
     assert told.incidents, "what happened was told"
 
 
-def drain(machine: str) -> None:
-    """Have a machine drained, as the autoscaler does when it is to go."""
+def drain(machine: str, deadline: float) -> None:
+    """Have a machine drained until a time, as `ray drain-node` does and who takes notice of a preemption."""
     from ray._private.worker import global_worker
     from ray.core.generated import autoscaler_pb2
 
     reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-    deadline = int((time.time() + 120) * 1000)
-    accepted, why = global_worker.gcs_client.drain_node(machine, reason, "a test", deadline)
+    accepted, why = global_worker.gcs_client.drain_node(machine, reason, "a test", int(deadline * 1000))
     assert accepted, why
+
+
+def stop(machine: str) -> None:
+    """Have a machine end now, as both of Ray's autoscalers do with one that is too many, though it works."""
+    from ray._private.worker import global_worker
+
+    assert global_worker.gcs_client.drain_nodes([bytes.fromhex(machine)]), "it is none of the cluster's"
+
+
+def is_alive(machine: str) -> bool:
+    """True if Ray counts a machine among its own."""
+    return any(each["NodeID"] == machine and each["Alive"] for each in ray.nodes())
