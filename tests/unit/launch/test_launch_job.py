@@ -222,3 +222,9 @@ def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str)
     with pytest.raises(UsageError) as refused:
         plan(**flags)
     assert said in str(refused.value)
+
+
+def test_without_rewrites_no_standby_runs_ahead_and_nothing_is_proven() -> None:
+    usual, spec = plan().spec, plan(no_script_rewrite=True, proof="fork").spec
+    assert (usual.rewrites, usual.warmth, usual.proof) == (True, Warmth.BUILT, True)
+    assert (spec.rewrites, spec.warmth, spec.proof) == (False, Warmth.IMPORTS, False)
