@@ -53,7 +53,7 @@ def more(*values: object) -> object:
     ("world", "faults", "flags", "nodes"),
     [
         (2, [Fault(0, 8, "backward"), Fault(1, 11, "update")], (), 1),
-        (3, [Fault(2, 8, "backward"), Fault(0, 11, "forward")], (), 1),
+        (3, [Fault(2, 8, "backward"), Fault(2, 11, "forward")], (), 1),
         more(2, [Fault(1, 8, "begin"), Fault(1, 11, "commit")], ("--standby", "1"), 1),
         more(3, [Fault(1, 8, "backward"), Fault(1, 8, "hydrate"), Fault(2, 12, "begin")], ("--standby", "1"), 1),
         more(2, [Fault(0, 8, "forward"), Fault(1, 8, "forward", "exception"), Fault(1, 12, "reduce")], (), 2),

@@ -14,8 +14,8 @@ import torch
 from regrow.core.ids import StepNo
 from regrow.core.messages.replicas import OwnValues
 from regrow.hydration.inventory import Inventory
+from regrow.train.own_values import left, read
 from regrow.train.script.callers import script_frames
-from regrow.train.state.own_values import left, read
 from regrow.train.state.variables import Variables
 
 count, window = 0, [0]

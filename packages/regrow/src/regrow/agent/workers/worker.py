@@ -65,7 +65,7 @@ class Worker:
         self.shown_batch: BatchShown | None = None
         """Read for its last step; known when it has ended."""
         self.left: list[OwnValues] = []
-        """What the rank had of its own; known when it has ended."""
+        """Values that its rank alone had; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
         """The newest generation of which the coordinator was told a commit of this worker."""

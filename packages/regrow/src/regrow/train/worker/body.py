@@ -16,7 +16,7 @@ from regrow.core.messages.vocabulary import FaultKind, FaultStage, Role
 from regrow.core.phase import Phase
 from regrow.step.call_counts import CallCounts
 from regrow.step.machine import Committed
-from regrow.train.state import own_values
+from regrow.train import own_values
 from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.control import Control
 from regrow.train.worker.failed_device import leave_if_device_failed

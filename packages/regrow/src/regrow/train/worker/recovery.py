@@ -23,7 +23,7 @@ from regrow.hydration.copies.restore import Restoration
 from regrow.hydration.inventory import StateSink
 from regrow.hydration.server import HydrationServer
 from regrow.step.machine import Adopted, Resumed
-from regrow.train.state import own_values
+from regrow.train import own_values
 from regrow.train.state.buddy_copies import BuddyCopies
 from regrow.train.state.frozen import FrozenState
 from regrow.train.state.protected import ProtectedState
