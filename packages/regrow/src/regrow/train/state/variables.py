@@ -126,8 +126,7 @@ class Variables:
         They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
 
         Args:
-            objects: what is around the loop and holds plain values.
-            keepers: finds these.
+            objects: what is around the loop and holds plain values; `keepers` finds more of it.
         """
         self._frames, self._objects = frames, FollowedObjects(objects, keepers)
         self._carrying, self._glances = None, {}
@@ -253,8 +252,7 @@ class Variables:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
-        spaces = self._spaces() if then else {}
-        shared = functools.cache(self._shared)
+        spaces, shared = self._spaces() if then else {}, functools.cache(self._shared)
         self._again = True
         if not self.rehearsed:
             self._learnt = self._now
@@ -312,6 +310,7 @@ class Variables:
 
     @_leaves_training_alone
     def _encode(self, values: Mapping[str, Values], reported: dict[str, bytes]) -> None:
+        room = 3 * _BYTES  # all of it travels in one message
         for name, key in sorted(self._living):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first[name].get(key)
             if kept is _MISSING or any(is_reading(each, self._since) for each in atoms(kept)):
@@ -323,7 +322,9 @@ class Variables:
                 keep(value, arrays=True)
                 made = self._made.get((name, key), []) if type(value) is bool else []
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
-                reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
+                data = encode([in_place, packed(value), made, by_all])
+                if (room := room - len(data)) >= 0:
+                    reported[f"{name}\n{key}"] = data
 
     @_leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
