@@ -329,3 +329,13 @@ def test_a_newcomer_tells_what_is_beyond_the_bounds_and_what_its_rehearsal_has_c
     variables.receive({})
     (note,) = variables.notes
     assert "all beyond 256 things" in note and "`history` of" in note and "constant" not in note
+
+
+def test_what_is_told_fits_into_one_message() -> None:
+    grown = SimpleNamespace(**{f"part{at}": [torch.zeros(1)] for at in range(8)})
+    variables = following(Keepers([sys._getframe(0)], []))
+    variables.take()
+    for parts in vars(grown).values():
+        parts[0] = torch.ones(1_900_000)
+    told = variables.encoded()
+    assert len(told) == 6 and sum(map(len, told.values())) < 48 << 20

@@ -132,8 +132,7 @@ class Variables:
         They are asked for each time: a call that is remembered keeps all that its variables hold, the steps too.
 
         Args:
-            objects: what is around the loop and holds plain values.
-            keepers: finds these.
+            objects: what is around the loop and holds plain values; `keepers` finds more of it.
         """
         self._frames, self._objects = frames, FollowedObjects(objects, keepers)
         self._has_read, self._glances = False, {}
@@ -272,8 +271,7 @@ class Variables:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
             self._instead = self._encoded(then) if then else None
-        spaces = self.spaces() if then else {}
-        shared = functools.cache(self._shared)
+        spaces, shared = self.spaces() if then else {}, functools.cache(self._shared)
         self._again = True
         if not self.rehearsed:
             self._learnt = self._now
@@ -352,6 +350,7 @@ class Variables:
         which: set[tuple[str, str]],
         tail: int | None,
     ) -> None:
+        room = 3 * _BYTES  # all of it travels in one message
         for name, key in sorted(which):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
             if kept is _MISSING or (tail == 0 and isinstance(kept, GrownCopy)):
@@ -366,7 +365,9 @@ class Variables:
                 value = copied(kept)
                 made = self._made.get((name, key), []) if type(value) is bool else []
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
-                reported[f"{name}\n{key}"] = encode([in_place, packed(value), made, by_all])
+                data = encode([in_place, packed(value), made, by_all])
+                if (room := room - len(data)) >= 0:
+                    reported[f"{name}\n{key}"] = data
 
     def carried(self, places: Iterable[str]) -> list[str]:
         """Those that a body may read before it writes them, and attributes that no rank finds out for itself."""
