@@ -1,9 +1,11 @@
+import mmap
 import os
 from collections.abc import Iterator
 
 import pytest
 
-from regrow.core.board import BatchShown, Board
+from regrow.agent.workers.early_exit import EarlyExit
+from regrow.core.board import BOARD_BYTES, BatchShown, Board
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
 from regrow.core.phase import Phase
@@ -60,3 +62,19 @@ def test_a_record_of_which_any_byte_is_not_written_yet_is_not_seen() -> None:
 def test_a_digest_of_another_length_is_refused(pages: tuple[Board, Board]) -> None:
     with pytest.raises(ValueError, match="not a digest of 16 digits"):
         pages[0].show_batch(*PLACE, BatchRecord(0, 1, "abc"))
+
+
+def test_counts_of_many_groups_leave_the_mutex_alone_that_shows_an_early_end() -> None:
+    board, descriptor = Board.create()
+    pulse = EarlyExit(descriptor)
+    with mmap.mmap(descriptor, BOARD_BYTES) as page:
+        mutex = slice(BOARD_BYTES // 2 - 8, BOARD_BYTES // 2 + 64)
+        before = page[mutex]
+        for place in range(200):
+            board.show_count(place, 1 + place, 7)
+        assert page[mutex] == before
+    assert set(board.read_counts().values()) == {7}
+    assert len(board.read_counts()) >= 100
+    pulse.close()
+    board.close()
+    os.close(descriptor)

@@ -31,7 +31,7 @@ _OWN_END_AT, _STAY_AT = 1024, 1025
 _COUNT_LAYOUT = struct.Struct("<QQ")
 _BELL_AT = 1032
 """Place of descriptor and inode, as of a count, of the worker's pipe that aborts its groups on devices; 0: none."""
-_COUNTS_AT, _COUNTS_MOST = 1152, 128
+_COUNTS_AT, _COUNTS_MOST = 2304, 112
 """Place of a group's name, as a number that is not 0, with its count of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
 BOARD_FILE = "regrow-board"
