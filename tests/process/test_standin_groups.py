@@ -156,6 +156,19 @@ def test_one_that_skips_a_collective_is_replaced_only_if_it_does_so_again(
     assert changes == [set(), {"1"}][:times]
 
 
+def test_the_last_copy_is_freed_where_a_launch_keeps_pythons_lock_behind_a_dead_ranks_sum(
+    standin_site: Site, on_the_processor: Outcome
+) -> None:
+    """The survivor hears no order, as its launch waits for room in the queue: its groups are aborted without Python."""
+    extra = ("--launch-holding", "100", "--die-behind", "1:5")
+    outcome = train(standin_site, "locked", world=WORLD, steps=STEPS, extra=extra, env=LATE)
+    # Numbers of the step before are read at the gate, to which the dead one does not come.
+    assert_equal(outcome, on_the_processor, faults=0, unsaid={(4, 1)})
+    assert "something keeps Python's lock there" in outcome.output
+    first, *_, last = processes(outcome)
+    assert {rank for rank in last if last[rank] != first[rank]} == {"1"}
+
+
 def test_groups_of_gloo_and_groups_with_options_stand_beside_those_of_the_device(
     standin_site: Site, on_the_processor: Outcome
 ) -> None:

@@ -7,8 +7,9 @@ import time
 from contextlib import nullcontext
 from pathlib import Path
 
+import holding_lock  # type: ignore[import-not-found]  # beside this script
 import torch
-from failing import fail_newcomers  # type: ignore[import-not-found]  # beside this script
+from failing import fail_newcomers  # type: ignore[import-not-found]
 from falling_behind import Standstill, WaitsOfSteps  # type: ignore[import-not-found]
 from pacing import pause  # type: ignore[import-not-found]
 from placing import DEVICE, break_device, group_options, spoil, take_place  # type: ignore[import-not-found]
@@ -45,6 +46,10 @@ parser.add_argument("--capture", action="store_true", help="that reduction is re
 parser.add_argument("--also-reduce", action="store_true", help="a reduction of the script's own in each step")
 parser.add_argument("--skip", default="", metavar="RANK:STEP:TIMES", help="that rank skips it")
 parser.add_argument("--own-groups", action="store_true", help="one of gloo and one with options, used in each step")
+parser.add_argument("--launch-holding", type=int, default=0, metavar="TIMES", help="in each step, see holding_lock.py")
+parser.add_argument(
+    "--die-behind", default="", metavar="RANK:STEP", help="as another rank launches, see holding_lock.py"
+)
 args = parser.parse_args()
 
 session = regrow.init(seed=3)
@@ -127,6 +132,19 @@ def spoil_groups(number: int) -> None:
         spoil(how)
 
 
+def die_behind(number: int) -> None:
+    if args.die_behind == f"{session.rank}:{number}" and first_times("dies-behind", 1):
+        holding_lock.await_kill()
+
+
+def launch_holding(number: int, *, rehearsal: bool) -> None:
+    """Launches that keep the interpreter's lock; one of them may stand behind a sum that a dead rank never joins."""
+    if args.launch_holding:
+        rank, at = (int(each) for each in (args.die_behind or "-1:-1").split(":"))
+        kills = not rehearsal and number == at and session.rank != rank and first_times("killed-behind", 1)
+        holding_lock.launch(args.launch_holding, holding_lock.victim() if kills else 0)
+
+
 holds = {int(number): name for number, name in (each.split(":") for each in args.hold)}
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
@@ -147,11 +165,13 @@ for step in session.steps(loader, until=args.steps):
             break_device()
         if not step.rehearsal:
             spoil_groups(step.number)
+            die_behind(step.number)
         reduce_also(-1 if step.rehearsal else step.number)
         use_own_groups(-1 if step.rehearsal else step.number)
         if not args.log_after:
             step.log(loss=loss)
         loss.backward()  # type: ignore[no-untyped-call]
+        launch_holding(step.number, rehearsal=step.rehearsal)
         optimizer.step()
         if args.stand_still and not step.rehearsal:
             standstill.updated(session.rank, step.number, session.world_size)

@@ -46,7 +46,7 @@ def _loaded() -> "Steering":
     path = str(building.library())
     torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     rename_privateuse1_backend(NAME)
-    steering = Steering(ctypes.CDLL(path))
+    steering = Steering(ctypes.CDLL(path), ctypes.PyDLL(path))
     _bring_module(steering)
     if int(os.environ.get("STANDIN_GROUPS", "0")):
         _bring_groups(path)
@@ -82,8 +82,8 @@ SPOILT = ("", "hang", "error", "hold connect", "die in connect")
 class Steering:
     """Controls of the device for tests, and its counts."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._library = library
+    def __init__(self, library: ctypes.CDLL, holding: ctypes.PyDLL) -> None:
+        self._library, self._holding = library, holding
         for name in ("close_gate", "depth", "launches", "waits", "live", "held", "peak", "total"):
             getattr(library, f"standin_{name}").restype = ctypes.c_int64
 
@@ -128,6 +128,13 @@ class Steering:
     def spoil(self, how: str, after: int = 0) -> None:
         """Spoil one collective of this process (or one connection) by one of `SPOILT`, once, after `after` others."""
         self._call("spoil", SPOILT.index(how), after)
+
+    def launch_holding(self, device: int, times: int, *, victim: int = 0) -> None:
+        """Launch kernels that do nothing, and keep the interpreter's lock until there is room for all of them.
+
+        `victim`: a process that is killed first.
+        """
+        self._holding.standin_launch(device, ctypes.c_int64(times), ctypes.c_int64(victim))
 
     def queue_limit(self, launches: int) -> None:
         """Set the number of launches that a stream holds before the next one holds its caller."""

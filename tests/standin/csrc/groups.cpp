@@ -602,6 +602,10 @@ void standin_spoil(int64_t kind, int64_t after) {
 }
 }
 
+namespace {
+void abort_at(void* communicator) { static_cast<standin::Communicator*>(communicator)->abort(); }
+}  // namespace
+
 PYBIND11_MODULE(standin_groups, module) {
   using standin::Communicator;
   namespace py = pybind11;
@@ -611,5 +615,9 @@ PYBIND11_MODULE(standin_groups, module) {
         const std::chrono::milliseconds timeout(static_cast<int64_t>(seconds * 1000));
         return c10::make_intrusive<Communicator>(store, rank, size, timeout);
       }))
+      .def("native_abort",
+           [](Communicator& self) {
+             return std::make_pair(reinterpret_cast<uintptr_t>(&abort_at), reinterpret_cast<uintptr_t>(&self));
+           })
       .def("get_error", &Communicator::getError, py::call_guard<py::gil_scoped_release>());
 }

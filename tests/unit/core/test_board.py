@@ -1,8 +1,10 @@
+import mmap
 import os
 from collections.abc import Iterator
 
 import pytest
 
+from regrow.agent.workers.early_exit import EarlyExit
 from regrow.core.board import BOARD_BYTES, OWN_MOST, BatchShown, Board
 from regrow.core.ids import Generation, StepNo
 from regrow.core.messages.data import BatchRecord
@@ -84,3 +86,19 @@ def test_values_of_the_last_two_steps_are_found_and_none_of_which_a_byte_is_not_
 def test_a_digest_of_another_length_is_refused(pages: tuple[Board, Board]) -> None:
     with pytest.raises(ValueError, match="not a digest of 16 digits"):
         pages[0].show_batch(*PLACE, BatchRecord(0, 1, "abc"))
+
+
+def test_counts_of_many_groups_leave_the_mutex_alone_that_shows_an_early_end() -> None:
+    board, descriptor = Board.create()
+    pulse = EarlyExit(descriptor)
+    with mmap.mmap(descriptor, BOARD_BYTES) as page:
+        mutex = slice(BOARD_BYTES // 2 - 8, BOARD_BYTES // 2 + 64)
+        before = page[mutex]
+        for place in range(200):
+            board.show_count(place, 1 + place, 7)
+        assert page[mutex] == before
+    assert set(board.read_counts().values()) == {7}
+    assert len(board.read_counts()) >= 100
+    pulse.close()
+    board.close()
+    os.close(descriptor)

@@ -141,6 +141,26 @@ def test_a_bound_that_the_user_ordered_holds_before_a_device_was_asked() -> None
     assert judge(looks, Bounds(15.0, ordered=True)).anew
 
 
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        ([look(0, waits=None), look(1, waits=None)], True),
+        ([look(0, waits=None, busy=True), look(1, waits=None)], False),
+        ([look(0, waits=False), look(1, waits=None)], False),
+        ([look(0, 59.0, waits=None), look(1, 59.0, waits=None)], False),
+        ([look(rank, 9000.0, waits=None, phase=Phase.DATA) for rank in range(2)], False),
+    ],
+)
+@pytest.mark.parametrize("bounds", [Bounds(90.0), Bounds(15.0, ordered=True)])
+def test_groups_are_formed_anew_for_all_that_keep_pythons_lock_and_compute_nothing(
+    looks: list[Look], expected: bool, bounds: Bounds
+) -> None:
+    """None has asked its device within a minute, which a thread of Python's does."""
+    verdict = judge(looks, bounds)
+    assert verdict.anew is expected
+    assert not (expected and verdict.hung)
+
+
 def test_those_that_compute_for_hours_in_a_body_are_neither_halted_nor_ended() -> None:
     for calls in ((2, 2), (2, 3)):
         job = Job(2).trained(4)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from regrow.comm.flight import FLIGHT
+from regrow.comm.on_device.bell import BELLS
 from regrow.comm.on_device.waits import WAITS
 from regrow.comm.torch_private.internals import Store, Work
 from regrow.comm.torch_private.nccl_group import (
@@ -23,6 +24,7 @@ from regrow.comm.torch_private.nccl_group import (
     brought_for,
     make_brought,
     make_communicator,
+    native_abort,
 )
 from regrow.comm.transport import RUN_S, MeshTransport, device_of
 from regrow.core.config import keeps_nccl_settings
@@ -203,6 +205,7 @@ class NcclTransport:
         _stays(self._inner)
         _living.append(self._inner)
         ERRORS.watch()
+        self._inner.before_abort = BELLS.add(native_abort(self._inner.backend))
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
@@ -319,6 +322,8 @@ class NcclTransport:
             raise DeadlineExceeded(
                 f"NCCL's abort did not end within {ABORT_S:.0f} s: the device still runs a collective"
             )
+        if not _living:
+            BELLS.close()
 
 
 def serves(device: torch.device) -> bool:

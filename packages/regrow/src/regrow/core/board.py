@@ -30,7 +30,9 @@ _FLIGHT_AT = 512
 _OWN_END_AT, _STAY_AT = 1024, 1025
 """Flags: the script has a handler of its own for SIGTERM; and, written by the agent, the worker must stay."""
 _COUNT_LAYOUT = struct.Struct("<QQ")
-_COUNTS_AT, _COUNTS_MOST = 1152, 128
+_BELL_AT = 1032
+"""Place of descriptor and inode, as of a count, of the worker's pipe that aborts its groups on devices; 0: none."""
+_COUNTS_AT, _COUNTS_MOST = 2304, 112
 """Place of a group's name, as a number that is not 0, with its count of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
 _OWN_LAYOUT = struct.Struct("<q?II")
@@ -142,6 +144,14 @@ class Board:
         """The same of all groups, by their names."""
         found = _COUNT_LAYOUT.iter_unpack(self._page[_COUNTS_AT : _COUNTS_AT + _COUNTS_MOST * _COUNT_LAYOUT.size])
         return {f"{group:016x}": calls for group, calls in found if group}
+
+    def show_bell(self, descriptor: int, inode: int) -> None:
+        """Show the agent the pipe by which it aborts this worker's groups, while nothing of Python runs here."""
+        _COUNT_LAYOUT.pack_into(self._page, _BELL_AT, descriptor, inode)
+
+    def read_bell(self) -> tuple[int, ...]:
+        """Descriptor and inode of the pipe for that."""
+        return _COUNT_LAYOUT.unpack_from(self._page, _BELL_AT)
 
     def show_own_end(self, own: bool) -> None:
         """Show whether the script itself does something when it is asked to end by SIGTERM."""

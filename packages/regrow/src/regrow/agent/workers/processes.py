@@ -183,3 +183,10 @@ def children_of(parent: int) -> list[int]:
 def threads() -> int:
     """Number of threads of the calling process, those of libraries too."""
     return len(os.listdir("/proc/self/task"))
+
+
+def ring(pid: int, descriptor: int, inode: int) -> bool:
+    """Write into that pipe of a process, enough for all who read it; False where it is not there any more."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/fd/{descriptor}", "r+b", buffering=0) as pipe:
+        return os.fstat(pipe.fileno()).st_ino == inode and pipe.write(bytes(1024)) > 0
+    return False

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from regrow.agent.workers.channel import WorkerChannel
 from regrow.agent.workers.early_exit import EarlyExit
 from regrow.agent.workers.fencing import kill_worker, signal_group
-from regrow.agent.workers.processes import catches, exit_code_of, is_in_signal, stat_of
+from regrow.agent.workers.processes import catches, exit_code_of, is_in_signal, ring, stat_of
 from regrow.core.board import BatchShown, Board
 from regrow.core.errors import ProtocolError
 from regrow.core.ids import NO_STATE, Generation, Instant, Rank, Seconds, StepNo, WorkerId
@@ -27,6 +27,8 @@ _DUMP_AT_MOST_S: Seconds = 1.5
 _LOOK_S: Seconds = 0.02
 _ADOPTION_S: Seconds = 0.0005
 _log = logging.getLogger("regrow.agent")
+RING_S: Seconds = 1.5
+"""Time after an order to halt in which a worker itself aborts its groups, or begins to."""
 
 _RANKS_KEPT = 64
 
@@ -170,10 +172,21 @@ class Worker:
                 if len(self._ranks) > _RANKS_KEPT:
                     del self._ranks[min(self._ranks)]
                 self.shown = True
+            case orders.HaltGeneration(at=None) if all(bell := self.board.read_bell()):
+                asyncio.get_running_loop().call_later(RING_S, self._ring, bell)
         try:
             self._channel.send(order)
         except ProtocolError as error:
             self._distrust(error)
+
+    def _ring(self, bell: tuple[int, ...]) -> None:
+        """Abort the groups of one that was told to halt and has not begun to: a thread there keeps Python's lock."""
+        if self._end is not None and self.board.read_bell() == bell and ring(self._end.pid, *bell):
+            why = "something keeps Python's lock there, as an extension's launch into a full queue may"
+            told = (
+                "worker %s (rank %d) did not begin to halt within %.1f s, in %s of step %d: %s. Its groups were aborted"
+            )
+            _log.warning(told, self.id, self.rank, RING_S, self.board.read().phase.name.lower(), self.step, why)
 
     def signal(self, number: int) -> None:
         """Signal its process group, for one that may end by itself."""

@@ -1,10 +1,13 @@
 """A process group of torch's own over NCCL, or over what another accelerator brings, without a default group around."""
 
+import ctypes
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -58,6 +61,8 @@ class Communicator:
         self._changed = threading.Condition()
         self._inside = 0
         self._aborting: threading.Thread | None = None
+        self.before_abort: Callable[[], None] = lambda: None
+        """Called by the thread that aborts, just before it does."""
 
     @contextmanager
     def calling(self) -> Iterator[None]:
@@ -100,6 +105,7 @@ class Communicator:
             # NCCL is not safe against an abort of what another thread just enqueues; that thread may also be blocked.
             self._changed.wait_for(lambda: not self._inside, CALL_S)
             late = self._inside
+        self.before_abort()
         self._abort_together()
         if late:
             with self._changed:
@@ -201,6 +207,30 @@ def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted
     group._register_backend(torch.device(nvidia.KIND), ProcessGroup.BackendType.NCCL, backend)
     group._set_default_backend(ProcessGroup.BackendType.NCCL)
     return Communicator(backend, group)
+
+
+def native_abort(backend: Any) -> tuple[int, int] | None:
+    """Addresses of a function of C that aborts it, and of the argument; None: none are known. A brought one says so."""
+    if hasattr(backend, "native_abort"):
+        function, argument = backend.native_abort()
+        return int(function), int(argument)
+    return method_of(backend, "libtorch_cuda.so", "16ProcessGroupNCCL", "5abortEv")
+
+
+def method_of(instance: object, library: str, kind: str, method: str) -> tuple[int, int] | None:
+    """Addresses of a method and an object of a class of torch's, by names as its libraries mangle them, or None.
+
+    pybind11 keeps the object's address behind the head of Python's, and an object begins with the table of its class.
+    """
+    try:
+        found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library), mode=os.RTLD_NOLOAD)
+        function = ctypes.cast(getattr(found, f"_ZN4c10d{kind}{method}"), ctypes.c_void_p).value
+        table = ctypes.addressof(ctypes.c_void_p.in_dll(found, f"_ZTVN4c10d{kind}E"))
+    except (OSError, AttributeError, ValueError):
+        return None
+    this = ctypes.c_void_p.from_address(id(instance) + object.__basicsize__).value
+    known = this and ctypes.c_void_p.from_address(this).value == table + 2 * ctypes.sizeof(ctypes.c_void_p)
+    return (function, this) if known and function and this else None
 
 
 def nccl_options(fresh: Any, wanted: Wanted) -> Any:

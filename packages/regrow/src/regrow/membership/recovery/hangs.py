@@ -28,6 +28,8 @@ STEPS = 10.0
 """The bound in steps."""
 READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
 """Longer waits than for a rank that is blocked in a step, in bounds."""
+ASKED_S: Seconds = 60.0
+"""Standstill after which a worker has asked its device and shown the answer, if it can."""
 MOST_PATIENCE = 8.0
 """Largest factor of the bound after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
@@ -119,6 +121,8 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
         return HangVerdict(holding_up=holding_up, why=_excuse(holding_up))
     if len(holding_up) == len(looks):
         why = "all ranks stand at the same place"
+        if all(_silent(look.seen) for look in holding_up):
+            return HangVerdict(holding_up=holding_up, why=why, anew=True)
         return HangVerdict(late if bounds.ordered else _given_up(present, bounds), holding_up, why)
     return HangVerdict(late if _others_wait(present, holding_up, bounds) else (), holding_up, "the others wait for it")
 
@@ -149,6 +153,13 @@ def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
         return False
     unknown = bounds.ordered and seen.waits is None and seen.busy and seen.phase in IN_BODY
     return seen.awaits == DEVICE or unknown
+
+
+def _silent(seen: WorkerObservation | None) -> bool:
+    """True if it computes nothing and has not asked its device, which a thread of Python's does: its lock is kept."""
+    if seen is None or seen.busy or seen.phase not in IN_BODY:
+        return False
+    return seen.waits is None and seen.seconds >= ASKED_S
 
 
 def _waits_for_sure(seen: WorkerObservation | None) -> bool:

@@ -13,6 +13,7 @@ from regrow.agent.workers.link import WorkerLink
 from regrow.comm import nccl
 from regrow.comm.flight import FLIGHT
 from regrow.comm.groups import Formation, Groups
+from regrow.comm.on_device.bell import BELLS
 from regrow.comm.on_device.waits import WAITS
 from regrow.comm.store import AgentStore
 from regrow.comm.torch_private import device_mesh, expected_names, internals
@@ -104,6 +105,7 @@ class SupervisedWorker:
         worker.control.start()
         groups.early = link.early if link.early.watching else None
         worker._set_up = SetUpCalls(link, groups)
+        BELLS.show = link.board.show_bell
         groups.install(rank=env.rank, world=env.world, formation=formation, form_s=FORM_S)
         if reported := expected_names.shortfalls():
             worker.note_of_script(reported)
