@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from regrow.train.script.callers import script_frames
-from regrow.train.state.arrays import packed, unpacked
-from regrow.train.state.plain import take_over
-from regrow.train.state.variables import Variables
+from regrow.train.values.arrays import packed, unpacked
+from regrow.train.values.plain import take_over
+from regrow.train.values.variables import Variables
 
 carried: Any = None
 

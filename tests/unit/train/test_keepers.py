@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, ProcessSettings
 from regrow.train.script.callers import script_frames
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 
 class Average:

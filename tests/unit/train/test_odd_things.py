@@ -10,7 +10,7 @@ import torch
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.callers import script_frames
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 
 class Steps:

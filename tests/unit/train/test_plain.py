@@ -9,8 +9,8 @@ import torch
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import decode, encode
 from regrow.train.state import plain
-from regrow.train.state.arrays import Keep
-from regrow.train.state.plain import LEAVES, GrownCopy, copied, is_refused, keep, put_back, same, still, take_over
+from regrow.train.values.arrays import Keep
+from regrow.train.values.plain import LEAVES, GrownCopy, copied, is_refused, keep, put_back, same, still, take_over
 
 NAN = float("nan")
 

@@ -16,7 +16,7 @@ from regrow.core.early_reads import EarlyReads, PlaceInWorld
 from regrow.core.errors import UsageError
 from regrow.train.script.body_bindings import BodyBindings
 from regrow.train.script.next_turn import Turns
-from regrow.train.state.untouched import Untouched
+from regrow.train.values.untouched import Untouched
 
 _count = 0
 

@@ -16,7 +16,7 @@ from regrow.core.messages.replicas import OwnValues
 from regrow.hydration.inventory import Inventory
 from regrow.train.own_values import left, read
 from regrow.train.script.callers import script_frames
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 count, window = 0, [0]
 
@@ -309,7 +309,7 @@ def test_what_cannot_be_followed_fails_nothing(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: Any) -> None:
         raise RuntimeError("no frames here")
 
-    monkeypatch.setattr("regrow.train.state.variables.namespaces", broken)
+    monkeypatch.setattr("regrow.train.values.variables.namespaces", broken)
     steps, seen = Steps(), 0
     for _ in steps:
         seen += 1

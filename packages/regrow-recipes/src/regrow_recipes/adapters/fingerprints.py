@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xxhash
 
-from regrow.train.state.plain import ATOMS
+from regrow.train.values.plain import ATOMS
 
 _LEAVES = 5_000
 _MOST_BYTES = 1 << 20

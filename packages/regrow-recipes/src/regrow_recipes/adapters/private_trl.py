@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regrow.core.errors import NotPlain, TooLarge, UsageError
-from regrow.train.state.plain import ATOMS, PLAIN, PlainCopy, keep, put_back, same
+from regrow.train.values.plain import ATOMS, PLAIN, PlainCopy, keep, put_back, same
 from regrow_recipes.adapters.fingerprints import fingerprint
 
 GENERATING = frozenset({"GRPOTrainer", "RLOOTrainer"})

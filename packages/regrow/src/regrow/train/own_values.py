@@ -10,9 +10,9 @@ from regrow.core.errors import NotPlain, TooLarge
 from regrow.core.messages.replicas import OwnValues
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace
-from regrow.train.state.arrays import Keep
-from regrow.train.state.plain import keep
-from regrow.train.state.variables import Values, Variables
+from regrow.train.values.arrays import Keep
+from regrow.train.values.plain import keep
+from regrow.train.values.variables import Values, Variables
 
 _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
 

@@ -27,7 +27,7 @@ from regrow.data.seeding import generators_kept
 from regrow.devices import accelerators
 from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
 from regrow.train.script.source import is_script
-from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.values.arrays import flat_bytes
 from regrow.train.worker.participation import Participation
 
 T = TypeVar("T")

@@ -3,7 +3,7 @@
 import torch
 
 from regrow.train.proving.trace import Trace
-from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.values.arrays import flat_bytes
 
 MOST_BYTES = 40 << 20
 """KeptAnswers of one step; with what else there is of it in one message."""

@@ -6,7 +6,7 @@ import xxhash
 
 from regrow.hydration.shards import local
 from regrow.train.state.device_digest import digest_on_device
-from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.values.arrays import flat_bytes
 
 _WHOLE_BYTES = 4 << 20
 _BLOCKS = 64

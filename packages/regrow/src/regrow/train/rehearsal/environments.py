@@ -17,7 +17,7 @@ from torch import nn
 
 from regrow.core.process.own_code import OWN_PACKAGES
 from regrow.train.attributes.kept_values import Generator
-from regrow.train.state.fingerprints import flat_bytes
+from regrow.train.values.arrays import flat_bytes
 
 _LEFT_ALONE = OWN_PACKAGES | {"torch", "builtins", "logging", "threading", "multiprocessing", "concurrent"}
 _DEEP, _MOST, _WIDE, _BYTES = 40, 4_000, 2_000, 1 << 20

@@ -18,8 +18,8 @@ from regrow.train.rehearsal.leftover_gradients import GATHERED, INSIDE_ONE, Gath
 from regrow.train.rehearsal.unprotected_changes import Unprotected
 from regrow.train.script.callers import READ_AHEAD, counted_by, script_frames, script_loops
 from regrow.train.state.protected import ProtectedState
-from regrow.train.state.untouched import Untouched
 from regrow.train.step import Step, StepOwner
+from regrow.train.values.untouched import Untouched
 from regrow.train.worker.participation import Participation
 
 _WATCHED_STEPS = 2
@@ -82,7 +82,7 @@ class Rehearsal:
         things = Keepers(frames, self._context.held(), self._context.loader, known, around=script_loops())
         if not worker.rewrites:
             note = partial(worker.note_of_script, doubts=True)
-            variables.untouched = Untouched(note, ignores=variables.is_clock)
+            variables.leave_untouched(Untouched(note, ignores=variables.is_clock))
         variables.follow(script_frames, keepers=things)
         variables.asks()
         before = variables.take()

@@ -30,8 +30,8 @@ from regrow.train.rehearsal.carried_arrays import CarriedArrays
 from regrow.train.rehearsal.players import Players
 from regrow.train.rehearsal.seeding import Seeding
 from regrow.train.script.source import is_scripts
-from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
+from regrow.train.values.arrays import flat_bytes
 from regrow.train.worker.updates import token
 
 _DEEP = 3

@@ -16,7 +16,7 @@ from regrow.train.state.audit import Habits, Look, ScriptPart, changed
 from regrow.train.state.looking import Looker
 from regrow.train.state.modes import Modes, Place
 from regrow.train.state.moment import Moment, Scope
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 _ATTRIBUTES_EVERY = 100
 _LEARNT_AFTER = 2

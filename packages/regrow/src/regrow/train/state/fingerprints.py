@@ -7,6 +7,7 @@ import torch
 import xxhash
 
 from regrow.hydration.inventory import Inventory, TensorEntry
+from regrow.train.values.arrays import flat_bytes
 
 BLOCK_BYTES = 1 << 20
 MOST_BLOCKS = 64
@@ -43,12 +44,6 @@ class Suspect:
     block: Block
     dtype: torch.dtype
     data: torch.Tensor
-
-
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes in a row: themselves where they lie so in the processor's memory, else a copy."""
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return plain.reshape(-1).view(torch.uint8)
 
 
 def digest_tensors(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> bytes:

@@ -13,9 +13,9 @@ from regrow.train.graphs.nested import large_arrays, large_tensors
 from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.audit import Look
 from regrow.train.state.device_digest import digest_on_device
-from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.moment import Scope
 from regrow.train.state.naming import ProtectedObjects
+from regrow.train.values.arrays import flat_bytes
 
 _SAMPLED = 16
 """Elements of a parameter that tell whether another's values lie in it."""

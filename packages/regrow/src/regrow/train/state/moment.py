@@ -20,7 +20,7 @@ from regrow.train.graphs.nested import Marks, fitted, held
 from regrow.train.graphs.object_graph import ObjectGraph
 from regrow.train.state.modes import Modes
 from regrow.train.state.naming import BufferSlot, ProtectedObjects, Stateful
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 _PLAIN = (int, float, bool, str)
 _noted_unlike = set[str]()

@@ -32,7 +32,7 @@ from regrow.train.state.modes import Modes
 from regrow.train.state.moment import Moment, Scope, put_object, settings
 from regrow.train.state.naming import Protected, ProtectedObjects, roster, unwrapped
 from regrow.train.state.rollback import Undo, copied_gradients, give_gradients
-from regrow.train.state.variables import Variables
+from regrow.train.values.variables import Variables
 
 
 class ProtectedState:

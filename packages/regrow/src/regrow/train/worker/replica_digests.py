@@ -21,8 +21,8 @@ from regrow.devices.stream_points import LateBytes
 from regrow.hydration.inventory import Inventory, TensorEntry
 from regrow.hydration.memory import bytes_of
 from regrow.hydration.plan import ByteSpan
-from regrow.train.state.fingerprints import flat_bytes
 from regrow.train.state.protected import ProtectedState
+from regrow.train.values.arrays import flat_bytes
 from regrow.train.worker.control import Control
 from regrow.train.worker.cost_interval import CostInterval
 

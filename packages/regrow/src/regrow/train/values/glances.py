@@ -4,8 +4,8 @@ import operator
 from collections.abc import Callable, Mapping
 from itertools import compress
 
-from regrow.train.state.arrays import ArrayCopy, Keep
-from regrow.train.state.plain import PLAIN, GrownCopy, PlainCopy, is_refused, still
+from regrow.train.values.arrays import ArrayCopy, Keep
+from regrow.train.values.plain import PLAIN, GrownCopy, PlainCopy, is_refused, still
 
 
 class Glance:

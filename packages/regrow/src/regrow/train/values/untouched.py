@@ -10,8 +10,8 @@ from regrow.core.errors import NotPlain, TooLarge, UsageError
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, namespaces
 from regrow.train.script.read_first import BodyReads, loop_read
-from regrow.train.state.arrays import ARRAYS, Keep
-from regrow.train.state.plain import PLAIN, GrownCopy, keep, same, still
+from regrow.train.values.arrays import ARRAYS, Keep
+from regrow.train.values.plain import PLAIN, GrownCopy, keep, same, still
 
 _KINDS = PLAIN | ARRAYS
 _CURE = (

@@ -14,11 +14,16 @@ import xxhash
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.hydration.codec import decode, dtype_name, dtype_of, encode
-from regrow.train.state.fingerprints import flat_bytes
 
 ARRAYS = frozenset({torch.Tensor, np.ndarray})
 """Exact types: parameters and tensors of other kinds belong to others."""
 Array = torch.Tensor | np.ndarray
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bytes in a row: themselves where they lie so in the processor's memory, else a copy."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
 
 
 class Keep(Enum):

@@ -8,31 +8,23 @@ count as plain in variables that the loop's body may read before it writes them:
 
 import contextlib
 import functools
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from types import FrameType
 from typing import Concatenate, ParamSpec
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
-from regrow.hydration.codec import decode, encode
-from regrow.train.attributes.followed_objects import FollowedObjects
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, nbytes_of
-from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
-from regrow.train.script.read_first import BodyReads, loop_read
-from regrow.train.script.source import modules_of_script
-from regrow.train.state.arrays import ARRAYS, Array, Keep, check_sendable, is_elsewhere, packed, unpacked
-from regrow.train.state.glances import Glance
-from regrow.train.state.plain import (
+from regrow.train.values.arrays import ARRAYS, Keep, is_elsewhere
+from regrow.train.values.glances import Glance
+from regrow.train.values.plain import (
     ATOMS,
     LEAVES,
     PLAIN,
     GrownCopy,
     PlainCopy,
     atoms,
-    copied,
     is_reading,
     keep,
     mark_of,
@@ -41,15 +33,15 @@ from regrow.train.state.plain import (
     still,
     take_over,
 )
-from regrow.train.state.untouched import Untouched
+from regrow.train.values.sent import Sent, received, sendable
+from regrow.train.values.spaces import Frames, Space, Spaces
+from regrow.train.values.untouched import Untouched
 
 P = ParamSpec("P")
-Frames = Callable[[], list[FrameType]]
 Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
-_FRAMES = 8
 _NAMES = 1_000
-"""Most calls to look at, from the innermost, and most variables of each of them and of its module."""
+"""Most variables of each call and of its module."""
 _CONTAINERS, _BYTES = 64, 16 << 20
 """Most containers, and bytes of arrays, of each of them."""
 _MISSING, _VALUES, _SINGLE, _OWN = object(), PLAIN | ARRAYS, ATOMS | ARRAYS, frozenset({int, str})
@@ -80,14 +72,9 @@ class Variables:
 
     def __init__(self, shared: Callable[[], set[int]] = set) -> None:
         self._shared = shared
-        self._reads: BodyReads | None = None
-        self._has_read = False
-        self._frames: Frames | None = None
-        self._objects = FollowedObjects()
+        self._spaces = Spaces()
         self._unheard: dict[str, Values] = {}
         """The script's own variables before those of others were received, while it asks for no step."""
-        self._asking: dict[str, int] = {}
-        self._known: dict[str, int] = {}
         self._first: dict[str, Values] = defaultdict(dict)
         """Value of each when it was seen for the first time."""
         self._now: dict[str, Values] = {}
@@ -106,11 +93,8 @@ class Variables:
         """Of flags: what was made in the body in which they have changed."""
         self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
         self._again = False  # what a body that runs again has made before is made in it
-        self._elsewhere: set[str] = set()
         self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
-        self.untouched: Untouched | None = None
-        """Set where nothing may be written into the script's frames: looks for what should be."""
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
         self.answers: Callable[[], bytes] = bytes
@@ -119,7 +103,6 @@ class Variables:
         self.mine: Mapping[str, bytes] = {}
         """Told to this rank before it was replaced, with what others tell; and of it what was taken over."""
         self.kept: list[str] = []
-        self._threads = 0
         self._since = time.time(), time.monotonic()
         self.notes: list[str] = []
         """Notes for people."""
@@ -134,48 +117,37 @@ class Variables:
         Args:
             objects: what is around the loop and holds plain values; `keepers` finds more of it.
         """
-        self._frames, self._objects = frames, FollowedObjects(objects, keepers)
-        self._has_read, self._glances = False, {}
+        self._spaces.follow(frames, objects, keepers)
+        self._glances = {}
+
+    def leave_untouched(self, untouched: Untouched) -> None:
+        """Write nothing into the script's frames; this looks for what should be written."""
+        self._spaces.untouched = untouched
+
+    @property
+    def untouched(self) -> Untouched | None:
+        """Set where nothing may be written into the script's frames."""
+        return self._spaces.untouched
 
     def leave_alone(self, things: Mapping[int, object]) -> None:
         """Objects, by id, that nobody can put back."""
-        self._objects.leave_alone(things)
+        self._spaces.leave_alone(things)
 
     @_leaves_training_alone
     def asks(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
-        found = self._namespaces()
-        if not self._has_read and self._frames is not None:
-            found_loop = loop_read(self._frames())
-            self._reads, self._has_read, self._glances = found_loop and found_loop[1], True, {}
-            if self.untouched is not None:
-                self.untouched.asks(self._frames())
-        self._asking = {space.name: id(space.owner) for space in found}
-        self._known = self._known or self._asking
-        if self._threads != threading.active_count():
-            self._threads, self._glances = threading.active_count(), {}
-            self._elsewhere = names_used(functions_elsewhere(), map(vars, modules_of_script()))
+        if self._spaces.asks():
+            self._glances = {}
 
     @_leaves_training_alone
     def enters(self) -> None:
         """The script enters the step that it has asked for."""
-        found = {space.name: id(space.owner) for space in self._namespaces()}
-        self._known = {name: owner for name, owner in self._asking.items() if found.get(name) == owner}
+        self._spaces.enters()
 
-    def _namespaces(self) -> list[Namespace]:
-        return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
-
-    def spaces(self) -> dict[str, Namespace | Attributes]:
+    def spaces(self) -> dict[str, Space]:
         """All that has variables which are followed, by name."""
-        found = self._namespaces() if self._known else []
-        spaces: dict[str, Namespace | Attributes] = {
-            space.name: space for space in found if self._known.get(space.name) == id(space.owner)
-        }
-        if self._frames is None or not self._known:
-            return spaces
-        objects = self._objects.now([space.read() for space in spaces.values()], self._frames())
-        return spaces | {each.name: each for each in objects}
+        return self._spaces.now()
 
     def take(self) -> dict[str, Values]:
         """The variables as they are now."""
@@ -198,7 +170,7 @@ class Variables:
                 if type(value) not in ATOMS:
                     known = former.get(key)
                     try:
-                        value = known if still(known, value) else keep(value, self._arrays(space, key))
+                        value = known if still(known, value) else keep(value, self._spaces.arrays(space, key))
                     except NotPlain:
                         continue
                     except TooLarge:
@@ -211,22 +183,26 @@ class Variables:
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
-            self._glances[name] = Glance(there, values, self._elsewhere, functools.partial(self._arrays, space))
+            self._glances[name] = Glance(
+                there, values, self._spaces.elsewhere, functools.partial(self._spaces.arrays, space)
+            )
         self._again = False
 
-    def _made_now(self, space: Namespace | Attributes, there: Mapping[str, object]) -> list[str]:
+    def _made_now(self, space: Space, there: Mapping[str, object]) -> list[str]:
         """Names, since the last look, of what is no plain value; without those that each body makes for itself."""
-        others = {key for key, value in there.items() if type(key) is str and not self._is_value(space, key, value)}
+        others = {
+            key for key, value in there.items() if type(key) is str and not self._spaces.is_value(space, key, value)
+        }
         made = others - self._others.setdefault(space.name, others)
         if not self._again:
             self._others[space.name] = others
-        return sorted(key for key in made if isinstance(space, Attributes) or self._carries(space, key))
+        return sorted(key for key in made if isinstance(space, Attributes) or self._spaces.carries(space, key))
 
-    def _followed(self, space: Namespace | Attributes, there: Mapping[str, object]) -> Values:
+    def _followed(self, space: Space, there: Mapping[str, object]) -> Values:
         found: Values = {}
         containers, nbytes = 0, 0
         for key, value in there.items():
-            if type(key) is not str or key.startswith("__") or not self._follows(space, key, value):
+            if type(key) is not str or key.startswith("__") or not self._spaces.follows(space, key, value):
                 continue
             nbytes += nbytes_of(value)
             containers += type(value) not in _SINGLE
@@ -236,30 +212,10 @@ class Variables:
                 break
         return found
 
-    def _arrays(self, space: Namespace | Attributes, key: str) -> Keep:
-        if isinstance(space, Attributes):
-            return Keep.CONTENT if space.carries else Keep.NOT
-        return self._arrays_named(key)
-
-    def _arrays_named(self, key: str) -> Keep:
-        reads = self._reads
-        if reads is None or (key in reads.first and key not in reads.harmless):
-            return Keep.CONTENT
-        return Keep.ITSELF if key in reads.added_to else Keep.NOT
-
-    def _carries(self, space: Namespace | Attributes, key: str) -> bool:
-        return self._arrays(space, key) is Keep.CONTENT
-
-    def _is_value(self, space: Namespace | Attributes, key: str, value: object) -> bool:
-        return type(value) in PLAIN or (type(value) in ARRAYS and self._carries(space, key))
-
-    def _follows(self, space: Namespace | Attributes, key: str, value: object) -> bool:
-        return key not in self._elsewhere and self._is_value(space, key, value)
-
-    def _outgrown(self, space: Namespace | Attributes, key: str, former: object, value: object) -> None:
-        stays = isinstance(space, Attributes) or self._carries(space, key)
+    def _outgrown(self, space: Space, key: str, former: object, value: object) -> None:
+        stays = isinstance(space, Attributes) or self._spaces.carries(space, key)
         if stays and self._large.setdefault((space.name, key), mark := mark_of(value)) != mark:
-            self._objects.left_out.add(f"`{key}` of {space.name}")
+            self._spaces.left_out.add(f"`{key}` of {space.name}")
         if isinstance(former, PlainCopy) and former.thing is value:
             self.notes.append(
                 f"`{key}` of {space.name} has grown beyond {LEAVES:,} values and is not followed any more: a rank that "
@@ -285,11 +241,13 @@ class Variables:
             stays = bool(made) if isinstance(space, Attributes) else name in made
             for key, kept in values.items():
                 present = now.get(key)
-                if not self._follows(space, key, present) or (stays and kept is None and type(present) in ARRAYS):
+                if not self._spaces.follows(space, key, present) or (
+                    stays and kept is None and type(present) in ARRAYS
+                ):
                     continue  # the latter was made together with something that stays
                 if isinstance(kept, PlainCopy | GrownCopy):
                     try:
-                        keep(kept.thing, self._arrays(space, key))
+                        keep(kept.thing, self._spaces.arrays(space, key))
                     except (NotPlain, TooLarge):
                         continue
                 value = put_back(kept, shared if in_place else None)
@@ -298,10 +256,10 @@ class Variables:
             if changed:
                 space.write(changed)
 
-    def _has_made(self, space: Namespace | Attributes, values: Values, now: Values) -> bool:
+    def _has_made(self, space: Space, values: Values, now: Values) -> bool:
         """True if something that is no plain value is where nothing was."""
         new = [key for key, kept in values.items() if kept is None and type(now.get(key)) not in _VALUES]
-        return any(isinstance(space, Attributes) or self._carries(space, key) for key in new)
+        return any(isinstance(space, Attributes) or self._spaces.carries(space, key) for key in new)
 
     def postpone(self) -> None:
         """Keep the script's own values until the code after its step has run; the received ones already include it."""
@@ -358,14 +316,10 @@ class Variables:
             thing = getattr(kept, "thing", None)
             in_place = thing is not None and thing is getattr(first, "thing", None)
             with contextlib.suppress(StateError, NotPlain, TooLarge):  # text that is not Unicode, or very long
-                kept = kept.values(tail) if isinstance(kept, GrownCopy) else kept
-                if any(map(self.is_clock, atoms(kept))):
-                    continue
-                check_sendable(each for each in atoms(kept) if isinstance(each, Array))
-                value = copied(kept)
+                value = sendable(kept, tail, self.is_clock)
                 made = self._made.get((name, key), []) if type(value) is bool else []
                 by_all = first is None and type(kept) in _OWN and self._learnt.get(name, {}).get(key) == kept
-                data = encode([in_place, packed(value), made, by_all])
+                data = Sent(in_place, value, made, by_all).encoded()
                 if (room := room - len(data)) >= 0:
                     reported[f"{name}\n{key}"] = data
 
@@ -378,7 +332,7 @@ class Variables:
                 mine = self._learnt.get(name, {}).get(key)
                 itself = self._first.get(name, {}).get(key) is None and type(mine) in _OWN
                 found += [] if itself and self._now.get(name, {}).get(key, mine) == mine else [place]
-            elif name and self._arrays_named(key) is not Keep.NOT:
+            elif name and self._spaces.arrays_named(key) is not Keep.NOT:
                 found.append(place)
         return found
 
@@ -391,9 +345,14 @@ class Variables:
         """Take over what others have told."""
         reported, self.kept = {**reported, **self.mine}, []
         self.receive_answers(reported.pop(_ANSWERS, b""))
-        if left_out := sorted(self._objects.left_out):
-            self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
         self._unheard = self.take()
+        self._spaces.left_out.update(
+            f"`{key}` of {name}"
+            for name, key in self._living
+            if isinstance(self._now.get(name, {}).get(key), GrownCopy) and f"{name}\n{key}" not in reported
+        )
+        if left_out := sorted(self._spaces.left_out):
+            self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
         if self._left is None:
             self.over = _OVER in reported
         else:
@@ -403,11 +362,11 @@ class Variables:
         shared, now = functools.cache(self._shared), {name: space.read() for name, space in spaces.items()}
         for place, data in reported.items():
             name, _, key = place.partition("\n")
-            if place == _OVER or place in self.withheld or name not in now or key in self._elsewhere:
+            if place == _OVER or place in self.withheld or name not in now or key in self._spaces.elsewhere:
                 continue
             present = now[name].get(key)
-            in_place, value, made, by_all = _decoded(data)
-            if not self._follows(spaces[name], key, present) or type(value) not in _VALUES:
+            in_place, value, made, by_all = received(data)
+            if not self._spaces.follows(spaces[name], key, present) or type(value) not in _VALUES:
                 continue
             if any(now[name].get(str(each)) is None for each in made):
                 continue  # a flag that something is made, which is not here: it would not be made
@@ -437,11 +396,5 @@ class Variables:
 
     def close(self) -> None:
         """The script's calls are followed no more."""
-        self._frames, self._now = None, {}
-
-
-def _decoded(data: bytes) -> tuple[bool, object, list[object], bool]:
-    match decode(data):
-        case [bool(in_place), bytes(value), list(made), bool(by_all)]:
-            return in_place, unpacked(value), made, by_all
-    raise StateError("what was told of a variable is not a value")
+        self._spaces.close()
+        self._now = {}

@@ -17,7 +17,7 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import EXACT_KINDS
-from regrow.train.state.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_view, leaves_of, write
+from regrow.train.values.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_view, leaves_of, write
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""

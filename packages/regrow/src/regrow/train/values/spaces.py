@@ -1,0 +1,113 @@
+"""Places of a script's own values around its steps: functions under way, their modules, objects that they reach."""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
+
+from regrow.train.attributes.followed_objects import FollowedObjects
+from regrow.train.attributes.keepers import Keepers
+from regrow.train.attributes.kept_values import Attributes
+from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces
+from regrow.train.script.read_first import BodyReads, loop_read
+from regrow.train.script.source import modules_of_script
+from regrow.train.values.arrays import ARRAYS, Keep
+from regrow.train.values.plain import PLAIN
+from regrow.train.values.untouched import Untouched
+
+Frames = Callable[[], list[FrameType]]
+Space = Namespace | Attributes
+_FRAMES = 8
+"""Most calls to look at, from the innermost."""
+
+
+class Spaces:
+    """The places that are followed, and what of their names is."""
+
+    def __init__(self) -> None:
+        self._frames: Frames | None = None
+        self._objects = FollowedObjects()
+        self._reads: BodyReads | None = None
+        self._has_read = False
+        self._asking: dict[str, int] = {}
+        self._known: dict[str, int] = {}
+        self._threads = 0
+        self.elsewhere: set[str] = set()
+        """Names that threads and signal handlers use, too."""
+        self.untouched: Untouched | None = None
+        """Set where nothing may be written into the script's frames: looks for what should be."""
+
+    @property
+    def left_out(self) -> set[str]:
+        """Names of what a replaced rank begins anew."""
+        return self._objects.left_out
+
+    def follow(self, frames: Frames, objects: Iterable[Attributes], keepers: Keepers | None) -> None:
+        """From now on, as `Variables.follow`."""
+        self._frames, self._objects, self._has_read = frames, FollowedObjects(objects, keepers), False
+
+    def leave_alone(self, things: Mapping[int, object]) -> None:
+        """Objects, by id, that nobody can put back."""
+        self._objects.leave_alone(things)
+
+    def close(self) -> None:
+        """Nothing is followed any more."""
+        self._frames = None
+
+    def asks(self) -> bool:
+        """The script asks for a step. True if other names are followed from now on."""
+        found, changed = self._namespaces(), False
+        if not self._has_read and self._frames is not None:
+            loop = loop_read(self._frames())
+            self._reads, self._has_read, changed = None if loop is None else loop[1], True, True
+            if self.untouched is not None:
+                self.untouched.asks(self._frames())
+        self._asking = {space.name: id(space.owner) for space in found}
+        self._known = self._known or self._asking
+        if self._threads != threading.active_count():
+            self._threads, changed = threading.active_count(), True
+            self.elsewhere = names_used(functions_elsewhere(), map(vars, modules_of_script()))
+        return changed
+
+    def enters(self) -> None:
+        """The script enters the step that it has asked for."""
+        found = {space.name: id(space.owner) for space in self._namespaces()}
+        self._known = {name: owner for name, owner in self._asking.items() if found.get(name) == owner}
+
+    def _namespaces(self) -> list[Namespace]:
+        return namespaces(self._frames()[:_FRAMES]) if self._frames is not None else []
+
+    def now(self) -> dict[str, Space]:
+        """All that is there, by name."""
+        found = self._namespaces() if self._known else []
+        spaces: dict[str, Space] = {
+            space.name: space for space in found if self._known.get(space.name) == id(space.owner)
+        }
+        if self._frames is None or not self._known:
+            return spaces
+        objects = self._objects.now([space.read() for space in spaces.values()], self._frames())
+        return spaces | {each.name: each for each in objects}
+
+    def arrays(self, space: Space, key: str) -> Keep:
+        """Treatment of arrays in a variable."""
+        if isinstance(space, Attributes):
+            return Keep.CONTENT if space.carries else Keep.NOT
+        return self.arrays_named(key)
+
+    def arrays_named(self, key: str) -> Keep:
+        """The same for a variable of the script's calls: what a body may read is copied; all, if no text is known."""
+        reads = self._reads
+        if reads is None or (key in reads.first and key not in reads.harmless):
+            return Keep.CONTENT
+        return Keep.ITSELF if key in reads.added_to else Keep.NOT
+
+    def carries(self, space: Space, key: str) -> bool:
+        """True if arrays are plain values there."""
+        return self.arrays(space, key) is Keep.CONTENT
+
+    def is_value(self, space: Space, key: str, value: object) -> bool:
+        """True for a value of a kind that is followed."""
+        return type(value) in PLAIN or (type(value) in ARRAYS and self.carries(space, key))
+
+    def follows(self, space: Space, key: str, value: object) -> bool:
+        """True if a variable with this value is followed."""
+        return key not in self.elsewhere and self.is_value(space, key, value)
