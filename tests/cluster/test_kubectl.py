@@ -94,7 +94,7 @@ async def test_what_cannot_be_is_refused_by_its_field(terminal: Terminal) -> Non
         ("maxReplicaCount:", "maxReplicasCount:", 'unknown field "spec.maxReplicasCount"'),
         ("replicaCount: 2", "replicaCount: 0", "spec.replicaCount"),
         ("ranksPerPod: 8", "ranksPerPod: many", "spec.ranksPerPod"),
-        ("replicaCount: 2", "replicaCount: 2\n  backend: volcano", "spec.backend"),
+        ("replicaCount: 2", "replicaCount: 2\n  backend: slurm", "spec.backend"),
     ):
         assert says in await terminal.says("apply", "-f", "-", given=terminal.job.replace(old, new), code=1)
     assert terminal.cluster.store.all_of("trainingjobs") == []
