@@ -8,7 +8,7 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import decode, encode
-from regrow.train.state import plain
+from regrow.train.values import plain
 from regrow.train.values.arrays import Keep
 from regrow.train.values.plain import LEAVES, GrownCopy, copied, is_refused, keep, put_back, same, still, take_over
 

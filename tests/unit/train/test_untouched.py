@@ -34,7 +34,8 @@ class Watched(Steps):
     def __init__(self, steps: int = 6) -> None:
         super().__init__(steps)
         self.told: list[str] = []
-        self.variables.untouched = self.untouched = Untouched(self.told.append, self.variables.is_clock)
+        self.untouched = Untouched(self.told.append, self.variables.is_clock)
+        self.variables.leave_untouched(self.untouched)
         self.at[0] = self._rehearsed
         self.at[5] = lambda: self.variables.put_back(self.taken)
 

@@ -133,7 +133,7 @@ def test_what_is_not_plain_at_either_end_is_left_alone() -> None:
         sparse = sparse + torch.ones(1).to_sparse()
         function = functions[number]
     assert lazy is not None and len(mixed) == 2 and float(sparse.to_dense()) == 3 and function is functions[2]
-    assert not names(steps.encoded) & {"mixed", "sparse", "function"}
+    assert "mixed" in names(steps.encoded) and not names(steps.encoded) & {"sparse", "function"}
 
 
 def test_what_does_not_change_is_not_told() -> None:
@@ -309,7 +309,7 @@ def test_what_cannot_be_followed_fails_nothing(monkeypatch: pytest.MonkeyPatch) 
     def broken(*_: Any) -> None:
         raise RuntimeError("no frames here")
 
-    monkeypatch.setattr("regrow.train.values.variables.namespaces", broken)
+    monkeypatch.setattr("regrow.train.values.spaces.namespaces", broken)
     steps, seen = Steps(), 0
     for _ in steps:
         seen += 1
