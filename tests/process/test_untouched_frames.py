@@ -145,14 +145,13 @@ def test_what_a_body_carries_and_a_loop_that_may_be_left_are_refused_by_name_bef
 
 
 @pytest.mark.full
-def test_without_the_switch_the_same_kills_have_frames_changed(here: Site) -> None:
+def test_without_the_switch_the_same_kills_have_that_file_called(here: Site) -> None:
     script = here.script(SCRIPT)
     (here.folder / "plan.toml").write_text("".join(each.toml() for each in FAULTS))
     struck = here.regrow(*RUN, "--job", "usual", "--fault-plan", "plan.toml", script, "clean", "usual")
     assert struck.returncode == 0, struck.stdout + struck.stderr
     called = "".join(each.read_text() for each in here.folder.glob("usual.*.called"))
-    assert "skip_to_next" in called
-    assert "unwatch_environment" in called
+    assert "unwatch_environment" in called, "in each newcomer; whether a body is cut off is a matter of moments"
 
 
 @pytest.mark.full
