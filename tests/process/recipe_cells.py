@@ -138,12 +138,13 @@ class Cells:
         steps: int = STEPS,
         faults: list[Fault] | None = None,
         more: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
     ) -> Outcome:
         """One run to its end. `more`: what its script is told besides."""
         name = _name(kind, family, method)
-        extra = ("--run", str(self._run(name, family, method, settings, world)), *more)
+        words = ("--run", str(self._run(name, family, method, settings, world)), *more)
         outcome = train(
-            self._site, name, world=world, steps=steps, faults=faults, extra=extra, script="train_recipe.py"
+            self._site, name, world=world, steps=steps, faults=faults, extra=words, script="train_recipe.py", env=env
         )
         assert outcome.code == 0, outcome.output
         assert len(outcome.finals) == world

@@ -89,6 +89,17 @@ def test_a_newcomer_shows_beforehand_that_it_computes_the_same(cells: Cells, fam
     assert_proven(cells.shadowed(family, method))
 
 
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # the first of all builds the device
+@pytest.mark.usefixtures("standin_built")
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_recipe_on_an_accelerator_loses_a_rank_in_its_backward(cells: Cells, method: str) -> None:
+    late = {"REGROW_TEST_DEVICE": "standin", "STANDIN_GROUPS": "1", "STANDIN_QUEUE": "48"}
+    calm = cells.play("calm-late", "qwen3", method, world=2, env=late)
+    killed = cells.play("killed-late", "qwen3", method, world=2, env=late, faults=[Fault(1, 2, "backward")])
+    assert_equal(killed, calm, faults=1)
+
+
 def test_a_lora_training_of_a_line_loses_rank_0_and_ends_with_the_same_adapter(cells: Cells) -> None:
     calm = cells.train_by_command("calm", faults=[])
     killed = cells.train_by_command("killed", faults=[Fault(0, 3, "backward"), Fault(1, 5, "between")])

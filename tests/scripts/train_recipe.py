@@ -18,7 +18,9 @@ from typing import Any
 import msgspec
 import torch
 from pacing import pause  # type: ignore[import-not-found]  # beside this script
+from placing import DEVICE  # type: ignore[import-not-found]  # makes the tests' own known to torch
 
+from regrow.devices import accelerators
 from regrow_recipes.recipes import training
 from regrow_recipes.recipes.schema import Run
 
@@ -88,6 +90,8 @@ vars(training).update(say=slowly, fill=struck, _due=noted)
 run = msgspec.json.decode(options.run.read_bytes(), type=Run)
 told = watch_opens(run.recipe.model.path)
 session = training.train(msgspec.structs.replace(run, steps=options.steps))
+if accelerators.choose(session.local_rank).type != DEVICE.type:
+    raise RuntimeError(f"this recipe has not trained on {DEVICE}")
 report = {"digest": session.digest(), "rank": session.rank}
 options.out.with_suffix(f".{session.rank}.json").write_text(json.dumps(report))
 

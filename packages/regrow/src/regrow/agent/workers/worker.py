@@ -183,10 +183,10 @@ class Worker:
         """Abort the groups of one that was told to halt and has not begun to: a thread there keeps Python's lock."""
         if self._end is not None and self.board.read_bell() == bell and ring(self._end.pid, *bell):
             why = "something keeps Python's lock there, as an extension's launch into a full queue may"
-            told = (
-                "worker %s (rank %d) did not begin to halt within %.1f s, in %s of step %d: %s. Its groups were aborted"
+            message = (
+                "worker %s (rank %d) did not begin to halt within %.1f s, in %s of step %d: %s. Groups were aborted"
             )
-            _log.warning(told, self.id, self.rank, RING_S, self.board.read().phase.name.lower(), self.step, why)
+            _log.warning(message, self.id, self.rank, RING_S, self.board.read().phase.name.lower(), self.step, why)
 
     def signal(self, number: int) -> None:
         """Signal its process group, for one that may end by itself."""
