@@ -16,6 +16,9 @@ def test_what_objects_hold_at_the_end_is_that_of_the_undisturbed_run(here: Site,
     struck = train(here, "struck", world=2, steps=12, extra=words, script="train_objects.py", faults=FAULTS)
     assert calm.code == 0, calm.output
     assert_equal(followed(struck), followed(calm), faults=len(FAULTS))
+    if since == "0":
+        told = here.regrow("story", "struck").stdout
+        assert told.count("as too large: `history` of module __main__") == 1, told
 
 
 def followed(outcome: Outcome) -> Outcome:
