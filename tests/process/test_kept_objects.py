@@ -1,5 +1,7 @@
 """Arrays, exact numbers and dates in a script's own objects go with its steps, into newcomers too."""
 
+from typing import Any, cast
+
 import pytest
 from tests.process.launching import Site
 from tests.process.training import Fault, Outcome, assert_equal, train
@@ -15,6 +17,10 @@ def test_what_objects_hold_at_the_end_is_that_of_the_undisturbed_run(here: Site,
     calm = train(here, "calm", world=2, steps=12, extra=words, script="train_objects.py")
     struck = train(here, "struck", world=2, steps=12, extra=words, script="train_objects.py", faults=FAULTS)
     assert calm.code == 0, calm.output
+    for final in cast(list[dict[str, list[Any]]], list(calm.finals.values())):
+        total, both, losses, pairs = final["holder"]
+        assert total == [counted := sum(range(int(since) + 1, 13))] and both == [counted] * 2
+        assert len(losses) == len(pairs) == 12 - int(since)  # none of the rehearsal
     assert_equal(followed(struck), followed(calm), faults=len(FAULTS))
     if since == "0":
         told = here.regrow("story", "struck").stdout

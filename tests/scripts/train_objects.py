@@ -114,7 +114,9 @@ class Holder:
     """Holds what is protected, too."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.model, self.total = model, torch.zeros(())
+        self.model, self.total, self.sum = model, torch.zeros(()), torch.zeros(2)
+        self.losses: list[torch.Tensor] = []
+        self.names: dict[str, list[Pair]] = {"pairs": []}
 
 
 @functools.cache
@@ -152,6 +154,9 @@ def change(number: int) -> None:
     Options.scale = Options.scale * 0.9
     add(float(number))
     holder.total = holder.total + value
+    holder.sum += value
+    holder.losses.append(value)
+    holder.names["pairs"].append(pair)
     history.append(float(number))
     meters["loss"].add(value)
     if number >= 4:
@@ -189,7 +194,12 @@ for step in session.steps(loader, until=args.steps):
 
 if args.out is not None:
     names = ["meter", "ema", "stats", "frozen", "pair", "exact", "late", "history", "meters", "part"]
+    held = [holder.total, holder.sum, holder.losses, holder.names["pairs"]]
     final = {name: shown(globals()[name]) for name in names}
-    final |= {"options": shown(Options.scale), "closed": shown(add(0.0)), "holder": shown(holder.total)}
+    final |= {
+        "options": shown(Options.scale),
+        "closed": shown(add(0.0)),
+        "holder": shown([holder.total, holder.sum, holder.losses, holder.names["pairs"]]),
+    }
     final |= {"counter": next(counter), "cached": shown(cached("losses"))}
     args.out.with_suffix(f".{session.rank}.json").write_text(json.dumps({"digest": session.digest(), **final}))

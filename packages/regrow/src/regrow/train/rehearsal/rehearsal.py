@@ -83,6 +83,7 @@ class Rehearsal:
         if not worker.rewrites:
             note = partial(worker.note_of_script, doubts=True)
             variables.leave_untouched(Untouched(note, ignores=variables.is_clock))
+        variables.is_newcomer = not worker.holds_initial_state
         variables.follow(script_frames, keepers=things)
         variables.asks()
         before = variables.take()

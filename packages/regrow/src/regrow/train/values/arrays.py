@@ -31,6 +31,9 @@ class Keep(Enum):
 
     NOT = auto()
     """A value that holds some is not plain."""
+    HERE = auto()
+    """Small ones are copied and put back in this process, and never sent; a list that may hold anything gets back its
+    length."""
     ITSELF = auto()
     """They stay what they are: only who holds them changes."""
     CONTENT = auto()
@@ -51,7 +54,9 @@ class ArrayCopy:
 
     content: Array
 
-    def __init__(self, thing: Array) -> None:
+    def __init__(self, thing: Array, *, stays: bool = False) -> None:
+        self.stays = stays
+        """True if it is not for other processes."""
         self._of, self.written = weakref.ref(thing), _written(thing)
         self._requires_grad = isinstance(thing, torch.Tensor) and thing.requires_grad and thing.is_leaf
 
@@ -115,10 +120,19 @@ def leaves_of(thing: Array) -> int:
     return 8 + thing.nbytes // _BYTES_A_LEAF[type(thing)]
 
 
-def check_sendable(arrays: Iterable[Array]) -> None:
-    """Raises `NotPlain` for an array without plain memory, `TooLarge` for too many to send to a newcomer."""
+def is_small(thing: Array) -> bool:
+    """True for an array that may be copied at each step without asking."""
+    return leaves_of(thing) > 0 and thing.nbytes <= _SMALL
+
+
+def check_sendable(leaves_of_value: Iterable[object]) -> None:
+    """Raises `NotPlain` for an array that stays here or has no plain memory, `TooLarge` for too many to send."""
     leaves, nbytes = 0, 0
-    for each in arrays:
+    for each in leaves_of_value:
+        if isinstance(each, ArrayCopy) and each.stays:
+            raise NotPlain
+        if not isinstance(each, Array):
+            continue
         leaves, nbytes = leaves + leaves_of(each), nbytes + each.nbytes
         if leaves > _MOST_LEAVES or nbytes > _MOST_BYTES:
             raise TooLarge

@@ -17,7 +17,7 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import EXACT_KINDS
-from regrow.train.values.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_view, leaves_of, write
+from regrow.train.values.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_small, is_view, leaves_of, write
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
@@ -57,15 +57,17 @@ class GrownCopy:
     Attributes:
         thing: the list itself.
         size: its length then.
+        arrays: treatment of those in it.
     """
 
     thing: list[object]
     size: int
+    arrays: Keep = Keep.ITSELF
 
     def values(self, tail: int | None = None) -> object:
         """Copy of what was in it, or of its last values. Raises `NotPlain` or `TooLarge`."""
         begin = 0 if tail is None else max(0, self.size - tail)
-        return _Looker(Keep.ITSELF, _MOST_GROWN).keep(self.thing[begin : self.size], 0)
+        return _Looker(self.arrays, _MOST_GROWN).keep(self.thing[begin : self.size], 0)
 
 
 def keep(value: object, arrays: Keep = Keep.NOT) -> object:
@@ -100,14 +102,16 @@ class _Looker:
         if kind in ARRAYS and self._arrays is Keep.ITSELF:
             self._takes(1)
             return value
-        if kind in ARRAYS and self._arrays is Keep.CONTENT:
-            array = cast(Array, value)
+        if kind in ARRAYS and self._arrays in (Keep.CONTENT, Keep.HERE):
+            array, stays = cast(Array, value), self._arrays is Keep.HERE
+            if stays and not is_small(array):
+                raise NotPlain
             self._takes(leaves_of(array))
-            self.found.append((ArrayCopy(array), array))
+            self.found.append((ArrayCopy(array, stays=stays), array))
             return self.found[-1][0]
         if kind not in PLAIN or depth >= _DEEP:
             raise NotPlain
-        if kind is not list or self._arrays is not Keep.ITSELF or self._most > LEAVES:
+        if kind is not list or self._arrays not in (Keep.ITSELF, Keep.HERE) or self._most > LEAVES:
             return self._container(value, kind, depth)
         room = self._room
         try:
@@ -115,7 +119,7 @@ class _Looker:
         except (NotPlain, TooLarge):
             self._room = room
             self._takes(1)
-            return GrownCopy(cast(list[object], value), len(cast(list[object], value)))
+            return GrownCopy(cast(list[object], value), len(cast(list[object], value)), self._arrays)
 
     def _container(self, value: object, kind: type, depth: int) -> PlainCopy:
         container = cast(list[object], value)
@@ -310,6 +314,13 @@ def same(one: object, other: object) -> bool:
     if type(one) in ARRAYS:
         return one is other
     return type(one) is type(other) and bool(one is other or one == other or (one != one and other != other))
+
+
+def stays_here(kept: object) -> bool:
+    """True for a kept value that is not for other processes."""
+    if isinstance(kept, GrownCopy):
+        return kept.arrays is Keep.HERE
+    return any(isinstance(each, ArrayCopy) and each.stays for each in atoms(kept))
 
 
 def atoms(kept: object) -> Iterator[object]:

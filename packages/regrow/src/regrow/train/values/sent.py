@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, encode
-from regrow.train.values.arrays import Array, check_sendable, packed, unpacked
+from regrow.train.values.arrays import check_sendable, packed, unpacked
 from regrow.train.values.plain import GrownCopy, atoms, copied
 
 
@@ -47,5 +47,5 @@ def sendable(kept: object, tail: int | None, means_nothing: Callable[[object], b
     kept = kept.values(tail) if isinstance(kept, GrownCopy) else kept
     if any(map(means_nothing, atoms(kept))):
         raise StateError("a clock's reading means nothing in another process")
-    check_sendable(each for each in atoms(kept) if isinstance(each, Array))
+    check_sendable(atoms(kept))
     return copied(kept)

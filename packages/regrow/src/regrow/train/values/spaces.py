@@ -90,7 +90,7 @@ class Spaces:
     def arrays(self, space: Space, key: str) -> Keep:
         """Treatment of arrays in a variable."""
         if isinstance(space, Attributes):
-            return Keep.CONTENT if space.carries else Keep.NOT
+            return Keep.CONTENT if space.carries else Keep.HERE
         return self.arrays_named(key)
 
     def arrays_named(self, key: str) -> Keep:
@@ -105,9 +105,10 @@ class Spaces:
         return self.arrays(space, key) is Keep.CONTENT
 
     def is_value(self, space: Space, key: str, value: object) -> bool:
-        """True for a value of a kind that is followed."""
+        """True for a value of a kind that is sent to newcomers."""
         return type(value) in PLAIN or (type(value) in ARRAYS and self.carries(space, key))
 
     def follows(self, space: Space, key: str, value: object) -> bool:
         """True if a variable with this value is followed."""
-        return key not in self.elsewhere and self.is_value(space, key, value)
+        is_here = type(value) in ARRAYS and self.arrays(space, key) is Keep.HERE
+        return key not in self.elsewhere and (is_here or self.is_value(space, key, value))

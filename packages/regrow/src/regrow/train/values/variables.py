@@ -11,13 +11,13 @@ import functools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Concatenate, ParamSpec
 
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, nbytes_of
 from regrow.train.values.arrays import ARRAYS, Keep, is_elsewhere
 from regrow.train.values.glances import Glance
+from regrow.train.values.guarded import leaves_training_alone
 from regrow.train.values.plain import (
     ATOMS,
     LEAVES,
@@ -30,6 +30,7 @@ from regrow.train.values.plain import (
     mark_of,
     put_back,
     same,
+    stays_here,
     still,
     take_over,
 )
@@ -37,7 +38,6 @@ from regrow.train.values.sent import Sent, received, sendable
 from regrow.train.values.spaces import Frames, Space, Spaces
 from regrow.train.values.untouched import Untouched
 
-P = ParamSpec("P")
 Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
 _NAMES = 1_000
@@ -49,22 +49,6 @@ _OVER = ""
 """Told in the place of a variable by who has left the loop."""
 _ANSWERS = "\n"
 """Told in the place of a variable: what collectives since the last step have answered."""
-
-
-def _leaves_training_alone(
-    function: Callable[Concatenate["Variables", P], None],
-) -> Callable[Concatenate["Variables", P], None]:
-    """Whatever the script's variables make of this, its training goes on without them."""
-
-    @functools.wraps(function)
-    def run(self: "Variables", /, *args: P.args, **kwargs: P.kwargs) -> None:
-        try:
-            function(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001  what a script's variables may hold is not known
-            self.close()
-            self.notes.append(f"the script's own variables are not followed: {type(error).__name__}: {error}")
-
-    return run
 
 
 class Variables:
@@ -93,7 +77,7 @@ class Variables:
         """Of flags: what was made in the body in which they have changed."""
         self._learnt: dict[str, Values] = {}  # what the rehearsal has made of them
         self._again = False  # what a body that runs again has made before is made in it
-        self.rehearsed = False
+        self.is_newcomer = self.rehearsed = False
         """True once a newcomer has bound what the script has: what appears later is told, too."""
         self.withheld: frozenset[str] = frozenset()
         """Those that are not taken over, by what they are told as."""
@@ -133,14 +117,14 @@ class Variables:
         """Objects, by id, that nobody can put back."""
         self._spaces.leave_alone(things)
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def asks(self) -> None:
         """The script asks for a step: what it is in now, and when it enters that step, counts."""
         self._unheard = {}
         if self._spaces.asks():
             self._glances = {}
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def enters(self) -> None:
         """The script enters the step that it has asked for."""
         self._spaces.enters()
@@ -154,7 +138,7 @@ class Variables:
         self._look()
         return self._now
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def _look(self) -> None:
         before, self._now = self._now, {}
         for name, space in self.spaces().items():
@@ -222,7 +206,7 @@ class Variables:
                 "is replaced begins it anew; what must survive belongs into an object with state_dict, given to protect"
             )
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def put_back(self, then: Mapping[str, Values], *, in_place: bool = True) -> None:
         """Make the variables what they were; containers in their place, and arrays too, if `in_place`."""
         if self._left is not None:
@@ -255,6 +239,12 @@ class Variables:
                     changed[key] = value
             if changed:
                 space.write(changed)
+
+    def _stays(self, space: Space, kept: object, present: object, *, in_place: bool) -> bool:
+        """True for what is never sent, and was made by now; or where a newcomer builds on what it has found out."""
+        if kept is None:
+            return type(present) in ARRAYS and isinstance(space, Attributes) and not space.carries
+        return (not in_place or (self.is_newcomer and not self.rehearsed)) and stays_here(kept)
 
     def _has_made(self, space: Space, values: Values, now: Values) -> bool:
         """True if something that is no plain value is where nothing was."""
@@ -300,7 +290,7 @@ class Variables:
         self._encode(values, reported, self._living if which is None else which, tail)
         return reported
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def _encode(
         self,
         values: Mapping[str, Values],
@@ -340,7 +330,7 @@ class Variables:
         """True if this may be a clock's reading since the loop began, which means nothing in another process."""
         return is_reading(value, self._since)
 
-    @_leaves_training_alone
+    @leaves_training_alone
     def receive(self, reported: Mapping[str, bytes]) -> None:
         """Take over what others have told."""
         reported, self.kept = {**reported, **self.mine}, []
@@ -349,7 +339,7 @@ class Variables:
         self._spaces.left_out.update(
             f"`{key}` of {name}"
             for name, key in self._living
-            if isinstance(self._now.get(name, {}).get(key), GrownCopy) and f"{name}\n{key}" not in reported
+            if _is_unsent(self._now.get(name, {}).get(key)) and f"{name}\n{key}" not in reported
         )
         if left_out := sorted(self._spaces.left_out):
             self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
@@ -398,3 +388,7 @@ class Variables:
         """The script's calls are followed no more."""
         self._spaces.close()
         self._now = {}
+
+
+def _is_unsent(kept: object) -> bool:
+    return isinstance(kept, GrownCopy) or stays_here(kept)
