@@ -191,6 +191,8 @@ def test_output_goes_to_files_only_when_redirected() -> None:
         ({"resume": "auto"}, "add --checkpoint-dir"),
         ({"job": "../x"}, "cannot name a job"),
         ({"module": True, "no_python": True}, "exclude each other"),
+        ({"no_script_rewrite": True, "proof": "fork"}, "allows neither --proof fork"),
+        ({"no_script_rewrite": True, "warmth": "built"}, "nor --warmth built"),
         ({"local_nodes": 0}, "--local-nodes 0"),
         ({"local_nodes": 2, "nnodes": "2"}, "--local-nodes and --nnodes exclude each other"),
         ({"local_nodes": 2, "node_rank": 0}, "--local-nodes and --node-rank exclude each other"),
@@ -225,6 +227,6 @@ def test_a_wrong_flag_is_refused_with_its_cure(flags: dict[str, Any], said: str)
 
 
 def test_without_rewrites_no_standby_runs_ahead_and_nothing_is_proven() -> None:
-    usual, spec = plan().spec, plan(no_script_rewrite=True, proof="fork").spec
+    usual, spec = plan().spec, plan(no_script_rewrite=True).spec
     assert (usual.rewrites, usual.warmth, usual.proof) == (True, Warmth.BUILT, True)
     assert (spec.rewrites, spec.warmth, spec.proof) == (False, Warmth.IMPORTS, False)

@@ -15,6 +15,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 """Of jobs and of what nodes fail together with."""
 
 
+def exclude(case: bool, text: str) -> None:
+    """Raises `UsageError` in this case, which two flags make together."""
+    if case:
+        raise UsageError(text, hint="leave one of them out")
+
+
 def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
     """The value. Raises `UsageError` where it is below `least` or above `most`."""
     if value < least or (most is not None and value > most):

@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import FaultSpec, Warmth
 from regrow.hydration.durable.ownership import Resume
 from regrow.launch.addresses import AddressFlags, hydration_of, whereabouts
 from regrow.launch.cache import CachePlan, cache_plan
-from regrow.launch.checks import NAME, domains_of, in_range, nproc_of, one_of, some_time
+from regrow.launch.checks import NAME, domains_of, exclude, in_range, nproc_of, one_of, some_time
 from regrow.launch.elastic import AllowedRange, elasticity, slots_of, span
 from regrow.membership.admission import JoinOffer
 
@@ -283,10 +283,10 @@ def world_of(flags: RunFlags, around: HostEnvironment) -> int:
 def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]:
     notes = [f"{flag} means nothing to regrow and is ignored" for flag in flags.without_meaning]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
-    if flags.standalone and nodes.most > 1:
-        raise UsageError(f"--standalone is for one node, --nnodes says {flags.nnodes}", hint="leave one of them out")
-    if flags.module and flags.no_python:
-        raise UsageError("--module and --no-python exclude each other", hint="leave one of them out")
+    exclude(flags.standalone and nodes.most > 1, f"--standalone is for one node, --nnodes says {flags.nnodes}")
+    exclude(flags.module and flags.no_python, "--module and --no-python exclude each other")
+    asked = flags.proof == "fork" or flags.warmth == Warmth.BUILT  # for a rank, by the script
+    exclude(flags.no_script_rewrite and asked, "--no-script-rewrite allows neither --proof fork nor --warmth built")
     buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
     if buddy_every and nodes.most == 1:
         notes.append("--buddy-every with one node: copies are kept on this node alone, and are lost with it")
