@@ -7,16 +7,16 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 
 
-class Follower(Protocol):
-    """Follows values of a script. `notes`: for people."""
+class Closable(Protocol):
+    """Looks at values of a script. `notes`: for people."""
 
     notes: list[str]
 
     def close(self) -> None:
-        """Follow them no more."""
+        """Look at them no more."""
 
 
-F = TypeVar("F", bound=Follower)
+F = TypeVar("F", bound=Closable)
 
 
 def leaves_training_alone(function: Callable[Concatenate[F, P], None]) -> Callable[Concatenate[F, P], None]:
