@@ -338,7 +338,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
     const auto op = all.findOp(name);
     if (name.name.rfind("aten::", 0) != 0 || !op || op->hasKernelForDispatchKey(DispatchKey::PrivateUse1) ||
         !op->hasKernelForDispatchKey(DispatchKey::CPU) ||
-        op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional))
+        (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutogradNonFunctional) &&
+         !op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)))
       continue;
     if (op->hasKernelForDispatchKey(DispatchKey::CompositeExplicitAutograd) ||
         op->hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd))
