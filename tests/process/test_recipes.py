@@ -98,7 +98,7 @@ def test_a_recipe_on_an_accelerator_loses_a_rank_in_its_backward(cells: Cells, m
     calm = cells.play("calm-late", "qwen3", method, world=2, env=late)
     killed = cells.play("killed-late", "qwen3", method, world=2, env=late, faults=[Fault(1, 2, "backward")])
     assert_equal(killed, calm, faults=1)
-    if method == "full":  # an adapter's numbers are drawn where its model is
+    if method == "full":  # an adapter's dropout draws from the device's own generator
         near = cells.play("calm-near", "qwen3", method, world=2)
         assert (near.code, near.finals, near.losses) == (0, calm.finals, calm.losses)
 
