@@ -206,6 +206,8 @@ class NcclTransport:
         _living.append(self._inner)
         ERRORS.watch()
         self._inner.before_abort = BELLS.add(native_abort(self._inner.backend))
+        if self._inner.aborting:  # since it was made
+            self._inner.before_abort()
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None

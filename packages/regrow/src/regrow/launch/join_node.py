@@ -35,6 +35,7 @@ from regrow.launch.succession.hosting import NextHost
 from regrow.membership.orders import AnswerScale, EndJob
 from regrow.membership.server.requests import DrainRequest
 from regrow.membership.view import JobView
+from regrow.observe.story import not_kept
 
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 _RETRY_EVERY: Seconds = 0.5
@@ -130,6 +131,8 @@ class _Joining:
                 self._console.note(f"{self._plan.node} joins job {spec.job} at {self._base}; logs in {job_dir}")
                 end = await self._accompany(session, supervisor, host)
             await host.close(end)
+            if end.code == OK and (unkept := not_kept(self._console.unkept)):
+                self._console.say(unkept)
             return end
 
     def _make_supervisor(

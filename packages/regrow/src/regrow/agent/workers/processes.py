@@ -187,6 +187,10 @@ def threads() -> int:
 
 def ring(pid: int, descriptor: int, inode: int) -> bool:
     """Write into that pipe of a process, enough for all who read it; False where it is not there any more."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/fd/{descriptor}", "r+b", buffering=0) as pipe:
-        return os.fstat(pipe.fileno()).st_ino == inode and pipe.write(bytes(1024)) > 0
+    with contextlib.suppress(OSError):
+        pipe = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK)
+        try:
+            return os.fstat(pipe).st_ino == inode and os.write(pipe, bytes(1024)) > 0
+        finally:
+            os.close(pipe)
     return False

@@ -172,7 +172,9 @@ class Worker:
                 if len(self._ranks) > _RANKS_KEPT:
                     del self._ranks[min(self._ranks)]
                 self.shown = True
-            case orders.HaltGeneration(at=None) if all(bell := self.board.read_bell()):
+            case orders.HaltGeneration(at=None) if order.generation >= self.generation and all(
+                bell := self.board.read_bell()
+            ):
                 asyncio.get_running_loop().call_later(RING_S, self._ring, bell)
         try:
             self._channel.send(order)
@@ -181,7 +183,9 @@ class Worker:
 
     def _ring(self, bell: tuple[int, ...]) -> None:
         """Abort the groups of one that was told to halt and has not begun to: a thread there keeps Python's lock."""
-        if self._end is not None and self.board.read_bell() == bell and ring(self._end.pid, *bell):
+        if self._end is None or self.stopped or self.board.read_bell() != bell:
+            return
+        if ring(self._end.pid, *bell):
             why = "something keeps Python's lock there, as an extension's launch into a full queue may"
             message = (
                 "worker %s (rank %d) did not begin to halt within %.1f s, in %s of step %d: %s. Groups were aborted"

@@ -15,6 +15,7 @@ from ctypes import c_char, c_int, c_size_t, c_void_p
 from functools import partial
 
 from regrow.core.ids import Seconds
+from regrow.core.process.forks import hide_from_forks
 
 _SIGEV_NONE, _SIGEV_THREAD = 1, 2
 _END_S: Seconds = 1.0  # for reads to end that were given their byte
@@ -57,6 +58,10 @@ class Bells:
         if self.show is not None and all(each.notify == _SIGEV_NONE for each in self._reads):
             self.show(0, 0)
 
+    def let_go(self) -> None:
+        """In a fork of the process whose communicators they are: its pipe is not this process's to write."""
+        self._pipe, self._reads, self.show = None, [], None
+
     def close(self) -> None:
         """Let go of the pipe, when there is no communicator any more: the next ones have another."""
         if self._pipe is None:
@@ -75,3 +80,4 @@ class Bells:
 
 BELLS = Bells()
 """Those of this process."""
+hide_from_forks(BELLS)

@@ -131,10 +131,11 @@ class Moving:
     def _leave_unfit(self, now: Instant) -> None:
         """Ranks leave a node in quarantine for one that is idle, if a newcomer has shown to compute what a rank does.
 
-        It may be the check that is wrong, and then nothing but the pause of a move is lost.
+        It may be the check that is wrong, and then nothing but the pause of a move is lost. Not where ranks have values
+        of their own, which a move does not take along.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
-        if self._move is not None or self._await_proof:
+        if self._move is not None or self._await_proof or any(self._job.replacements.own.values()):
             return
         for source, why in list(self.unfit.items()):
             node = self._roster.nodes[source]
@@ -142,7 +143,6 @@ class Moving:
             if not ranks:
                 del self.unfit[source]
             elif not self._obstacle(ranks, source, None):
-                del self.unfit[source]
                 reason = say.leave_unfit(ranks, source, why)
                 self._job.orders.note(reason, now)
                 self._move = RankMove(source, None, None, reason, self._roster.world)

@@ -63,8 +63,10 @@ class Auditor:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
         found = self._samples.apply(fact, worker.rank, worker.holding, replicas=replicas)
-        if len(self._samples.own[worker.holding]) > len(self._job.replacements.own.get(worker.holding, ())):
-            self._job.replacements.own = {key: frozenset(own) for key, own in self._samples.own.items()}
+        known = self._job.replacements.own
+        before = frozenset(known.get(worker.holding, ()))
+        if self._samples.own[worker.holding] - before:
+            self._job.replacements.own = {**known, worker.holding: before.union(self._samples.own[worker.holding])}
             for each in self._job.roster.workers.values():
                 if each.living and each.holding == worker.holding:
                     self.keep_own(each)
@@ -96,7 +98,7 @@ class Auditor:
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
         """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
         if fact.unlike is not None and worker.rank is not None:
-            own = {*fact.unlike, *self._samples.own[worker.holding]} - {*fact.kept}
+            own = {*fact.unlike, *self._job.replacements.own.get(worker.holding, ())} - {*fact.kept}
             self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:

@@ -46,6 +46,7 @@ class WrittenMemory(msgspec.Struct, frozen=True):
     nodes: list[NodeId]
     refuted: str = ""
     alone: bool = False
+    own: dict[str, list[str]] = {}
     unproven: str = ""
     newcomers: bool = False
     kept: tuple[StepNo, bool] | None = None
@@ -102,6 +103,7 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
         nodes=sorted(nodes),
         refuted=memory.replacements.refuted,
         alone=memory.replacements.alone,
+        own={holding: sorted(names) for holding, names in memory.replacements.own.items()},
         unproven=memory.belief.doubt,
         newcomers=memory.belief.newcomers,
         kept=None if memory.kept is None else (memory.kept.step, memory.kept.as_committed),
@@ -151,6 +153,7 @@ def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
     )
     if written.refuted:
         memory.replacements.refutes(written.refuted, alone=written.alone)
+    memory.replacements.own = {holding: frozenset(names) for holding, names in written.own.items()}
     if written.unproven:
         memory.belief.doubts(written.unproven)
     memory.belief.newcomers = written.newcomers
