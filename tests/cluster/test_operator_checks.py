@@ -109,7 +109,7 @@ def test_a_job_that_is_deleted_in_the_foreground_goes_after_all_that_it_owns() -
     assert (
         not job.pods() and {each.new["metadata"]["name"] for each in job.store.history if each.plural == "pods"} == made
     )
-    assert not [key for key in job.store.objects if key[0] != "events"]
+    assert not [key for key in job.store.objects if key[0] not in ("events", "queues")]
 
 
 def test_pods_that_a_deleted_job_leaves_as_orphans_train_on_beside_the_next_job_of_its_name() -> None:

@@ -35,3 +35,12 @@ def test_those_that_each_rank_has_of_its_own_come_from_its_copy(here: Site) -> N
     assert calm.code == 0, calm.output
     struck = run(here, "own-struck", "--own", flags=flags, faults=[Fault(1, 8, "reduce")])
     assert_equal(struck, calm, faults=1, lost=1)
+
+
+def test_lists_and_sums_of_an_epoch_have_each_of_its_steps_once(here: Site) -> None:
+    calm = train(here, "epochs-calm", world=2, steps=8, script="train_epoch_lists.py")
+    assert calm.code == 0, calm.output
+    for final in cast(list[dict[str, Any]], list(calm.finals.values())):
+        assert [[each[0], each[2]] for each in final["sums"]] == [[8, 8]] * 3 and final["seen"] == 24
+    struck = train(here, "epochs", world=2, steps=8, script="train_epoch_lists.py", faults=[Fault(1, 11, "reduce")])
+    assert_equal(struck, calm, faults=1)

@@ -326,6 +326,7 @@ def test_a_newcomer_tells_what_is_beyond_the_bounds_and_what_its_rehearsal_has_c
     history.append(len(many) + len(constant) + len(others))
     variables.take()
     assert variables.notes == []
+    variables.is_newcomer = True
     variables.receive({})
     (note,) = variables.notes
     assert "all beyond 256 things" in note and "`history` of" in note and "constant" not in note

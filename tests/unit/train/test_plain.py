@@ -162,7 +162,7 @@ def test_a_long_list_is_told_with_what_was_in_it() -> None:
     grown.append(1.0)
     assert isinstance(before, GrownCopy) and copied(before.values()) == [0.5] * 5_000
     with pytest.raises(NotPlain):
-        GrownCopy([object()], 1).values()
+        GrownCopy.of([object()], Keep.ITSELF).values()
 
 
 def test_to_be_refused_costs_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Commands about Kubernetes: its operator, and jobs from a terminal."""
 
 import os
+import shlex
 import signal
 import sys
 from importlib.util import find_spec
@@ -119,7 +120,7 @@ def job_logs(job: str, replica: int | None, node: int | None, follow: bool, tail
 def convert(words: tuple[str, ...]) -> None:
     """Say where it is now."""
     hint = install_line("hyperpod", package="regrow-guests")
-    raise UsageError("it is `regrow guest convert` now", hint=f"regrow guest convert {' '.join(words)}; {hint}")
+    raise UsageError("it is `regrow guest convert` now", hint=f"regrow guest convert {shlex.join(words)}; {hint}")
 
 
 @k8s.command("placed", hidden=True)

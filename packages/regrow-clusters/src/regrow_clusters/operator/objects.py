@@ -129,19 +129,25 @@ def volcano_groups(job: TrainingJob) -> list[dict[str, Any]]:
         body: dict[str, Any] = {"minMember": spec.replica_count * spec.pods_per_replica if gang else 1}
         if spec.volcano is not None and spec.volcano.queue_name:
             body["queue"] = spec.volcano.queue_name
-        if priority := spec.priority_class_name if gang else spec.elastic_priority_class_name:
+        if priority := _priority(job, gang=gang):
             body["priorityClassName"] = priority
         meta = _meta(job, pod_group_name(job, gang=gang))
         found.append({"apiVersion": VOLCANO, "kind": "PodGroup", "metadata": meta, "spec": body})
     return found
 
 
+def _priority(job: TrainingJob, *, gang: bool) -> str:
+    """PriorityClass that its pods have."""
+    own = job.spec.priority_class_name if gang else job.spec.elastic_priority_class_name
+    return own or (job.spec.template.get("spec") or {}).get("priorityClassName", "")
+
+
 def scheduler_group(job: TrainingJob) -> dict[str, Any]:
     """The PodGroup of this attempt's gang for Kubernetes' own scheduler. Its priority counts in its pods' stead."""
     count = job.spec.replica_count * job.spec.pods_per_replica
     body: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": count}}}
-    if job.spec.priority_class_name:
-        body["priorityClassName"] = job.spec.priority_class_name
+    if priority := _priority(job, gang=True):
+        body["priorityClassName"] = priority
     meta = _meta(job, pod_group_name(job, gang=True))
     return {"apiVersion": SCHEDULING, "kind": "PodGroup", "metadata": meta, "spec": body}
 

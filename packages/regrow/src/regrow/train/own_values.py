@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from regrow.core.board import OWN_MOST
-from regrow.core.errors import NotPlain, TooLarge
 from regrow.core.messages.replicas import OwnValues
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace
-from regrow.train.values.arrays import Keep
-from regrow.train.values.plain import keep
+from regrow.train.values.plain import keep_near
 from regrow.train.values.variables import Values, Variables
 
 _decoder = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -33,8 +31,8 @@ def _present(spaces: Mapping[str, Namespace | Attributes], which: Iterable[tuple
     found: dict[str, Values] = {}
     for name, key in which:
         if key in there.get(name, {}):
-            with contextlib.suppress(NotPlain, TooLarge):
-                found.setdefault(name, {})[key] = keep(there[name][key], Keep.CONTENT)
+            with contextlib.suppress(Exception):  # whatever the script has there, the step goes on
+                found.setdefault(name, {})[key] = keep_near(there[name][key], OWN_MOST)
     return found
 
 

@@ -105,8 +105,14 @@ class PodHands:
         """Make again what the pods need, where somebody may have deleted it. `waited_for`: a pod cannot start."""
         # Who begins to lead does not ask for all jobs at once.
         last = self._prepared.setdefault(job.uid, now - zlib.crc32(job.uid.encode()) % int(KEEP_EVERY))
-        if now >= last + (_KEEP_SOON if waited_for else KEEP_EVERY):
+        if now < last + (_KEEP_SOON if waited_for else KEEP_EVERY):
+            return
+        try:
             await self._prepare(job, now)
+        except ApiFailure as failure:
+            if not failure.refused and not failure.unserved:
+                raise
+            self._prepared[job.uid] = now  # who trains needs none of it; `PodsCreated` has it, and each write is news
 
     async def delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
         """End a pod. `force`: nothing of it runs any more."""
@@ -154,15 +160,17 @@ class PodHands:
             try:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
-                if failure.refused and kind in (ApiKind.POD_GROUPS, ApiKind.GANGS) and await self._is_there(kind, body):
-                    continue  # its queue was closed since, or its class is gone: who admits is asked first
+                if failure.refused and not namespace_ends(failure) and await self._is_there(job, kind, body):
+                    continue  # a quota is full, its queue was closed, its class is gone: who admits is asked first
                 if failure.refused or failure.unserved:
                     await self._say_refused(job, body["kind"].lower(), failure, now)
                 if not failure.conflict:
                     raise
         self._prepared[job.uid] = now
 
-    async def _is_there(self, kind: ApiKind, body: Manifest) -> bool:
+    async def _is_there(self, job: TrainingJob, kind: ApiKind, body: Manifest) -> bool:
+        if kind in (ApiKind.SECRETS, ApiKind.SERVICES):  # they may not be read: a gang has run with them
+            return job.status.started_attempt > 0
         try:
             await self._api.get(kind, body["metadata"]["namespace"], body["metadata"]["name"])
         except ApiFailure:

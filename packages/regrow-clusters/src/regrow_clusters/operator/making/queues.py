@@ -13,13 +13,25 @@ _LISTED: Final = "kubectl get queues.scheduling.volcano.sh"
 
 async def queue_findings(api: ClusterApi, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
     """Findings on the queue of a job whose gang waits for it; none where nothing is known."""
-    if reading.started or reading.over or job.spec.suspend:
+    if reading.over or job.spec.suspend:
         return []
+    short = reading.waiting and reading.running < job.spec.replica_count
+    if (reading.started and not short) or job.spec.backend not in ("kueue", "volcano"):
+        return _mended(job)
     if job.spec.backend == "kueue" and job.spec.kueue is not None and reading.waiting:
         return await _local_queue(api, job, job.spec.kueue.queue_name)
     if job.spec.backend == "volcano":
         return await _volcano_queue(api, "" if job.spec.volcano is None else job.spec.volcano.queue_name)
     return []
+
+
+def _mended(job: TrainingJob) -> list[JobFinding]:
+    """What was said of a queue, where none is asked any more: the gang runs, or has no queue."""
+    told = next((each for each in job.status.conditions if each.type == "QueueFound"), None)
+    if told is None or told.status == "True":
+        return []
+    waited = job.spec.backend in ("kueue", "volcano")
+    return [_FOUND if waited else JobFinding("QueueFound", True, "NoQueue", f"backend {job.spec.backend} has no queue")]
 
 
 async def _local_queue(api: ClusterApi, job: TrainingJob, name: str) -> list[JobFinding]:

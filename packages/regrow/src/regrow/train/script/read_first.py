@@ -47,6 +47,7 @@ def read_first(frame: FrameType) -> BodyReads | None:
     inner = max(asking, key=lambda each: each.lineno)
     of_epochs = [each for each in loops if each.lineno < inner.lineno <= last_line(each) and _has_epochs(each.iter)]
     body = min([inner, *of_epochs], key=lambda each: each.lineno).body
+    of_steps = inner.body
     named = [each for part in body for each in ast.walk(part) if isinstance(each, ast.Name)]
     there = {**frame.f_globals, **frame.f_locals}
     called = [there[each.id] for each in named if each.id in there]
@@ -54,11 +55,14 @@ def read_first(frame: FrameType) -> BodyReads | None:
     elsewhere = names_used(called, [frame.f_globals])
     order, inside = ReadOrder(), set(map(id, named))
     certain = order.block(body, set())
+    order.block(of_steps, set())  # an epoch's own: bound above its steps, which carry it
     others = (each for each in ast.walk(tree) if isinstance(each, ast.Name) and id(each) not in inside)
     outside = {each.id for each in others if not _stores(each)}
     first = order.read | (elsewhere - written)
-    added_to = only_added_to(body, there) - elsewhere
-    return BodyReads(first, harmless(body, there) - elsewhere, added_to, written, certain, outside)
+    in_steps = {each.id for part in of_steps for each in ast.walk(part) if isinstance(each, ast.Name)}
+    added_to = (only_added_to(body, there) | only_added_to(of_steps, there)) - elsewhere
+    unread = (harmless(body, there) - in_steps) | harmless(of_steps, there)
+    return BodyReads(first, unread - elsewhere, added_to, written, certain, outside)
 
 
 def loop_read(frames: Iterable[FrameType]) -> tuple[FrameType, BodyReads] | None:

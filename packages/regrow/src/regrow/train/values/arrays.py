@@ -72,6 +72,8 @@ class ArrayCopy:
         """
         if not isinstance(thing, np.ndarray | torch.Tensor) or self._of() is not thing or is_elsewhere(thing):
             return False
+        if _is_freed(thing):
+            return False
         return equal(self.content, thing) if thing.nbytes <= _SMALL else self.written == _written(thing)
 
     def equals(self, other: "ArrayCopy") -> bool:
@@ -113,11 +115,17 @@ def leaves_of(thing: Array) -> int:
     if isinstance(thing, np.ndarray):
         odd = thing.dtype.hasobject or thing.dtype.names is not None
     else:
-        odd = thing.layout is not torch.strided or thing.is_quantized or thing.is_meta
+        odd = thing.layout is not torch.strided or thing.is_nested or thing.is_quantized or thing.is_meta
+        odd = odd or _is_freed(thing)
         odd = odd or thing.is_conj() or thing.is_neg()
     if odd:
         raise NotPlain
     return 8 + thing.nbytes // _BYTES_A_LEAF[type(thing)]
+
+
+def _is_freed(thing: Array) -> bool:
+    """True for a tensor whose memory was given back (`untyped_storage().resize_(0)`): a look would end the process."""
+    return isinstance(thing, torch.Tensor) and thing.numel() > 0 and not thing.untyped_storage().nbytes()
 
 
 def is_small(thing: Array) -> bool:
@@ -169,6 +177,8 @@ def equal(one: Array, other: Array) -> bool:
 
 def write(thing: Array, content: Array, shared: Shared) -> bool:
     """Make an array equal to this, in its place; False where that cannot be."""
+    if _is_freed(thing):
+        return False
     if equal(thing, content):
         return True
     if (

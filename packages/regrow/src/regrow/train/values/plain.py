@@ -5,7 +5,6 @@ dictionaries, sets and deques of plain values; and arrays, where that is asked f
 """
 
 import operator
-import time
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,19 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import EXACT_KINDS
-from regrow.train.values.arrays import ARRAYS, Array, ArrayCopy, Keep, Shared, fill, is_small, is_view, leaves_of, write
+from regrow.train.values.arrays import (
+    ARRAYS,
+    Array,
+    ArrayCopy,
+    Keep,
+    Shared,
+    fill,
+    is_elsewhere,
+    is_small,
+    is_view,
+    leaves_of,
+    write,
+)
 
 LEAVES = 1_000
 """A value of more leaves is not followed; text and bytes count as one for each 64 of their characters."""
@@ -57,17 +68,36 @@ class GrownCopy:
     Attributes:
         thing: the list itself.
         size: its length then.
+        last: the id of its last item.
         arrays: treatment of those in it.
     """
 
     thing: list[object]
     size: int
+    last: int
     arrays: Keep = Keep.ITSELF
+
+    @classmethod
+    def of(cls, thing: object, arrays: Keep) -> "GrownCopy":
+        """Of a list as it is now."""
+        items = cast(list[object], thing)
+        return cls(items, len(items), id(items[-1]) if items else 0, arrays)
+
+    def cut(self) -> object:
+        """Take away what was added since; nothing if something else was done to the list. Returns it."""
+        if self.size == 0 or (len(self.thing) > self.size and id(self.thing[self.size - 1]) == self.last):
+            del self.thing[self.size :]
+        return self.thing
 
     def values(self, tail: int | None = None) -> object:
         """Copy of what was in it, or of its last values. Raises `NotPlain` or `TooLarge`."""
         begin = 0 if tail is None else max(0, self.size - tail)
         return _Looker(self.arrays, _MOST_GROWN).keep(self.thing[begin : self.size], 0)
+
+
+def has_grown(kept: object) -> bool:
+    """True if there is a list in it of which the length alone is kept."""
+    return any(isinstance(each, GrownCopy) for each in atoms(kept))
 
 
 def keep(value: object, arrays: Keep = Keep.NOT) -> object:
@@ -76,6 +106,23 @@ def keep(value: object, arrays: Keep = Keep.NOT) -> object:
     kept = looker.keep(value, 0)
     fill(looker.found)
     return kept
+
+
+def keep_near(value: object, most: int) -> object:
+    """As `keep` with content, of values that are not on a device and have at most so many bytes of arrays."""
+    looker = _Looker(Keep.CONTENT)
+    kept = looker.keep(value, 0)
+    if sum(thing.nbytes for _, thing in looker.found) > most or any(is_elsewhere(thing) for _, thing in looker.found):
+        raise TooLarge
+    fill(looker.found)
+    return kept
+
+
+def is_near(kept: object, most: int) -> bool:
+    """True if nothing in it is on a device, and its arrays have at most so many bytes."""
+    leaves = (each.content if isinstance(each, ArrayCopy) else each for each in atoms(kept))
+    arrays = [each for each in leaves if isinstance(each, Array)]
+    return not any(map(is_elsewhere, arrays)) and sum(each.nbytes for each in arrays) <= most
 
 
 def is_refused(value: object, arrays: Keep = Keep.NOT) -> bool:
@@ -114,12 +161,15 @@ class _Looker:
         if kind is not list or self._arrays not in (Keep.ITSELF, Keep.HERE) or self._most > LEAVES:
             return self._container(value, kind, depth)
         room = self._room
+        if self._arrays is Keep.ITSELF and not ARRAYS.isdisjoint(map(type, cast(list[object], value))):
+            self._takes(1)
+            return GrownCopy.of(value, self._arrays)
         try:
             return self._container(value, kind, depth)
         except (NotPlain, TooLarge):
             self._room = room
             self._takes(1)
-            return GrownCopy(cast(list[object], value), len(cast(list[object], value)), self._arrays)
+            return GrownCopy.of(value, self._arrays)
 
     def _container(self, value: object, kind: type, depth: int) -> PlainCopy:
         container = cast(list[object], value)
@@ -168,8 +218,7 @@ def put_back(kept: object, shared: Shared = set) -> object:
     if isinstance(kept, ArrayCopy):
         return kept.put_back(shared)
     if isinstance(kept, GrownCopy):
-        del kept.thing[kept.size :]
-        return kept.thing
+        return kept.cut()
     if not isinstance(kept, PlainCopy):
         return kept
     items = [put_back(item, shared) for item in kept.items]
@@ -336,12 +385,3 @@ def mark_of(value: object) -> object:
     """Another one once a value that is too large to be kept has grown, has been bound anew or, if a tensor, written."""
     counts = isinstance(value, torch.Tensor) and not value.is_inference()
     return id(value), cast(torch.Tensor, value)._version if counts else len(cast(list[object], value))
-
-
-def is_reading(value: object, since: tuple[float, float]) -> bool:
-    """True if this may be a clock's reading since then, in seconds or nanoseconds: it means nothing elsewhere."""
-    if (type(value) is not float and type(value) is not int) or value < min(since):
-        return False
-    number = float(value) if abs(value) < 1e300 else 0.0
-    until = time.time(), time.monotonic()
-    return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(since, until, strict=True))

@@ -1,12 +1,13 @@
 """Values of a script's variables on their way to another process."""
 
+import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from regrow.core.errors import StateError
 from regrow.hydration.codec import decode, encode
 from regrow.train.values.arrays import check_sendable, packed, unpacked
-from regrow.train.values.plain import GrownCopy, atoms, copied
+from regrow.train.values.plain import GrownCopy, PlainCopy, atoms, copied, has_grown
 
 
 class Sent(NamedTuple):
@@ -37,6 +38,24 @@ def received(data: bytes) -> Sent:
     raise StateError("what was told of a variable is not a value")
 
 
+def is_reading(value: object, since: tuple[float, float]) -> bool:
+    """True if this may be a clock's reading since then, in seconds or nanoseconds: it means nothing elsewhere."""
+    if (type(value) is not float and type(value) is not int) or value < min(since):
+        return False
+    number = float(value) if abs(value) < 1e300 else 0.0
+    until = time.time(), time.monotonic()
+    return any(a <= each <= b for each in (number, number / 1e9) for a, b in zip(since, until, strict=True))
+
+
+def spelt_out(kept: object, tail: int | None = None) -> object:
+    """A kept value with what is in its lists that are only added to."""
+    if isinstance(kept, GrownCopy):
+        return kept.values(tail)
+    if not isinstance(kept, PlainCopy) or not has_grown(kept):
+        return kept
+    return PlainCopy(kept.thing, kept.keys, [spelt_out(each, tail) for each in kept.items])
+
+
 def sendable(kept: object, tail: int | None, means_nothing: Callable[[object], bool]) -> object:
     """Copy of a kept value. Raises `NotPlain`, `TooLarge` or `StateError` where it cannot be sent.
 
@@ -44,7 +63,7 @@ def sendable(kept: object, tail: int | None, means_nothing: Callable[[object], b
         tail: of a long list take the last values alone.
         means_nothing: tells this of an atom.
     """
-    kept = kept.values(tail) if isinstance(kept, GrownCopy) else kept
+    kept = spelt_out(kept, tail)
     if any(map(means_nothing, atoms(kept))):
         raise StateError("a clock's reading means nothing in another process")
     check_sendable(atoms(kept))

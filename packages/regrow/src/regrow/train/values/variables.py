@@ -12,10 +12,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 
+from regrow.core.board import OWN_MOST
 from regrow.core.errors import NotPlain, StateError, TooLarge
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes, nbytes_of
-from regrow.train.values.arrays import ARRAYS, Keep, is_elsewhere
+from regrow.train.values.arrays import ARRAYS, Keep
 from regrow.train.values.glances import Glance
 from regrow.train.values.guarded import leaves_training_alone
 from regrow.train.values.plain import (
@@ -24,8 +25,8 @@ from regrow.train.values.plain import (
     PLAIN,
     GrownCopy,
     PlainCopy,
-    atoms,
-    is_reading,
+    has_grown,
+    is_near,
     keep,
     mark_of,
     put_back,
@@ -34,7 +35,7 @@ from regrow.train.values.plain import (
     still,
     take_over,
 )
-from regrow.train.values.sent import Sent, received, sendable
+from regrow.train.values.sent import Sent, is_reading, received, sendable
 from regrow.train.values.spaces import Frames, Space, Spaces
 from regrow.train.values.untouched import Untouched
 
@@ -155,7 +156,7 @@ class Variables:
                     known = former.get(key)
                     try:
                         value = known if still(known, value) else keep(value, self._spaces.arrays(space, key))
-                    except NotPlain:
+                    except (NotPlain, RuntimeError, TypeError, ValueError):  # an odd one costs itself alone
                         continue
                     except TooLarge:
                         self._outgrown(space, key, former.get(key), value)
@@ -167,6 +168,9 @@ class Variables:
                 known = first.setdefault(key, value)
                 if new or (known is not value and (name, key) not in self._living and not same(known, value)):
                     self._living.add((name, key))
+                thing = getattr(known, "thing", None)
+                if thing is not None and (name, key) in self._living and thing is not getattr(value, "thing", None):
+                    first[key] = _MISSING  # an epoch's list is not kept beyond it
             self._glances[name] = Glance(
                 there, values, self._spaces.elsewhere, functools.partial(self._spaces.arrays, space)
             )
@@ -214,7 +218,10 @@ class Variables:
         spaces, shared = self.spaces() if then else {}, functools.cache(self._shared)
         self._again = True
         if not self.rehearsed:
-            self._learnt = self._now
+            self._learnt = {
+                name: {key: value for key, value in values.items() if type(value) in _OWN}
+                for name, values in self._now.items()
+            }
         then = {name: values for name, values in then.items() if name in spaces}
         there = {name: spaces[name].read() for name in then}
         made = {name for name, values in then.items() if self._has_made(spaces[name], values, there[name])}
@@ -275,7 +282,7 @@ class Variables:
     def own(self, which: set[tuple[str, str]], values: Mapping[str, Values] | None) -> dict[str, bytes]:
         """Some of these, or of those of the last look, of which nothing is learnt. None that is long or on a device."""
         there = self._now if values is None else values
-        near = {(name, key) for name, key in which if not any(map(is_elsewhere, atoms(there.get(name, {}).get(key))))}
+        near = {(name, key) for name, key in which if is_near(there.get(name, {}).get(key), OWN_MOST)}
         return self._encoded(there, near, tail=0)
 
     def sampled(self) -> dict[str, bytes]:
@@ -301,7 +308,7 @@ class Variables:
         room = 3 * _BYTES  # all of it travels in one message
         for name, key in sorted(which):
             kept, first = values.get(name, {}).get(key, _MISSING), self._first.get(name, {}).get(key)
-            if kept is _MISSING or (tail == 0 and isinstance(kept, GrownCopy)):
+            if kept is _MISSING or (tail == 0 and has_grown(kept)):
                 continue
             thing = getattr(kept, "thing", None)
             in_place = thing is not None and thing is getattr(first, "thing", None)
@@ -339,10 +346,11 @@ class Variables:
         self._spaces.left_out.update(
             f"`{key}` of {name}"
             for name, key in self._living
-            if _is_unsent(self._now.get(name, {}).get(key)) and f"{name}\n{key}" not in reported
+            if (has_grown(kept := self._now.get(name, {}).get(key)) or stays_here(kept))
+            and f"{name}\n{key}" not in reported
         )
-        if left_out := sorted(self._spaces.left_out):
-            self.notes.append(f"begun anew by a rank that was replaced, as too large: {', '.join(left_out[:4])}")
+        if self.is_newcomer and (left_out := sorted(self._spaces.left_out)):
+            self.notes.append(f"begun anew by a rank that was replaced, as not sent: {', '.join(left_out[:4])}")
         if self._left is None:
             self.over = _OVER in reported
         else:
@@ -388,7 +396,3 @@ class Variables:
         """The script's calls are followed no more."""
         self._spaces.close()
         self._now = {}
-
-
-def _is_unsent(kept: object) -> bool:
-    return isinstance(kept, GrownCopy) or stays_here(kept)
