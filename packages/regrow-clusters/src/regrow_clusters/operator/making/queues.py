@@ -26,9 +26,9 @@ async def queue_findings(api: ClusterApi, job: TrainingJob, reading: JobReading)
 
 
 def _mended(job: TrainingJob) -> list[JobFinding]:
-    """What was said of a queue, where none is asked any more: the gang runs, or has no queue."""
-    told = next((each for each in job.status.conditions if each.type == "QueueFound"), None)
-    if told is None or told.status == "True":
+    """The end of a finding about a queue that is asked no more: the gang runs, or its backend has none."""
+    found = next((each for each in job.status.conditions if each.type == "QueueFound"), None)
+    if found is None or found.status == "True":
         return []
     waited = job.spec.backend in ("kueue", "volcano")
     return [_FOUND if waited else JobFinding("QueueFound", True, "NoQueue", f"backend {job.spec.backend} has no queue")]

@@ -109,7 +109,7 @@ def keep(value: object, arrays: Keep = Keep.NOT) -> object:
 
 
 def keep_near(value: object, most: int) -> object:
-    """As `keep` with content, of values that are not on a device and have at most so many bytes of arrays."""
+    """As `keep` with content, of values that are not on a device and have at most `most` bytes of arrays."""
     looker = _Looker(Keep.CONTENT)
     kept = looker.keep(value, 0)
     if sum(thing.nbytes for _, thing in looker.found) > most or any(is_elsewhere(thing) for _, thing in looker.found):
@@ -119,7 +119,7 @@ def keep_near(value: object, most: int) -> object:
 
 
 def is_near(kept: object, most: int) -> bool:
-    """True if nothing in it is on a device, and its arrays have at most so many bytes."""
+    """True if nothing in it is on a device, and its arrays have at most `most` bytes."""
     leaves = (each.content if isinstance(each, ArrayCopy) else each for each in atoms(kept))
     arrays = [each for each in leaves if isinstance(each, Array)]
     return not any(map(is_elsewhere, arrays)) and sum(each.nbytes for each in arrays) <= most
