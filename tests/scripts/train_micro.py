@@ -93,10 +93,10 @@ def wrapped(net: Net, args: argparse.Namespace) -> nn.Module:
 
 
 class Count:
-    """Count that a newcomer does not have: a tensor in an object that holds nothing protected."""
+    """Count that a newcomer does not have: a tensor in an object that holds the model, too."""
 
-    def __init__(self) -> None:
-        self.seen = torch.zeros(())
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.seen = model, torch.zeros(())
 
     def scaled(self, x: torch.Tensor) -> torch.Tensor:
         self.seen += 1
@@ -164,7 +164,7 @@ def main() -> None:
     loader = batch_of if args.check else loader
     killed = [int(part) for part in args.die.split(":")] if args.die else None
     mark = args.out.with_suffix(".died") if args.out is not None else None
-    calls, per_step, losses, count = counted(), [], [], Count()
+    calls, per_step, losses, count = counted(), [], [], Count(model)
     events: list[dict[str, Any]] = []
 
     def changed(event: regrow.ScaleEvent) -> None:
