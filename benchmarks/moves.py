@@ -6,8 +6,8 @@
 
 Two nodes of one rank each, and a spare. Their ranks move to the spare node one after the other, so each node is the
 spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a rank
-which stays has committed before a move to its first one beyond it, minus a median step; how long each step sleeps is
-taken off before. Its stages are those of the job's records, whose total has a whole step in it; *hydrate* is the time
+which stays has committed before a move to its first one beyond it, minus a median step before, each without its sleep.
+Its stages are those of the job's records, whose total has a whole step in it; *hydrate* is the time
 in which the newcomer receives the state. The same job without moves is what the result has to be equal to.
 
 Exits with 1 when a move did not come about, a step ran again, or the result is another.
@@ -144,7 +144,9 @@ def measure(folder: Path, name: str, state_mb: float, *, moves: int, steps: int)
 
 
 def pause_of(commits: list[StepCommitted], generation: int, sleep: Callable[[int], float]) -> tuple[float, float]:
-    """A median step of a generation, less its sleep, and what a rank's first step in it has lasted beyond that.
+    """A median step before a move, less its sleep, and what a rank's first step behind it has lasted beyond that.
+
+    Steps before, as the first ones behind a move are slower: the newcomer touches its memory for the first time.
 
     Args:
         commits: of a rank that was there before, too, in order of time.
@@ -152,10 +154,10 @@ def pause_of(commits: list[StepCommitted], generation: int, sleep: Callable[[int
         sleep: seconds of a step by its number.
     """
     earlier = [each for each in commits if each.generation < generation]
-    later = [each for each in commits if each.generation == generation]
-    own = [b.at - a.at - sleep(b.step) for a, b in pairwise([earlier[-1], *later])]
-    step = median(own[1 : 1 + 2 * SETTLE])
-    return step, own[0] - step
+    first = next(each for each in commits if each.generation == generation)
+    own = [b.at - a.at - sleep(b.step) for a, b in pairwise([*earlier, first])]
+    step = median(own[:-1][-SETTLE:])
+    return step, own[-1] - step
 
 
 def show(name: str, measured: SizeMeasured) -> None:
