@@ -27,6 +27,14 @@ class Trainer:
         self.freed, self.ragged = torch.ones(4), torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
         self.freed.untyped_storage().resize_(0)
         self.newest = [object(), object()]
+        self.scale: Any = None
+
+    def scaled(self, loss: torch.Tensor) -> torch.Tensor:
+        """Times a tensor that only the first call makes."""
+        if self.seen == 0:
+            self.scale = torch.full((2,), 0.5)
+        scaled: torch.Tensor = loss * self.scale.sum()
+        return scaled
 
 
 torch.set_num_threads(1)
@@ -43,7 +51,7 @@ for epoch in session.epochs(loader, 3, length=args.steps):
     nested: dict[str, list[Any]] = {"losses": [], "rows": [[0.0] * 400] * 3}
     for step in epoch:
         with step as (x, y):
-            loss = nn.functional.mse_loss(model(x), y)
+            loss = trainer.scaled(nn.functional.mse_loss(model(x), y))
             loss.backward()  # type: ignore[no-untyped-call]
             mean = loss.detach().clone()
             dist.all_reduce(mean)

@@ -236,6 +236,8 @@ class Variables:
                     stays and kept is None and type(present) in ARRAYS
                 ):
                     continue  # the latter was made together with something that stays
+                if self._stays(space, kept, present, in_place=in_place):
+                    continue
                 if isinstance(kept, PlainCopy | GrownCopy):
                     try:
                         keep(kept.thing, self._spaces.arrays(space, key))
