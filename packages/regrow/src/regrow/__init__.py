@@ -1,8 +1,8 @@
 """regrow: training that runs straight through failures.
 
 `init` joins the job (or trains alone), `Session.protect` names what must survive, `Session.steps` runs the steps,
-`restartable` marks functions that use collectives between them. `DataLoader` and `cached` are loaders whose batches a
-node makes once.
+`restartable` marks functions that call collectives between steps. `DataLoader` and `cached` make loaders whose batches
+are made once per node.
 """
 
 from typing import TYPE_CHECKING, Any

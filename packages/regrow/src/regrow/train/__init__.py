@@ -1,8 +1,8 @@
 """The training script's side of regrow: the session, its steps, and the state that it protects.
 
-`session.py` and `step.py` are what the script sees, `loop.py` runs the steps, `restartable.py` the calls between them.
+The script uses `session.py` and `step.py`; `loop.py` runs the steps, `restartable.py` the functions between them.
 
-* `state`: modules, optimizers and other objects as one state that can be named, read, written, remembered and put back.
+* `state`: modules, optimizers and other objects as one state that is named, read, written, remembered and restored.
 * `worker`: one worker's part in a job (`worker/supervised.py`) or alone (`worker/standalone.py`), and one
   attempt at a step (`worker/body.py`).
 * `gradients`: summing the gradients of a step, and the care that DDP and FSDP2 need for it.

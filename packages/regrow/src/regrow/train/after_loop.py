@@ -1,8 +1,8 @@
-"""Recovery behind the loop: restartable functions and collectives are run again there too, until the script ends.
+"""Recovery after the loop: restartable functions and collectives there run again after a fault until the script ends.
 
 All ranks leave their loops together, once each has run the last step. From then on the loop is over for all of them: a
-rank that is replaced receives the last state, skips the loop, and comes to the code behind it, where the others repeat
-what they have run already. No rank ends its process, or destroys the group of all ranks, before all have come to that.
+replaced rank receives the last state, skips the loop, and runs the code after it, where the other ranks repeat what
+they have run already. No rank ends its process, or destroys the group of all ranks, before all have reached that point.
 See decision 0057.
 """
 
@@ -16,7 +16,7 @@ class AfterLoop:
     """The time between the last step and the end of the script.
 
     Args:
-        loop: that has been left.
+        loop: the loop that the script leaves.
     """
 
     def __init__(self, loop: StepRunner) -> None:
@@ -25,16 +25,16 @@ class AfterLoop:
 
     @property
     def open(self) -> bool:
-        """True while the script is behind its loop and a fault there is still repaired."""
+        """True while the script is past its loop and can still recover from a fault there."""
         return self._begun and not self._ended
 
     def begin(self, *, early: bool = False) -> None:
-        """The script has left its loop, as all ranks have, or will. `early`: some time ago, and not at the end."""
+        """Begin the time after the loop, which all ranks leave. `early`: the script left it before its last step."""
         worker, state = self._loop.context.worker, self._loop.context.protected()
         if self._begun:
             return
         if self._loop.context.batches is not None and not early:  # the script may have seeded generators meanwhile
-            # A newcomer has not drawn what the last body drew. Under plain python or torchrun numbers are the same.
+            # A newcomer has not drawn the last body's numbers. Seeded under plain python and torchrun too, to agree.
             self._loop.context.batches.seed_body(worker.step)
         if not worker.over:
             return
@@ -46,18 +46,18 @@ class AfterLoop:
         at_exit(self.end)
 
     def left_early(self, *, over: bool) -> None:
-        """The script has left its loop before its end. It may be unwinding an error: the others are waited for later.
+        """Note that the script has left its loop before its end.
 
-        That is where it meets them, and at its exit at the latest.
+        It may be unwinding an error, so it waits for the others later: at its next collective, or at its exit.
 
         Args:
-            over: after a step that has happened, so that none follows.
+            over: the script left after a committed step, so no step follows.
         """
         self._early = over
         at_exit(self.finish)
 
     def meets_others(self) -> None:
-        """The script calls what all ranks call. If it has left its loop before its end, they all have by now."""
+        """Called before a call that all ranks make: a script that left its loop early waits until all have left."""
         if self._early and not self._loop.context.worker.leaves_others:
             self._early = False
             not_at_exit(self.finish)
@@ -65,23 +65,23 @@ class AfterLoop:
             self.begin(early=True)
 
     def passes_by(self) -> None:
-        """This worker came in when all were behind the loop, and still has the rest of its last turn before it."""
+        """Note that this worker joined after all had left the loop, and still runs the rest of its last iteration."""
         if self._loop.context.worker.over:
             self._loop.context.protected().between.passes_by(self._loop.context.worker.step)
 
     def recovered(self) -> None:
-        """In a new generation. Who has still to leave its loop has nothing to run again there: all are behind it."""
+        """Called in a new generation: a worker still in a loop that all others have left has nothing to run again."""
         if self._loop.context.worker.over and not self._begun:
             self._loop.over()
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> None:
-        """No step can be run any more: wait until no rank needs this one.
+        """Wait until no rank needs this worker, which runs no more steps.
 
         Args:
-            goes_on: until all have left their loops alone.
-            training: which ends here, where the script has another after it.
+            goes_on: wait only until all ranks have left their loops.
+            training: the training that ends here, if the script has another one after it.
 
-        Raises `StateError` where a fault has taken the job back to steps before the end.
+        Raises `StateError` if a fault has taken the job back to a step before the end.
         """
         loop, worker = self._loop, self._loop.context.worker
         loop.stops()
@@ -91,7 +91,7 @@ class AfterLoop:
             loop.recover()
             if loop.context.batches is None or worker.over:
                 continue
-            loop.agrees()  # newcomers do so before they come here
+            loop.agrees()  # newcomers compare their state before they leave the loop
             if worker.step < at:
                 raise StateError(
                     f"the state went back to step {worker.step}, but the script left its loop after {at}",
@@ -99,7 +99,7 @@ class AfterLoop:
                 )
 
     def end(self, training: FinishedTraining | None = None) -> None:
-        """The script, or this training of several, is about to end: all others may still need this worker."""
+        """Wait as the script, or one of its trainings, is about to end: other ranks may still need this worker."""
         if self._ended or self._loop.left or self._loop.context.worker.leaves_others:
             return
         self.finish(training=training)

@@ -1,4 +1,4 @@
-"""Reports of a worker on its steps: which are committed, how long it waited for them, and their numbers."""
+"""A worker's reports of its steps: which are committed, how long it waited for them, and the numbers logged."""
 
 import logging
 import time
@@ -22,12 +22,12 @@ from regrow.train.worker.participation import Participation
 
 _log = logging.getLogger("regrow.steps")
 if _log.level == logging.NOTSET:
-    # Every rank has a line for every step: where a script configures logging, these are not what it asked to see.
+    # Every rank logs a line for every step, which a script that configures logging did not ask to see.
     _log.setLevel(logging.WARNING)
 
 
 class _Unsent(NamedTuple):
-    """A commit that the agent has not been told: a log after the body may still add to it."""
+    """A commit not yet reported to the agent, since a `log` after the body may still add numbers."""
 
     step: Step
     at: Instant
@@ -37,14 +37,14 @@ class _Unsent(NamedTuple):
     read: BatchRecord | None
     parts: list[BatchRecord]
     inside: frozenset[str]
-    """The numbers that its body has logged."""
+    """Names of the numbers that its body has logged."""
     data_wait: Seconds
     stall: Seconds
     own: Seconds
 
 
 class _Untold(NamedTuple):
-    """A commit whose numbers, and errors, the device has still to show: it is told when `point` is passed."""
+    """A commit whose numbers and errors are still on the device: reported when the device has passed `point`."""
 
     fact: facts.WorkerCommitted
     numbers: Mapping[str, float | LateNumber]
@@ -52,18 +52,18 @@ class _Untold(NamedTuple):
 
 
 _AHEAD = 1
-"""Commits that may wait for the device at a step's boundary. The next step is enqueued meanwhile, so that the device
-has work; more of them would gain nothing."""
+"""Commits that may wait for the device at a step's boundary. One keeps the device busy, as the next step is enqueued
+meanwhile; more would gain nothing."""
 
 
 class Announcing:
-    """Says what becomes of a session's steps.
+    """Reports a session's steps to the agent.
 
-    The host runs ahead of an accelerator: a commit is told when the device has done all of it, at the next gate or the
-    next boundary, and no later than before this worker stands in another generation. See decision 0082.
+    The host runs ahead of an accelerator. A commit is reported once the device has finished the step: at the next gate
+    or boundary, and at the latest before this worker joins another generation. See decision 0082.
 
     Args:
-        worker: whom it is said to.
+        worker: sends the reports.
     """
 
     def __init__(self, worker: Participation) -> None:
@@ -72,25 +72,25 @@ class Announcing:
         """Device that computes the steps."""
         self._unsent: _Unsent | None = None
         self._late: dict[str, LateNumber] = {}
-        """Numbers that the newest step has logged."""
+        """Numbers on the device that the newest step has logged."""
         self._untold: deque[_Untold] = deque()
         self._last: dict[str, float] | None = None
-        """The numbers of the last step; None: this worker has told of none."""
+        """Numbers of the last reported step; None before the first report."""
 
     def logged(self, step: Step, batches: Batches | None) -> None:
-        """Numbers of a step were logged; those of one that is being computed count even if this worker dies in it."""
+        """Note logged numbers; those of a step that is being computed are kept even if this worker dies in it."""
         self._worker.body.logged(step.staged)
         for name, value in step.staged.items():
             if _on_device(value) and late(value) and not self._has(name, value):
                 self._late[name] = LateNumber(value)
         if not step.committed and not any(_on_device(value) for value in step.staged.values()):
-            # Reading a tensor of a device would stall the device in mid-step: those wait for the gate.
+            # Reading a tensor of a device would stall the device in mid-step, so such numbers wait for the gate.
             self._stage(step, step.numbers(), batches)
 
     def ready(self, step: Step | None, batches: Batches | None) -> None:
-        """All is there that the update of a step needs, so others may commit it without this worker.
+        """Report the numbers of a step that has all its gradients, as others may now commit it without this worker.
 
-        What the device has shown by now can be told.
+        Numbers on a device are sent only if it has computed all of them by now.
         """
         self.settle()
         if step is None or step.committed or self._worker.world == 1:
@@ -111,7 +111,7 @@ class Announcing:
         return name in self._late and self._late[name].is_of(value)
 
     def _taken(self, step: Step) -> dict[str, float | LateNumber]:
-        """The numbers of a step as they are now; those of a device are on their way."""
+        """The numbers of a step as they are now; those of a device are read later, without a wait."""
         taken: dict[str, float | LateNumber] = {}
         for name, value in step.staged.items():
             if not _on_device(value) or not late(value):
@@ -123,13 +123,13 @@ class Announcing:
         return taken
 
     def committed(self, step: Step, prepared: Preparation, batches: Batches | None, *, adopted: bool) -> None:
-        """The step has happened. Said at the next `send`.
+        """Note a committed step, which the next `send` reports.
 
         Args:
-            step: whose numbers may still grow.
-            prepared: has its times.
-            batches: know what was read for it.
-            adopted: it happened on other ranks, with what this one had computed.
+            step: may still get more numbers.
+            prepared: has the step's times.
+            batches: know what was read for the step.
+            adopted: other ranks committed the step, with this rank's gradients.
         """
         now, generation = time.monotonic(), Generation(self._worker.generation)
         read, parts = (batches.record(step.at), batches.parts(step.at)) if batches else (None, [])
@@ -139,13 +139,13 @@ class Announcing:
         self._unsent = _Unsent(step, now, now - prepared.begun_at, generation, adopted, read, parts, inside, *waits)
 
     def send(self) -> None:
-        """Say what has not been said, as soon as it is known."""
+        """Report the newest commit, and earlier ones, as soon as the device has finished them."""
         unsent, self._unsent = self._unsent, None
         if unsent is None:
             self.settle()
             return
         if unsent.adopted:
-            self.flush()  # what is the step's own among its numbers shows by those of the one before
+            self.flush()  # `_own` compares this step's numbers with those of the step before
         taken = self._taken(unsent.step)
         self._late.clear()
         if unsent.adopted:
@@ -153,9 +153,9 @@ class Announcing:
         self.announce(self._fact(unsent), taken)
 
     def announce(self, fact: facts.WorkerCommitted, numbers: Mapping[str, float | LateNumber] | None = None) -> None:
-        """Say that a step is committed once the device has done it; `numbers`: its metrics."""
+        """Report a commit once the device has finished the step; `numbers`: its metrics."""
         self._untold.append(_Untold(fact, numbers or {}, self.accelerator.point()))
-        if self._worker.body.in_flight:  # an abort would cut off a collective, and look as if it was done
+        if self._worker.body.in_flight:  # a collective cut off by an abort would look finished
             self.accelerator.wait()
             self.flush()
             return
@@ -167,20 +167,20 @@ class Announcing:
             self._worker.send(facts.WorkerStaged(*said, untold=True))
 
     def settle(self) -> None:
-        """Say what the device has shown by now. Raises the device's error where it has failed."""
+        """Report the commits that the device has finished. Raises the device's error if it has failed."""
         while self._untold and (len(self._untold) > _AHEAD or self._untold[0].point.passed()):
             self._announce_oldest()
 
     def flush(self) -> None:
-        """Say all, which is waited for: this worker is about to be told where the others stand, or to end.
+        """Wait for the device and report all commits, before this worker joins a generation or ends.
 
-        Raises the device's error where it has failed.
+        Raises the device's error if it has failed.
         """
         while self._untold:
             self._announce_oldest()
 
     def flushed(self, error: Exception) -> Exception:
-        """As `flush`, behind an error; what is to be dealt with, which is the device's own error where it has one."""
+        """As `flush`, after `error`. Returns the error to handle: the device's own if it has failed."""
         try:
             self.flush()
         except RuntimeError as failed:
@@ -212,10 +212,10 @@ class Announcing:
         )
 
     def _own(self, unsent: _Unsent, numbers: dict[str, float]) -> dict[str, float]:
-        """The numbers of an adopted step, and none of the one before.
+        """The numbers of an adopted step, without those left over from the step before.
 
-        Its body was cut off, perhaps before it had assigned what is logged behind it: then that is what the last step
-        has left, or, in a worker's first step, its rehearsal. A number missing is better than a wrong one.
+        The body was cut off, perhaps before it assigned a variable that is logged after the body: that variable still
+        has its value of the last step, or of the rehearsal. A missing number is better than a wrong one.
         """
         last = self._last
         fresh = {name for name, n in numbers.items() if last is not None and n != last.get(name)}

@@ -1,4 +1,4 @@
-"""Batches that the steps of a session read at this rank's place, with a record of each."""
+"""Batches that this rank reads for the steps of a session, with a record of each."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,12 +20,12 @@ class Batches:
     """A script's loader, asked by step.
 
     Args:
-        loader: gives a batch for a step, or what deals the micro-batches of one.
+        loader: gives the batch of a step, or deals its micro-batches.
         seed: the session's.
-        place: which share of the global batch is read here, of how many; asked anew each time.
-        fetching: entered while the loader fetches a batch.
-        reseed: seeds the generators of the script's own, from what all others are seeded from.
-        began: the step of the job with which its training begins; steps here are the job's, the loader's its own.
+        place: called at each read; returns this rank's share of the global batch, and the number of shares.
+        fetching: context in which the loader fetches a batch.
+        reseed: seeds the script's own generators from the same numbers as the global ones.
+        began: the job's step that is step 0 of the training; methods take steps of the job, the loader of the training.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Batches:
 
     @property
     def order(self) -> OrderSpec:
-        """In which order the samples come."""
+        """The order of the samples."""
         return self._loader.spec
 
     @property
@@ -55,7 +55,7 @@ class Batches:
         return self._loader if isinstance(self._loader, Dealer) else None
 
     def batch(self, step: StepNo) -> Any:
-        """The batch of `step`; what the data set raises passes through. Leaves the random generators in any state."""
+        """The batch of `step`. Raises what the data set raises; leaves the random generators in an arbitrary state."""
         self._last = None
         with self._fetching():
             batch = self._loader.batch(step - self._began, *self._place())
@@ -63,9 +63,9 @@ class Batches:
         return batch
 
     def prove(self, step: StepNo) -> str:
-        """Read what was read for `step` last a second time, which must give the same. Empty, or a note for people.
+        """Read the last batch of `step` a second time, which must give the same data. Returns a note for people, or "".
 
-        Raises `UsageError` where the loader gives something else; what the data set raises passes through.
+        Raises `UsageError` if the loader gives other data, and what the data set raises.
         """
         with self._fetching():
             return self._loader.prove(step - self._began, *self._place())
@@ -96,7 +96,7 @@ class Batches:
         try:
             addresses = keys_of(self.order, StepNo(step - self._began), share, shares)
         except UsageError:
-            return read  # an order of the loader's own
+            return read  # the loader has an order of its own
         named = ", ".join(str(address) for address in addresses[:_MOST_NAMED])
         more = f" and {len(addresses) - _MOST_NAMED} more" if len(addresses) > _MOST_NAMED else ""
         return f"{read}: samples (epoch, index) {named}{more}"
@@ -108,7 +108,7 @@ class Batches:
         self._reseed(self._seed, step, share)
 
     def seek(self, step: StepNo) -> None:
-        """Make ready for `step`."""
+        """Prepare the loader for `step`."""
         self._loader.seek(step - self._began, *self._place())
 
     def close(self) -> None:

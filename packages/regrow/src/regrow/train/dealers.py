@@ -1,4 +1,4 @@
-"""Puts together what deals the micro-batches of one script."""
+"""Construction of the dealer of a script's micro-batches."""
 
 from collections.abc import Mapping
 
@@ -38,7 +38,7 @@ def dealer(
         cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
-        UsageError: something in the loader or the model does not go with micro-batches, or with that mode.
+        UsageError: the loader or the model does not support micro-batches, or invariant mode.
     """
     unit = fsdp.shard_size(modules.sharded)
     gradients: Gradients = Averaged(state, modules)
@@ -58,7 +58,7 @@ def dealer(
 
 
 def _talks_in_forward(modules: Modules) -> str | None:
-    """Name a module that communicates in every forward, so that all replicas need as many; None if there is none."""
+    """Reason why all replicas need equally many micro-batches: a module that communicates in each forward; or None."""
     roots: list[nn.Module] = [*modules.replicated, *modules.plain]
     for root in roots:
         for name, module in root.named_modules():

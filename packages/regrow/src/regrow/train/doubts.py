@@ -1,8 +1,8 @@
-"""Doubts of adapters: something after a fault is not as it was, and no protected state could have had it."""
+"""Doubts of adapters: after a fault something may differ that no protected state could have contained."""
 
 from regrow.train.session import Session
 
 
 def doubt(session: Session, reason: str) -> None:
-    """The result may not be that of a run without faults: the job says `reason`, and ends with 76 in the place of 0."""
+    """Report that the result may differ from a run without faults, for `reason`: the job exits with 76 instead of 0."""
     session._worker.note_of_script(reason, doubts=True)  # noqa: SLF001 - Session is what scripts see; this is not

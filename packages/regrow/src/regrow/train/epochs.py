@@ -1,8 +1,8 @@
-"""A training that is written as a loop of epochs, each of which goes through its steps.
+"""A training that is written as a loop of epochs, with a loop of steps in each.
 
-Both loops share one iterator of steps. The steps of an epoch end between two steps, before the next one is asked for:
-so what a script does after an epoch follows the epoch's last step, and is kept, run again and handed over like all that
-follows a step (decisions 0012, 0025, 0031).
+Both loops share one iterator of steps. The loop of an epoch ends before the next step is requested. So code after an
+epoch follows the epoch's last step: its effects are kept, it is run again, and its effects are sent to newcomers, like
+those of all code after a step (decisions 0012, 0025, 0031).
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from regrow.train.step import Step
 
 
 class Epoch:
-    """The steps of one epoch, to be gone through once: `for step in epoch`. Its `len` is how many an epoch has.
+    """The steps of one epoch, iterated once: `for step in epoch`. Its `len` is the number of steps in an epoch.
 
-    As a text and as an index it is its number, so a function that prints the epoch may be given it.
+    As a string and as an index it is its number, so it can be passed to a function that prints the epoch.
 
     Args:
-        owner: the loop that it is a turn of.
+        owner: the loop of epochs that yields it.
     """
 
     def __init__(self, owner: "Epochs") -> None:
@@ -27,7 +27,7 @@ class Epoch:
 
     @property
     def number(self) -> int:
-        """Number of the epoch, from 0. Ask, do not remember: a replaced rank begins in the middle of the training."""
+        """Number of the epoch, from 0. Read it each time: a replaced rank begins in the middle of the training."""
         return self._owner.number
 
     def __index__(self) -> int:
@@ -61,7 +61,7 @@ class Epochs:
         loop: runs the steps.
         steps: the iterator of all of them.
         length: steps of an epoch.
-        until: of the training.
+        until: steps of the training.
     """
 
     def __init__(self, loop: StepLoop, steps: Iterator[Step], *, length: int, until: int) -> None:
@@ -69,19 +69,19 @@ class Epochs:
         self._loop, self._steps, self._until = loop, steps, until
         self._turn: Epoch | None = None
         self._step: Step | None = None
-        """Last step given to the script in this turn."""
+        """Last step given to the script in this epoch."""
         self._pending: Step | None = None
         self._ended = False
-        """True once the script has gone through the steps of this turn."""
+        """True once the script has iterated over the steps of this epoch."""
         self._over = False
         """True once there are no more steps."""
         self._alone = contextlib.ExitStack()
 
     @property
     def number(self) -> int:
-        """The epoch of the step that was given last, or that comes next where the epoch has had none yet.
+        """Epoch of the last step given, or of the next step if this epoch has given none yet.
 
-        The first one, until this rank knows where it comes in: that is found out as it asks for its first step.
+        0 until this rank requests its first step: only then does it learn at which step it joins.
         """
         if self._step is not None and not self._step.rehearsal:
             return self._step.number // self.length
@@ -92,7 +92,7 @@ class Epochs:
         return self._loop.worker.step - self._loop.began
 
     def run(self) -> Iterator[Epoch]:
-        """The epochs: as many as are still to be run, and again those that the training goes back to."""
+        """Yield the epochs still to be run, and again those to which the training goes back."""
         try:
             while not self._over and not self._has_ended():
                 self._turn, self._step, self._ended = Epoch(self), self._pending, False
@@ -107,11 +107,11 @@ class Epochs:
                 self._steps.close()
 
     def walked(self, iterator: Iterator[object]) -> None:
-        """The script goes through this too: what counts its items counts steps."""
+        """Note that the script iterates over this too: code that counts its items counts steps."""
         self._loop.turns.goes_through(iterator)
 
     def steps_of_turn(self, turn: Epoch) -> Iterator[Step]:
-        """The steps of a turn. Raises `UsageError` where it is not the present one, or has been gone through."""
+        """The steps of an epoch. Raises `UsageError` if it is not the present one, or was iterated before."""
         if turn is not self._turn or self._ended:
             raise UsageError(
                 "the steps of an epoch are gone through a second time", hint="write `for step in epoch:` once in it"
@@ -122,8 +122,8 @@ class Epochs:
         while not self._stands_at_end():
             step = next(self._steps, None)
             if step is None:
-                # The training is over. Others have been through what follows the epoch: here it is done alone, and
-                # told what they have heard.
+                # The training is over. The others have run the code after this epoch: here it runs alone, and its
+                # collectives return what the others received.
                 self._over = True
                 self._loop.after.passes_by()
                 self._alone.enter_context(self._loop.worker.groups.echo())
@@ -149,7 +149,7 @@ class Epochs:
             return self._until == 0
         if self._stands >= self._until:
             self._pending = next(self._steps, None)
-            self._loop.turns.forget()  # a loop of epochs has asked, whose next turn is not that step again
+            self._loop.turns.forget()  # a loop of epochs has asked: its next iteration is not that step again
             return self._pending is None
         return False
 

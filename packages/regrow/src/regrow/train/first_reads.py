@@ -1,4 +1,4 @@
-"""Announce the loop and the first reads of a rank, to compare them between ranks and with a replacement's."""
+"""Reports of a rank's loop and first reads, to compare them between ranks and with those of a replacement."""
 
 from regrow.core.ids import StepNo
 from regrow.core.messages.data import BatchRecord, LoaderShown
@@ -9,14 +9,14 @@ from regrow.train.worker.participation import Participation
 
 
 class FirstReads:
-    """Tells of the reads of steps 0 and 1.
+    """Reports the reads of steps 0 and 1.
 
     Args:
-        worker: tells it.
+        worker: sends the reports.
         batches: know what was read.
-        loader: the script's; with `shares_overlap` ranks read the same by design, and are not compared.
+        loader: the script's; with `shares_overlap` ranks read the same data by design, and are not compared.
         until: steps of the training.
-        length: of an epoch; 0: it has none.
+        length: steps of an epoch; 0: there are no epochs.
     """
 
     def __init__(self, worker: Participation, batches: Batches, loader: object, *, until: int, length: int) -> None:
@@ -26,14 +26,14 @@ class FirstReads:
         self._first: list[BatchRecord] = []
 
     def arrives(self) -> None:
-        """The worker stands before its first step, and has rehearsed."""
+        """Called before the first step, after the rehearsal."""
         self._first = self._batches.reads(self._worker.training.began)
         self._say([self._first] if self._first else [])
 
     def fetched(self, step: StepNo) -> None:
-        """The batch of a step is there."""
+        """Called when the batch of a step has been fetched."""
         if self._overlap or self._batches.order.kind != OPAQUE:
-            return  # regrow's own order, which is dealt out to the ranks
+            return  # regrow's own order is dealt out to the ranks, so it needs no comparison
         if step == self._worker.training.began + 1 and self._first and (second := self._batches.reads(step)):
             self._say([self._first, second])
 

@@ -19,14 +19,14 @@ def current_session() -> Session | None:
 
 
 def init(*, seed: int = 0, invariant: bool = False) -> Session:
-    """Take part in the job that this process belongs to, or train alone where there is none.
+    """Join the job that this process belongs to, or train alone if there is none.
 
     Makes the default process group (backend `regrow`), so that DDP and `torch.distributed` work, and seeds all random
     generators so that every rank builds the same model: torch's, numpy's and Python's global ones begin anew with
     `seed`, and a seed that the script has set above this call is lost.
 
     Args:
-        seed: what the order of data and all random numbers derive from; the global generators are seeded with it.
+        seed: source of the order of data and of all random numbers; the global generators are seeded with it.
         invariant: world-invariant mode: every committed loss and the final state are bitwise the same with any number
             of replicas, and through every change of it. Gradients are summed over the micro-batches in one fixed tree.
             Needs `session.steps(microbatches=...)`. Each rank computes with one thread.
@@ -44,7 +44,7 @@ def init(*, seed: int = 0, invariant: bool = False) -> Session:
     if invariant:
         torch.set_num_threads(1)
     if link is not None and link.env.producer is not None:
-        from regrow.train.producing import ProducerSession  # with all that a producer needs
+        from regrow.train.producing import ProducerSession  # imports all that only a producer needs
 
         _session = ProducerSession(link.env, seed=seed)
         return _session

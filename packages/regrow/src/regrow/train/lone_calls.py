@@ -1,4 +1,4 @@
-"""Collectives that a script calls between two steps, outside of restartable functions: each is one by itself."""
+"""Collectives called between two steps and outside of restartable functions: each is such a function by itself."""
 
 from typing import Any
 
@@ -23,16 +23,16 @@ ALIKE = frozenset(
 
 
 class Kept:
-    """Bound on the memory kept for calls since the last step. All ranks decide the same for the same calls."""
+    """Bounds the memory kept for calls since the last step. All ranks decide alike for the same calls."""
 
     MOST_BYTES = 16 << 20
-    """An evaluation under FSDP gathers all parameters for each batch: these are not kept."""
+    """Bound in bytes. An evaluation under FSDP gathers all parameters for each batch: these are not kept."""
 
     def __init__(self) -> None:
         self._bytes = 0
 
     def forget(self) -> None:
-        """The calls are over."""
+        """Count from zero again: the calls are over."""
         self._bytes = 0
 
     def takes(self, call: AskedCollective) -> bool:
@@ -56,12 +56,12 @@ def _nbytes(value: Any) -> int:
 
 
 class LoneCall:
-    """One such call. Where a fault ends it, it is made again with what it was given.
+    """One such call. If a fault ends it, it is made again with its original arguments.
 
-    Made once more after it has returned, for a newcomer, it leaves the script's tensors alone.
+    When it is repeated for a newcomer after it has returned, it uses copies and leaves the script's tensors alone.
 
     Args:
-        call: as the script makes it; tensors in it are read, written or both.
+        call: the script's call; its tensors are read, written or both.
     """
 
     def __init__(self, call: AskedCollective) -> None:
@@ -71,7 +71,7 @@ class LoneCall:
         self._begun = False
 
     def __call__(self) -> Work:
-        """Make the call, and wait for it. Raises what collectives do; then it can be made again."""
+        """Make the call, and wait for it. Raises what collectives raise; then it can be made again."""
         args = self._args
         if args is None:
             args = _copied(self._given)

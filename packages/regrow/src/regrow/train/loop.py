@@ -37,11 +37,11 @@ _EXACT = 13
 
 
 class StepLoop(ScriptPlace):
-    """The one loop of a worker.
+    """The loop of steps of a worker; a training has one.
 
     Args:
         worker: how this process takes part in a job.
-        seed: what the order of data and all random numbers of the steps derive from.
+        seed: source of the order of data and of all random numbers of the steps.
         invariant: whether the result must not depend on the number of replicas.
     """
 
@@ -85,7 +85,7 @@ class StepLoop(ScriptPlace):
         self.modules.complete()
 
     def arrive(self) -> None:
-        """Report this worker built and warm, then stand before the first step, or where the others are."""
+        """Report this worker as built and warm, so that it can join at the first step, or where the others are."""
         modules, dealer = self.modules, self.context.dealer
         modules.check_hooks()
         self.context.let_follow(modules.spanning)
@@ -129,7 +129,7 @@ class StepLoop(ScriptPlace):
                     self._at_boundary = False
                     self._rehearsal.watch_first_steps()
                     yield self._latest
-                    self._announcing.send()  # before the state is looked at, which nobody else need wait for
+                    self._announcing.send()  # before looking at the state, so that nobody waits for that
                     self._end_between()
                     self._rehearsal.iterated(self._latest)
         except GeneratorExit:
@@ -147,9 +147,9 @@ class StepLoop(ScriptPlace):
             batches.close()
 
     def replay(self) -> Generator[Step, None, bool]:
-        """Bring a newcomer to the function between two steps that the others are in, past a step that they have done.
+        """Run the last committed step again, to bring a newcomer to the function after it in which the others are.
 
-        Its body runs against echo groups; what it computes is overwritten when it ends. False: nothing of that.
+        The body runs against echo groups, and received state overwrites its results. False: no replay is needed.
         """
         self._latest = self._rehearsal.replayed(self._echoing)
         if self._latest is None:
@@ -163,7 +163,7 @@ class StepLoop(ScriptPlace):
         return True
 
     def prepare(self) -> Step | None:
-        """Check everything that must hold when a body starts; None if the generation is over."""
+        """The next step, once everything that must hold when a body starts holds; None if the generation is over."""
         worker, state = self.worker, self.context.protected()
         if self.recover_if_halted():
             return None
@@ -204,10 +204,10 @@ class StepLoop(ScriptPlace):
     # --- the end of a body -------------------------------------------------------------------------------------
 
     def before_update(self, *, closure: bool = False) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is.
 
         Args:
-            closure: an optimizer is about to compute gradients itself.
+            closure: the optimizer has a closure that computes gradients.
         """
         if self.context.dealer is not None:
             self.context.dealer.check_complete()
@@ -222,7 +222,7 @@ class StepLoop(ScriptPlace):
         self.restartables.after_update()
 
     def enter(self, step: Step) -> None:
-        """The script comes into the body of a step."""
+        """The script enters the body of a step."""
         self.context.protected().variables.enters()
         self.context.data().seed_body(step.at)
         self.worker.body.enter()
@@ -238,7 +238,7 @@ class StepLoop(ScriptPlace):
             self._echoing.close()
             if error is None:
                 self.recover()
-                # Another fault may have struck meanwhile: the others may stand elsewhere by now.
+                # Another fault may have struck meanwhile: the others may be at another step by now.
                 step.rehearsal, step.committed = False, self.worker.step == step.at + 1
                 self.restartables.expect(self.worker.restart_index if step.committed else 0)
             return False
@@ -252,17 +252,17 @@ class StepLoop(ScriptPlace):
             try:
                 self._rehearsal.ended()
                 if self.worker.body.commit(self.modules.share_buffers):
-                    # A generation that is over is left only when all that the script does after the step is done.
+                    # A generation that is over is left only after the code that follows the step has run.
                     self._settled(step)
                     return False
                 error = GenerationHalted(f"step {step.number} was given up")
-            except Exception as fault:  # noqa: BLE001  what ends the step is told as an error of its body is
+            except Exception as fault:  # noqa: BLE001  an error of the commit is reported like one of the body
                 error = fault
         if not isinstance(error, Exception):
             self.worker.body.abandon()
             return False
         if self.worker.body.complete:
-            # All that the step changes is changed: the error is one of what comes after it.
+            # The step has made all its changes, so the error belongs to the code after it.
             self.worker.body.conclude()
             self._settled(step)
             self._owing = self.worker.body.abort(error, self.context.protected())
@@ -277,7 +277,7 @@ class StepLoop(ScriptPlace):
             self.context.protected().between.committed(self.worker.step)
 
     def committed(self, step: Step, *, adopted: bool = False) -> None:
-        """The step has happened; `adopted`: on other ranks, with what this one had computed."""
+        """Note that the step is committed; `adopted`: by other ranks, with this rank's gradients."""
         step.committed = True
         self.shadow.ends(well=not adopted)
         self.restartables.committed()
@@ -286,7 +286,7 @@ class StepLoop(ScriptPlace):
     def failed(self, error: Exception, step: Step | None = None) -> bool:
         """Handle the error of an attempt: report it if it is new, undo its changes, and go on when ordered to.
 
-        False: outside a job, where there is nobody to tell; the error is the script's.
+        False outside a job, which cannot recover: the error is the script's.
         """
         self.shadow.ends(well=False)
         error = self._announcing.flushed(error)
@@ -305,24 +305,24 @@ class StepLoop(ScriptPlace):
         return True
 
     def recover(self, step: Step | None = None) -> None:
-        """Wait for the next membership and stand in it; `step` is what this worker was in.
+        """Wait for the next membership and join it; `step`: the step that this worker was in.
 
-        Raises `WorkerReleased` where it has no part in it.
+        Raises `WorkerReleased` if this worker is not a member.
         """
         self._owing = False
         self._announcing.flush()
-        self.context.distinguish(closely=self._latest is not None)  # before others decide who gives whom a state
+        self.context.distinguish(closely=self._latest is not None)  # before it is decided who sends state to whom
         try:
             adopted = self.worker.waiting.rejoin(self.context.regroups.give_up)
         except WorkerReleased as leaving:
-            # What a loop or a body that it unwinds still does is nothing to the others.
+            # The loop or body that this unwinds may still run code, which does not concern the others.
             self.left, self._looping = True, False
             self._announcing.send()
             self._announcing.flush()
             self.context.hooks.notify(leaving.change, self.worker.step, leaving=True)
             raise
         if step is not None and adopted == step.at:
-            # The others had all of this worker's gradients: the step has happened, though not here.
+            # The others had all of this worker's gradients, and have committed the step without it.
             self.committed(step, adopted=True)
         self.modules.overwritten()
         if not self.context.follow_world():
@@ -344,11 +344,11 @@ class StepLoop(ScriptPlace):
             self.restartables.skip()
 
     def announce(self, fact: WorkerCommitted) -> None:
-        """A step of a training with a loop of its own has happened."""
+        """Report a committed step of a training that has a loop of its own."""
         self._announcing.announce(fact)
 
     def log(self, step: Step) -> None:
-        """Numbers were added to those of the step."""
+        """Called when numbers were added to those of the step."""
         self._announcing.logged(step, self.context.batches)
 
     def agrees(self, *, last: bool = False) -> bool:
@@ -365,7 +365,7 @@ class StepLoop(ScriptPlace):
         return False
 
     def ends(self) -> bool:
-        """Wait for the others after the last step; False if a new membership stands, perhaps at an earlier step."""
+        """Wait for the others after the last step; False if a new membership was formed, perhaps at an earlier step."""
         self.stops()
         ended = not self.recover_if_halted() and (self.worker.over or self.agrees(last=not self.context.others_left))
         if ended and not self.worker.over and not self.worker.waiting.finish(goes_on=True):
@@ -378,11 +378,11 @@ class StepLoop(ScriptPlace):
         return ended
 
     def stops(self) -> None:
-        """There are no steps any more."""
+        """Report all that is left of the steps, as no step follows."""
         self._looping = False
         self._announcing.send()
         self._announcing.flush()
 
     def over(self) -> None:
-        """All ranks have left their loops: nobody comes back to a step."""
+        """Called when all ranks have left their loops: no step runs again."""
         self.restartables.over()

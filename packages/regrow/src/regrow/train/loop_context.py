@@ -44,17 +44,17 @@ class LoopContext:
         self.hooks, self.regroups = ScaleHooks(), RegroupHooks(worker)
         self.draws = ExternalDraws(worker)
         self.kept = ""
-        """Why the world keeps its size, where the script says that it does."""
+        """Reason that the script gives for keeping the world's size; empty: none."""
         self._share: Share | None = None
         self._data_of: DeviceMesh | Share | None = None
         self._stood = (worker.rank, worker.world)
-        """The rank and the world that device meshes are of."""
+        """Rank and world size for which device meshes are made."""
         self._said_apart: set[str] = set()
         self._unprotected = ""
 
     @property
     def replicas(self) -> int:
-        """Replicas in the world, as `Session.replicas` says it."""
+        """Replicas in the world: see `Session.replicas`."""
         if self.dealer is None and self.worker.unit > 1:
             return self.worker.world // self.worker.unit
         return self.place()[1] // (self.dealer.unit if self.dealer is not None else 1)
@@ -65,7 +65,7 @@ class LoopContext:
         return self.batches.dealer if self.batches is not None else None
 
     def read_share(self, data: DeviceMesh | Share | None) -> None:
-        """Read the share of the global batch that the script says; None: each rank has its own."""
+        """Set the share of the global batch from `data=` of the script; None: each rank has its own."""
         self._data_of, self._share = data, share_of(data)
 
     def place(self) -> Share:
@@ -73,7 +73,7 @@ class LoopContext:
         return self._share or (self.worker.rank, self.worker.world)
 
     def fixed(self) -> str:
-        """Why the world can have no other size, as far as its data goes; empty: it can."""
+        """Reason of the data or of device meshes why the world cannot have another size; empty: it can."""
         dealer, unit, world = self.dealer, self.worker.unit, self.worker.world
         if self.batches is None:
             return "the script has no session.steps"
@@ -94,15 +94,15 @@ class LoopContext:
         return device_mesh.refusal(self.objects, unit=unit, world=world)
 
     def let_follow(self, spanning: Iterable[object]) -> None:
-        """The groups of wrappers that span all replicas, and of device meshes, are to follow the world."""
+        """Let the groups of wrappers that span all replicas, and of device meshes, follow the world."""
         unit, world = self.worker.unit, self.worker.world
         across = [*spanning, *device_mesh.follows(unit=unit, world=world)]
         self.worker.groups.let_follow(across, device_mesh.inside(unit=unit, world=world))
 
     def follow_world(self) -> bool:
-        """A new generation: bring along what knows ranks, and read this rank's share of the data, from its step on.
+        """In a new generation, update all that depends on ranks, and read this rank's data from its step on.
 
-        False: what the script builds on its groups could not be built anew, and the next generation is to come.
+        False: objects that the script builds on its groups could not be rebuilt, and another generation follows.
         """
         grad_scalers.begin_anew(self.objects)
         self.follow_place()
@@ -111,7 +111,7 @@ class LoopContext:
         return self.regroups.stand(self.protected())
 
     def follow_place(self) -> None:
-        """This worker may have another rank now, or another world: bring along what knows of them."""
+        """Update device meshes and the share of the data if this worker's rank or world has changed."""
         before, self._stood = self._stood, (self.worker.rank, self.worker.world)
         if before != self._stood:
             device_mesh.resize(
@@ -120,14 +120,14 @@ class LoopContext:
             self._share = share_of(self._data_of)
 
     def tell_change(self) -> None:
-        """A new generation stands: tell of the change of the world's size, if there was one."""
+        """In a new generation, call the script's hooks if the world's size has changed."""
         change = self.worker.waiting.take_change()
         self.draws.stands(change)
         self.hooks.notify(change, self.worker.step)
 
     @property
     def others_left(self) -> bool:
-        """True if no step follows: all have left their loop, or those who gave this worker its state had."""
+        """True if no step follows: all ranks have left their loops, or those that sent this worker its state had."""
         return self.worker.over or self.protected().variables.over
 
     def protected(self) -> ProtectedState:
@@ -137,13 +137,13 @@ class LoopContext:
         return self.state
 
     def settled(self) -> ProtectedState:
-        """The protected state as the loop begins: all ranks have built what it holds. Raises `UsageError`."""
+        """The protected state as the loop begins, when all ranks have built its objects. Raises `UsageError`."""
         for graph in self.protected().graphs():
             graph.settle()
         return self.protected()
 
     def begins(self) -> None:
-        """Steps count from now on: state that cannot be given to a newcomer does not end the training any more."""
+        """Called when steps begin to count: from now on, state that no newcomer can receive ends no training."""
         if self.first_reads is not None:
             self.first_reads.arrives()
         self.draws.arrives()
@@ -151,12 +151,12 @@ class LoopContext:
             graph.begin()
 
     def remember(self) -> None:
-        """A body is about to start from the state as it is now."""
+        """Remember the state from which a body is about to start."""
         self.protected().begin()
         self.distinguish()
 
     def goes_on(self, error: UsageError) -> bool:
-        """Something that a fault would lose is seen when steps count: it is said, and ends no training."""
+        """Warn of state that a fault would lose, found when steps count already; it does not end the training."""
         self._unprotected = self._unprotected or error.cause
         self._say_apart(str(error))
         return True
@@ -169,11 +169,11 @@ class LoopContext:
             self.worker.note_of_script(f"{reason}: {_GOES_ON}")
 
     def distinguish(self, *, closely: bool = False) -> None:
-        """Say once what no newcomer could be given, and what this worker was not. `closely`: try to tell all of it."""
+        """Report once the state that no newcomer can receive, or that this one lacks. `closely`: look for all of it."""
         worker = self.worker
         for graph in self.protected().graphs():
             if closely:
-                with contextlib.suppress(Exception):  # of objects in the middle of a body: a giver meets it again
+                with contextlib.suppress(Exception):  # of objects in the middle of a body: a sender raises it again
                     graph.look_closely()
             if graph.apart:
                 self._say_apart(graph.apart)

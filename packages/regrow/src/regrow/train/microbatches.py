@@ -1,4 +1,4 @@
-"""The micro-batches of a step, dealt out to replicas; the gradient comes out as that of the whole global batch."""
+"""The micro-batches of a step, dealt out to replicas; the resulting gradient is that of the whole global batch."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +18,14 @@ from regrow.step.dealing import MicroBatchCounts, MicroBatchRange, deal, refusal
 from regrow.train.gradients.averaged import Gradients
 
 _OUTSIDE = -1
-"""In the place of a share: what a body draws before its first and after its last micro-batch."""
+"""In place of a share in seeds: for random numbers drawn before the first and after the last micro-batch."""
 _MISSING = -math.inf
 _REHEARSED = 2
 """Micro-batches in a rehearsal: one without and one with a reduction, if there are two."""
 
 
 class StepInProgress(Protocol):
-    """View of the present step that micro-batches need."""
+    """The running step, as micro-batches use it."""
 
     @property
     def rehearsed(self) -> bool:
@@ -35,18 +35,18 @@ class StepInProgress(Protocol):
         """Log numbers of the whole step."""
 
     def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Numbers of a part of this rank's work."""
+        """Receive numbers of a part of this rank's work."""
 
     def read(self, what: str, batch: Any) -> None:
-        """A part of this rank's data has been read."""
+        """Note that a part of this rank's data has been read."""
 
 
 class MicroBatch:
     """One micro-batch: its data, and its part in the step's gradient.
 
     Attributes:
-        index: which of the step's micro-batches, from 0; the same in all worlds.
-        last: whether this rank has none after it: its backward reduces the gradients.
+        index: number of this micro-batch in the step, from 0; the same in all worlds.
+        last: True for this rank's last one, whose backward reduces the gradients.
         batch: the data.
     """
 
@@ -59,19 +59,19 @@ class MicroBatch:
         """Add this micro-batch's gradient; after the last, `grad` is the gradient of the mean over the global batch.
 
         Args:
-            loss: a scalar: the mean over what `weight` counts.
-            weight: over how much the loss is the mean: the number of samples (the default: the first dimension of the
-                first tensor in the batch), or of tokens that count. A whole number.
+            loss: a scalar, the mean over `weight` samples or tokens.
+            weight: an integer, the number of samples (the default: the first dimension of the first tensor in the
+                batch), or of tokens, over which the loss is the mean.
 
         Raises:
-            UsageError: called twice, or out of turn, or `loss` is no scalar, or `weight` is no count.
+            UsageError: called twice or out of order, or `loss` is not a scalar, or `weight` is not a count.
         """
         self._owner._backward(self, loss, weight)  # noqa: SLF001 - users shall not call it
 
     def log(self, **metrics: torch.Tensor | float) -> None:
-        """Log numbers of this micro-batch; the step's are their means over the global batch, by weight, on every rank.
+        """Log numbers of this micro-batch; the step logs their weighted means over the global batch, on every rank.
 
-        To be called before `backward`, with the same names in every micro-batch.
+        Call it before `backward`, with the same names in every micro-batch.
 
         Args:
             metrics: floats, or tensors with one element.
@@ -80,11 +80,11 @@ class MicroBatch:
 
 
 class MicroBatches:
-    """This rank's micro-batches of one step: go through all of them, once, and call `backward` on each.
+    """This rank's micro-batches of one step: iterate over all of them once, and call `backward` on each.
 
     Attributes:
-        count: micro-batches of the step, of all replicas together.
-        share: those of this rank's replica.
+        count: number of micro-batches of the step, of all replicas together.
+        share: range of those of this rank's replica.
     """
 
     def __init__(self, dealer: "Dealer", number: int, share: MicroBatchRange, place: int, shares: int) -> None:
@@ -97,7 +97,7 @@ class MicroBatches:
         self._open: MicroBatch | None = None
         self._begun = self._complete = False
         self.backward, self.all = "micro.backward(loss)", "step.microbatches"
-        """Text that the script contains, for people: an adapter has other names for it."""
+        """Code of the script as messages quote it; an adapter sets other names."""
         self._weights: dict[int, int] = {}
         self._logged: dict[int, dict[str, torch.Tensor | float]] = {}
 
@@ -106,7 +106,7 @@ class MicroBatches:
         return self.share.stop - self.share.start
 
     def enter(self, step: StepInProgress) -> None:
-        """The step's body begins."""
+        """Called when the step's body begins."""
         self._step = step
         self._dealer.current = self
         if step.rehearsed:
@@ -114,13 +114,13 @@ class MicroBatches:
         self._dealer.seed(self._number, _OUTSIDE)
 
     def leave(self) -> None:
-        """The step's body has ended, well or not."""
+        """Called when the step's body has ended, with or without an error."""
         self._dealer.current = None
         self._dealer.gradients.abandon()
         self._open = self._step = None
 
     def __iter__(self) -> Iterator[MicroBatch]:
-        """Each micro-batch of this rank. Raises `UsageError` where the one before it has had no `backward`."""
+        """Each micro-batch of this rank. Raises `UsageError` if `backward` was not called on the one before it."""
         if self._step is None or self._begun:
             raise UsageError(
                 "the micro-batches of a step were asked for " + ("twice" if self._begun else "outside its body"),
@@ -140,7 +140,7 @@ class MicroBatches:
             self._check_done(micro)
 
     def check_complete(self) -> None:
-        """The update begins. Raises `UsageError` where the gradient is not that of the whole batch."""
+        """Called before the update. Raises `UsageError` if the gradient is not that of the whole batch."""
         if self._open is not None:
             self._check_done(self._open)
         if not self._complete:
@@ -183,7 +183,7 @@ class MicroBatches:
             raise UsageError(f"the loss is a tensor of shape {tuple(loss.shape)}", hint="give the mean, a scalar")
         self._weights[micro.index] = _count(samples_in(micro.batch) if weight is None else weight)
         usual = self._shares_in_step * self._usual
-        # Before the gradients: who has given its part of them knows the step's numbers, should others commit it for it.
+        # Before the gradients: a rank that has given its gradients must know the numbers, as others may commit for it.
         weights = self._settle(self._step) if micro.last else usual
         if micro.last:
             self._dealer.gradients.expect(usual / weights)
@@ -212,7 +212,7 @@ class MicroBatches:
         return list(names.pop())
 
     def _settle(self, step: StepInProgress) -> float:
-        """Hear the weights and numbers of all ranks' micro-batches, and log the step's; the sum of the weights.
+        """Exchange weights and numbers of all micro-batches, log the step's means, and return the sum of the weights.
 
         One small all-reduce: a row of float64 for each share, so counts up to 2**53 are exact.
         """
@@ -226,7 +226,7 @@ class MicroBatches:
         if step.rehearsed:
             return self._shares_in_step * self._usual
         if self._shares > 1:
-            # The largest, so that it does not matter if several ranks have the same micro-batch: tensor parallel ones.
+            # MAX, since several ranks may have the same micro-batch, as in tensor parallelism.
             dist.all_reduce(table, op=dist.ReduceOp.MAX)
         weights: list[float] = table[:, 0].tolist()
         weight = total(weights)
@@ -248,22 +248,22 @@ def _count(weight: Any) -> int:
 
 
 class Dealer:
-    """Deals the micro-batches of every step to the replicas that there are.
+    """Deals the micro-batches of every step to the present replicas.
 
     Args:
-        loader: what the script gave to `session.steps`.
-        seed: of the session.
+        loader: the loader given to `session.steps`.
+        seed: the session's.
         count: micro-batches of a step, or a table of their number by replicas: for loaders whose global batch does not
             depend on it.
-        unit: ranks of a replica that read data of their own: each micro-batch is dealt out to them in turn.
-        gradients: how they are added up.
-        even: a reason why all replicas must have as many of them; None: they need not.
-        recorded: whether somebody wants the digests of what is read.
+        unit: ranks of a replica that read data of their own: each micro-batch has a share for each of them.
+        gradients: adds up the gradients.
+        even: reason why all replicas must have equally many micro-batches; None: they need not.
+        recorded: whether digests of the data read are wanted.
         cache: the node's, for a loader that may be cached; None: micro-batches are made in this process.
 
     Raises:
-        UsageError: `count` is less than 1, or too small for a size that it is for, or the loader's global batch would
-            follow it.
+        UsageError: `count` is less than 1, or too small for a number of replicas in its table, or the loader's global
+            batch depends on it.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class Dealer:
         self.unit, self.gradients = unit, gradients
         self.current: MicroBatches | None = None
         self.reseed: Callable[[int, int, int], None] | None = None
-        """Seeds the generators of the script's own, for a micro-batch."""
+        """Seeds the script's own generators for a micro-batch."""
         self._counts = MicroBatchCounts(count)
         self._script_loader = loader
         self._seed, self._even = seed, even
@@ -291,7 +291,7 @@ class Dealer:
         if self._counts.fixed is None:
             self._check_constant()
         self._shares: list[int] = []
-        """Those that this rank reads."""
+        """Shares that this rank reads."""
 
     def _check_constant(self) -> None:
         constant = self.spec.global_batch
@@ -320,15 +320,15 @@ class Dealer:
         return self._counts.of(shares // self.unit)
 
     def usual(self, count: int) -> int:
-        """Samples of one of `count` micro-batches as a rule.
+        """Usual number of samples in one of `count` micro-batches.
 
-        Weights are relative to it, so that gradients are as large while they pile up as they are at the end.
+        Weights are relative to it, so that gradients have their final scale already while they accumulate.
         """
         return batch_size_of(self._script_loader, count * self.unit)
 
     @property
     def spec(self) -> OrderSpec:
-        """The order of samples, for as many shares as the ranks of all replicas' micro-batches read."""
+        """The order of samples, cut into one share for each rank that reads a part of a micro-batch."""
         return self._loader.spec
 
     def records(self, step: int) -> list[BatchRecord]:
@@ -339,11 +339,11 @@ class Dealer:
         """This rank's micro-batches of a step; the first is fetched already.
 
         Args:
-            share: which share of the data this rank reads at a time.
-            shares: how many ranks read data of their own.
+            share: number of this rank among those that read data of their own.
+            shares: number of ranks that read data of their own.
 
         Raises:
-            UsageError: there are too few micro-batches, or ranks that make up no whole replicas.
+            UsageError: there are too few micro-batches, or the ranks do not form whole replicas.
         """
         dealt, place = self._deal(share, shares)
         self.fetch(step, dealt.start * self.unit + place)
@@ -376,12 +376,12 @@ class Dealer:
         return self._loader.prove(step, records[-1].share, self._cut) if records else ""
 
     def seek(self, step: int, share: int, shares: int) -> None:
-        """Makes ready for a step, so that loader workers fetch it in time."""
+        """Prepare for a step, so that loader workers fetch it in time."""
         dealt, place = self._deal(share, shares)
         self._loader.seek(step, dealt.start * self.unit + place, self._cut)
 
     def close(self) -> None:
-        """Ends loader workers and waits for them."""
+        """End loader workers and wait for them."""
         self._loader.close()
 
     def fetch(self, step: int, share: int) -> Any:
@@ -395,6 +395,6 @@ class Dealer:
             self.reseed(self._seed, step, share)
 
     def check_complete(self) -> None:
-        """An update begins. Raises `UsageError` where the gradient is not that of the whole batch."""
+        """Called before an update. Raises `UsageError` if the gradient is not that of the whole batch."""
         if self.current is not None:
             self.current.check_complete()

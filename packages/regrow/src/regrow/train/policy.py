@@ -11,13 +11,13 @@ from regrow.step.policy import Policy
 class Scaled:
     """Multiplies the learning rates by the policy's factor while an optimizer updates, and puts them back after it.
 
-    So nothing that is saved, hydrated or compared knows the factor: a newcomer needs no word of it, the schedule's own
-    numbers are the same in all worlds, and no rounding adds up over changes.
+    So nothing that is saved, hydrated or compared contains the factor: a newcomer need not receive it, the schedule's
+    own numbers are the same in all worlds, and rounding does not add up over changes.
 
     Args:
-        policy: which factor.
-        optimizers: whose rates.
-        replicas: how many there are; it changes between two steps alone.
+        policy: gives the factor.
+        optimizers: optimizers whose rates are scaled.
+        replicas: returns their number, which changes only between two steps.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Work before the body of a step: the copies of the state that are due, and the batch; with their times."""
+"""Work before the body of a step, with its times: copies of the state that are due, and fetching the batch."""
 
 import time
 from functools import partial
@@ -9,19 +9,19 @@ from regrow.train.loop_context import LoopContext
 
 
 class Preparation:
-    """Makes all ready for the body of a step.
+    """Prepares the body of a step.
 
     Args:
-        context: what the loop rests on.
+        context: the loop's.
     """
 
     def __init__(self, context: LoopContext) -> None:
         self._context = context
         self.begun_at = self.stall = self.data_wait = 0.0
-        """When the newest body started; seconds for which copies, and the batch, were waited for before it."""
+        """Monotonic time at which the newest body started; seconds spent before it on copies, and on the batch."""
 
     def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due; training stands still meanwhile."""
+        """At a step's boundary, take the copies of the state that are due; training waits meanwhile."""
         since = time.monotonic()
         self._context.worker.waiting.checkpoint()
         self.stall = time.monotonic() - since
@@ -36,7 +36,7 @@ class Preparation:
         return batch
 
     def fetched(self, number: StepNo) -> None:
-        """Show what was read for a step, to the agent and to those who compare the first reads."""
+        """Report the data read for a step to the agent, and to the comparison of first reads."""
         self._context.worker.show_read(number, self._context.data().record(number))
         if self._context.first_reads is not None:
             self._context.first_reads.fetched(number)

@@ -1,4 +1,4 @@
-"""Session in the process that makes batches for its node: just enough for a script to come to its loader."""
+"""Session in the process that makes batches for its node: just enough for a script to reach its loader."""
 
 import os
 import sys
@@ -22,11 +22,11 @@ from regrow.train.session import Session
 from regrow.train.worker.standalone import FORM_S, StandaloneWorker
 
 SERVED = 0
-"""Exit code of a producer that has nothing to do; another one would have nothing to do either."""
+"""Exit code of a producer without work: another one would have none either."""
 
 
 class Producing(StandaloneWorker):
-    """A place in the job's world without any part in it: its collectives are answered locally."""
+    """A rank in the job's world that takes no part in it: its collectives are answered locally."""
 
     rehearses = True
 
@@ -56,7 +56,7 @@ class ProducerSession(Session):
 
     def __init__(self, env: WorkerEnv, *, seed: int) -> None:
         super().__init__(Producing.at(env), seed=seed)
-        seed_everything(seed)  # as every worker does, since the script may make its data with what is random
+        seed_everything(seed)  # as every worker does, since the script may make its data from random numbers
 
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Nothing needs protection here."""
@@ -68,15 +68,15 @@ class ProducerSession(Session):
     def on_regroup(
         self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
     ) -> None:
-        """No groups are formed here."""
+        """Ignore the hooks, as no groups are formed here."""
 
     def digest(self) -> str:
-        """There is no state."""
+        """Empty, as there is no state."""
         return ""
 
 
 def await_loader(link: WorkerLink) -> None:
-    """Have the process turn into the producer as soon as the script makes the loader that it is for."""
+    """Turn the process into the producer as soon as the script makes the loader that the producer serves."""
     env = link.env
     producer, data = env.producer, env.data
     if producer is None or data is None:
@@ -93,7 +93,7 @@ def await_loader(link: WorkerLink) -> None:
 
 
 def leave(happened: str) -> NoReturn:
-    """End this process: it will never have anything to do."""
+    """End this process, which will never have anything to do."""
     link = WorkerLink.current()
     number = link.env.producer.loader if link is not None and link.env.producer is not None else -1
     sys.stderr.write(
@@ -114,7 +114,7 @@ def _report_served(link: WorkerLink) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    # Not SystemExit: what the script would do at its end is the workers' to do.
+    # Not SystemExit: only workers run what the script does at its exit.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -28,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 Call = Callable[[], Any]
 _STREAM = 1_000_003
-"""Functions between steps draw other random numbers than the step that follows."""
+"""Offset of the seed for each function between steps, so that it draws other numbers than the step that follows."""
 _current: "RestartableCalls | None" = None
 _declared = False
 """True if the script has functions that may run between its steps."""
@@ -46,8 +46,8 @@ class RestartableCalls:
     """The restartable functions of one worker: those that it has called since its last step, in order.
 
     Args:
-        loop: whose; the restartable functions are this worker's from now on.
-        after: the time behind it.
+        loop: the loop that owns all restartable functions of the process from now on.
+        after: recovery after the loop.
     """
 
     def __init__(self, loop: StepRunner, after: AfterLoop) -> None:
@@ -71,9 +71,9 @@ class RestartableCalls:
     # --- between steps -----------------------------------------------------------------------------------------
 
     def lone(self, call: Asked) -> Work | None:
-        """A collective is called: between two steps, and of all ranks, it is a restartable function by itself.
+        """Called for each collective: one of all ranks between two steps runs as a restartable function by itself.
 
-        None: it is called like any other.
+        None: the collective is not of this kind, and is called as usual.
         """
         loop = self._loop
         if call.size == self._worker.world and not call.echoed and threading.get_ident() == self._thread:
@@ -81,11 +81,11 @@ class RestartableCalls:
         if self._at or not loop.behind_a_body or call.size != self._worker.world or call.size == 1:
             return None
         if any(getattr(given, "asyncOp", False) for given in call.args):
-            return None  # the script waits for it later, maybe behind what others do before they come to it
+            return None  # the script waits for it later, perhaps after a call that others make before this one
         if threading.get_ident() != self._thread:
             return None
         if not _declared:
-            # Not yet, and neither is what follows before the next step: all ranks must know of the same calls.
+            # This call, and those up to the next step, are called as usual: all ranks must count the same calls.
             self._declare()
             self._unknown = loop.between_steps
         if self._unknown or call.echoed or not loop.between_steps or not self._kept.takes(call):
@@ -96,38 +96,38 @@ class RestartableCalls:
         return work
 
     def begin(self, *, expected: bool) -> None:
-        """The loop begins; `expected`: something may run between its steps, though none of it was seen yet."""
+        """Called when the loop begins; `expected`: something may run between its steps, though none was seen yet."""
         if expected:
             self._declare()
         self.prepare()
 
     def _declare(self) -> None:
-        """Something may run between steps, whether the script has said so or not."""
+        """Note that something may run between steps, even if the script has not declared it."""
         global _declared
         if not _declared:
             _declared = True
             self.prepare()
 
     def prepare(self) -> None:
-        """Make ready for what this script may run between its steps."""
+        """Prepare the worker and the state for what this script may run between its steps."""
         self._worker.expect_after_steps(self.declared())
         state = self._context.protected()
         state.between.serves_commits = state.modes.calls_between = self.declared() > 0
 
     def between(self, name: str, call: Call, *, lone: bool = False) -> Any:
-        """Run a function that may stand between two steps; `lone`: a collective that changes nothing else."""
+        """Run a function, as a restartable one between two steps; `lone`: a collective that changes nothing else."""
         loop = self._loop
         self._after.meets_others()
         if self._at or not loop.between_steps:
             return call()
         if loop.runs_again:
-            with self._worker.groups.echo():  # the others may not be here; all come here when the step has happened
+            with self._worker.groups.echo():  # the others may not be here; all call it once the step is committed
                 return call()
         self._calls.append(_Called(name, call, lone))
         number = len(self._calls)
         if number >= self._due:
             return self._run(number)
-        # The others are past it, unless all have gone back, and will come here again.
+        # The others are past this function, unless all ranks have gone back and will call it again.
         again = self.past.again(number) if self._due < sys.maxsize else contextlib.nullcontext()
         with self._worker.groups.echo(), again:
             return call()
@@ -144,13 +144,13 @@ class RestartableCalls:
         stands = self._worker.step
         while True:
             if not self._training and self._worker.step != stands:
-                # All went back to an older state, and will come here again; the others are not here now.
+                # All ranks went back to an older state, and will call this again; the others are not here now.
                 with self._worker.groups.echo():
                     return call()
             if loop.recover_if_halted():
                 continue
             if self._training:
-                # A newcomer has none, and a call that was given up may have left some.
+                # A newcomer has no gradients, and an abandoned call may have left some.
                 self._context.protected().drop_gradients()
             if not (self._enter_lone(number) if lone else self._enter(number, name)):
                 continue
@@ -200,7 +200,7 @@ class RestartableCalls:
         return self._worker.body.enter_restartable(number, None)
 
     def committed(self) -> None:
-        """A step was committed: nobody comes back to what was before it, and what stands after it begins."""
+        """Called after a commit: functions before the step never run again, and those after it begin."""
         self.past.begin()
         self._forget()
 
@@ -213,18 +213,18 @@ class RestartableCalls:
             self._watch.forget()
 
     def over(self) -> None:
-        """The loop is over on all ranks: nobody comes back to what stands in it, and what stands behind it begins."""
+        """Called when all ranks have left the loop: functions in it never run again, and those after it begin."""
         self.past.end()
         self._forget()
         self._declare()
         self._worker.place_after_step(1)
 
     def skip(self) -> None:
-        """The state is that of all after these functions: what the script still calls of them, it calls alone."""
+        """Note that the state already includes these functions: the script calls the rest of them alone."""
         self._due = sys.maxsize
 
     def declared(self) -> int:
-        """The first function that may be run after a step: 1, or 0 where the script has none."""
+        """Number of the first function that may run after a step: 1, or 0 if the script has none."""
         return int(_declared)
 
     def passed(self) -> None:
@@ -233,7 +233,7 @@ class RestartableCalls:
         self._worker.place_after_step(0)
 
     def recovered(self, first: int) -> None:
-        """Others may still run the function numbered `first`: all run again from there that this one has left."""
+        """Others may still be in function number `first`: run again those from there on that this worker has left."""
         if self._context.protected().modes.calls_between:
             self._declare()
         last = self._at or len(self._calls) + 1
@@ -246,7 +246,7 @@ class RestartableCalls:
                 self._run(number)
 
     def expect(self, first: int) -> None:
-        """This worker is a newcomer that comes to what stands after a step; the others run those from `first` on.
+        """Bring a newcomer to the functions after a step, of which the others run those from number `first` on.
 
         0: they are past all of them.
         """
@@ -266,7 +266,7 @@ class RestartableCalls:
         )
         worker.send(facts.WorkerNoted(worker.worker_id, text, doubts=True))
 
-    # --- in the place of steps ---------------------------------------------------------------------------------
+    # --- a whole training, instead of steps --------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
@@ -305,20 +305,20 @@ class RestartableCalls:
             )
 
     def _seed_at_forward(self, module: nn.Module, _: object) -> None:
-        """Seed again at the first forward: a trainer that is called again draws other numbers before it."""
+        """Seed again at the first forward: a trainer that is called again may have drawn other numbers before it."""
         if self._seed is not None and module in self._context.protected().modules:
             parts, self._seed = self._seed, None
             seed_everything(*parts)
             self._context.protected().reseed(*parts)
 
     def before_update(self, *, closure: bool = False) -> None:
-        """A protected optimizer is about to step; by a closure that computes its gradients, or not."""
+        """Called before a protected optimizer steps; `closure`: it has a closure that computes gradients."""
         if self._rehearsing and not closure:
             self._rehearsed = True
             raise Rehearsed
 
     def after_update(self) -> None:
-        """A protected optimizer has made its step: in a training of its own that is a step of the job."""
+        """Called after a protected optimizer's step, which is a step of the job if the function is the training."""
         if self._rehearsing:
             self._rehearsed = True
             raise Rehearsed
@@ -335,7 +335,7 @@ class RestartableCalls:
 
 
 def declare() -> None:
-    """Functions and collectives may run between steps, whatever the script's text shows. To be called before steps."""
+    """Declare, before any step, that functions and collectives may run between steps, even if the text shows none."""
     global _declared
     _declared = True
 
@@ -345,20 +345,20 @@ def restartable(function: Callable[P, T], /) -> Callable[P, T]: ...
 @overload
 def restartable(*, training: bool) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 def restartable(function: Any = None, /, *, training: bool = False) -> Any:
-    """Mark a function that is run again, in the same process, when a fault ends it in its middle.
+    """Mark a function that is run again, in the same process, when a fault interrupts it.
 
-    Between two steps it is how collectives are used: an evaluation, a checkpoint of one's own. All ranks must call it,
-    at the same place; whether they do may depend on the step's number, not on what was computed. It may run several
-    times, on some ranks also after it had already returned, so what it does besides computing should bear that. After a
-    step that must run again (`step.committed` is False) its collectives are answered locally: it is called once more.
+    Use it for collectives between two steps: an evaluation, a checkpoint of your own. All ranks must call it at the
+    same place; whether they do may depend on the step's number, not on computed values. It may run several times, on
+    some ranks even after it has returned, so its side effects must be repeatable. After a step that must run again
+    (`step.committed` is False) its collectives are answered locally, since it is called once more after that step.
     Inside a step's body it is part of the step. Before the loop, and in a process that regrow does not supervise, it is
     an ordinary call.
 
     Args:
-        function: what to run.
-        training: it is the whole training, and stands in the place of `session.steps`: a trainer class's `fit`, for
+        function: the function to run.
+        training: the function is the whole training and replaces `session.steps`: a trainer class's `fit`, for
             example. Each update of a protected optimizer is then a step. After a fault it is called again with the
-            protected objects as the last update left them: it must find its place from them. One a job.
+            protected objects as the last update left them, and must find its place from them. One per job.
 
     Raises:
         UsageError: (when called) `regrow.init` was not called before.

@@ -62,7 +62,7 @@ class ScriptPlace:
         return self.after.open or (self._looping and not (self._latest is not None and self._latest.inside))
 
     def _end_between(self) -> None:
-        """The script has done all that it does after a step."""
+        """Note that the script has run all its code after a step."""
         self._at_boundary = True
         if not self.left:
             self.context.protected().between.ends()

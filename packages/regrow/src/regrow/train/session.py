@@ -1,4 +1,4 @@
-"""A training script's whole view of regrow: who it is, `protect`, `steps`."""
+"""A training script's whole view of regrow: its place in the world, `protect`, `steps`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -40,7 +40,7 @@ class Session:
 
     Args:
         worker: how this process takes part in a job.
-        seed: what the order of data and all random numbers of the steps derive from.
+        seed: source of the order of data and of all random numbers of the steps.
         invariant: whether the result must not depend on the number of replicas.
     """
 
@@ -55,7 +55,7 @@ class Session:
 
     @property
     def rank(self) -> int:
-        """This worker's rank now. A standby takes its final rank only when it is needed: ask, do not remember."""
+        """This worker's rank now. Read it each time: a standby gets its final rank only when it is needed."""
         self._worker.early.note(PlaceInWorld.RANK, "session.rank")
         return self._worker.rank
 
@@ -75,7 +75,7 @@ class Session:
     def replicas(self) -> int:
         """Replicas in the world: groups of ranks that hold one full copy of the state and read one share of the data.
 
-        Ranks that together make one replica are known from `steps` on; before it, each counts as one.
+        Before `steps` is called, it is not known which ranks form a replica, and each counts as one.
         """
         return self._context.replicas
 
@@ -96,7 +96,7 @@ class Session:
 
     @property
     def generation(self) -> int:
-        """The membership that this worker runs in."""
+        """Number of the membership that this worker runs in."""
         return self._worker.generation
 
     def policy(self, policy: Policy) -> None:
@@ -112,39 +112,39 @@ class Session:
     def on_scale(self, hook: Callable[[ScaleEvent], None]) -> None:
         """Call `hook(event)` whenever the world has changed its size, on every rank, at the same step boundary.
 
-        It runs when the new world stands and newcomers have their state, before the next step. Who leaves hears of it
-        too (`event.leaving`). A hook calls no collectives. Ordinary steps cost nothing for it.
+        It runs before the next step, when the new world is formed and newcomers have their state. It is also called in
+        a worker that leaves (`event.leaving`). A hook must not call collectives. It costs nothing in ordinary steps.
         """
         self._context.hooks.add(hook)
 
     def on_regroup(
         self, *, before: RegroupHook | None = None, after: RegroupHook | None = None, within: float = 60.0
     ) -> None:
-        """Have what a library builds on the groups by itself built anew whenever groups are formed again.
+        """Set hooks that rebuild what a library builds on the groups, called whenever groups are formed again.
 
-        Groups of `torch.distributed` and what is built of them (DDP, FSDP, device meshes) follow by themselves. For
-        connections, handles or memory that a library exchanges once (NVSHMEM, DeepEP, symmetric memory):
+        Groups of `torch.distributed` and wrappers on them (DDP, FSDP, device meshes) follow by themselves. Use hooks
+        for connections, handles or memory that a library exchanges once (NVSHMEM, DeepEP, symmetric memory):
 
             def build(generation):
                 global buffer
                 buffer = library.Buffer(group)
             session.on_regroup(before=lambda generation: buffer.destroy(), after=build)
 
-        `after` is called in this call, where the groups stand already: the script does not build by itself as well. In
-        a newcomer they do not yet, so nothing is built before its first step: a rehearsed body does without
+        If the groups are formed already, `on_regroup` calls `after` at once, so the script does not build by itself. In
+        a newcomer they are not, so nothing is built before its first step: a rehearsed body does without
         (`step.rehearsal`). An undisturbed job calls neither again. After a fault, a move, or a change of the world's
-        size, every rank that was there calls `before` once the old groups are given up, and each rank, newcomers too,
-        calls `after` when the new ones stand and it has its state, before any step. Hooks are called in order, `before`
-        in reverse. `after` may call collectives, as all ranks do alike; those of `before` are refused. Neither makes or
-        destroys groups, or changes protected state. Random numbers that they draw count for nothing.
+        size, every surviving rank calls `before` once the old groups are given up, and each rank, newcomers too, calls
+        `after` before any step, when the new groups are formed and it has its state. Hooks are called in order,
+        `before` in reverse. All ranks alike may call collectives in `after`; in `before` they are refused. Neither may
+        make or destroy groups, or change protected state. Random numbers that they draw do not affect later ones.
 
-        What `before` raises is told, and the job goes on. What `after` raises makes all ranks form their groups again;
-        the same error once more at the same step ends the job, as an error of a body does.
+        An error of `before` is reported, and the job goes on. An error of `after` makes all ranks form their groups
+        again; the same error once more at the same step ends the job, like an error of a body.
 
         Args:
             before: gives up what was built; called with the number of the groups' generation.
-            after: builds it, for the number of the groups' generation, which no other groups of the job have.
-            within: seconds that a hook may take; one that takes longer is told, and may be taken for hanging.
+            after: builds it; called with the number of the groups' generation, which no other groups of the job have.
+            within: seconds that a hook may take; a longer call is reported, and the rank may count as hanging.
 
         Raises:
             UsageError: neither is given, or called after `steps`.
@@ -156,11 +156,11 @@ class Session:
         self._context.regroups.add(before, after, within=within)
 
     def keep_world(self, reason: str) -> None:
-        """The world keeps its size: who asks for another is refused with `reason`. To be called before `steps`."""
+        """Keep the world's size: requests for another one are refused with `reason`. Call it before `steps`."""
         self._context.kept = reason
 
     def setting(self, name: str) -> Any:
-        """A named value of the policy for the present number of replicas: ask in every step. Raises `UsageError`."""
+        """A named value of the policy for the present replicas: read it in every step. Raises `UsageError`."""
         if self._scaled is None:
             raise UsageError(f"there is no policy to have a setting {name!r}", hint="call session.policy(...)")
         return self._scaled.setting(name)
@@ -172,11 +172,11 @@ class Session:
                 ...                         # builds, protects, goes through `session.steps`, as any script
                 training.result = loss.item()
 
-        Under `regrow run` each has workers of its own, which run the script from its top and leave out what is
-        finished: a body finds only `session.results` of those before it. Steps begin at 0, random numbers anew.
+        Under `regrow run` each training has workers of its own, which run the script from its top and skip finished
+        trainings: a body has only `session.results` of those. In each, steps begin at 0, and random numbers anew.
 
         Args:
-            names: of all of them, the same whenever the script runs.
+            names: names of all trainings, the same whenever the script runs.
 
         Raises:
             UsageError: called twice or after `protect`; a name twice; one has no steps; there are durable checkpoints.
@@ -205,21 +205,21 @@ class Session:
     def protect(self, *objects: Any, part: str = "", **named: Any) -> None:
         """Name what must survive a fault: modules, optimizers, and whatever has `state_dict` and `load_state_dict`.
 
-        Also `get_state` with `set_state`; and objects of Python classes, such as environments and replay buffers,
-        which are carried by all that they hold. A second call may protect more, as another part: `protect(model)`, and
+        Also objects with `get_state` and `set_state`, and objects of Python classes, such as environments and replay
+        buffers, with all that they hold. A second call may protect more, as another part: `protect(model)`, and
         `protect(optim=..., part=f"rank{r}")` for an optimizer of which each rank keeps a part.
 
         Args:
             objects: for example the model (wrapped by DDP, FSDP2, both or not at all), its optimizer, its scheduler.
-            part: what part of the state this rank has, where parts are called the same on different ranks: two middle
+            part: name of the part of the state that this rank has, if different parts have the same names: two middle
                 stages of a pipeline, or the state of an optimizer that shards itself. Ranks with the same names,
-                shapes, pieces and part are taken for replicas.
-            named: the same, under names of their own in the checkpoint.
+                shapes, pieces and part count as replicas.
+            named: more objects, under these names in the checkpoint.
 
         Raises:
-            StateError: an object has nothing that could be protected.
+            StateError: an object has no state that could be protected.
             UsageError: an object holds something whose state cannot be read; or called twice for the same part, after
-                `policy`, or after the first step.
+                `policy`, or after `steps`.
         """
         context, loop, former = self._context, self._loop, self._context.state
         earlier = former.calls if former is not None else []
@@ -235,7 +235,7 @@ class Session:
             loop.modules = Modules(every, recovers=self._worker.rehearses)
         else:
             loop.modules.add(every)
-        # After a forward FSDP's root has whole parameters in the places of the shards that are to be protected.
+        # After a forward FSDP's root module holds whole parameters instead of the shards that are to be protected.
         loop.modules.overwritten()
         state = ProtectedState(objects, named, part=part, earlier=earlier)
         if former is not None:
@@ -269,15 +269,15 @@ class Session:
         Args:
             loader: a `DataLoader` over a map-style data set, a callable `fn(step)`, or an iterable of batches that is a
                 function of the step.
-            until: how many steps the training has in all.
-            data: which share of the global batch this rank reads: the `DeviceMesh` of the data-parallel dimensions, or
-                (share, number of shares). Ranks with the same share also draw the same random numbers. Without it
-                every rank has a share of its own, as DDP and FSDP want it; tensor and pipeline parallel need it.
-            microbatches: of how many micro-batches the global batch of a step consists, whatever the world: they are
-                dealt out to the replicas, and the body goes through its own by `step.microbatches`. A batch of the
-                loader is then a micro-batch (of each rank that FSDP shards over); a callable is `fn(step, share)`.
-                Or a table {replicas: micro-batches}, of which the row of the next smaller size counts: for a
-                `regrow.DataLoader` with `global_batch_size=`, and not in world-invariant mode.
+            until: number of steps of the whole training.
+            data: share of the global batch that this rank reads: the `DeviceMesh` of the data-parallel dimensions, or
+                (share, number of shares). Ranks with the same share also draw the same random numbers. By default
+                every rank has a share of its own, as DDP and FSDP expect; tensor and pipeline parallelism need `data`.
+            microbatches: number of micro-batches in a step's global batch, in worlds of any size: they are dealt out to
+                the replicas, and the body iterates over its own by `step.microbatches`. A batch of the loader is then
+                a micro-batch (of each rank that FSDP shards over); a callable is `fn(step, share)`. Or a table
+                {replicas: micro-batches}, where the row of the next smaller size counts: for a `regrow.DataLoader`
+                with `global_batch_size=`, and not in world-invariant mode.
 
         Raises:
             UsageError: nothing is protected, or `until` is negative, or the loop's body is not inside `with step`, or
@@ -297,18 +297,18 @@ class Session:
         data: "DeviceMesh | Share | None" = None,
         microbatches: int | Mapping[int, int] | None = None,
     ) -> Iterator[Epoch]:
-        """As `steps`, for a training of `epochs` passes over the data: each item has the steps of one epoch.
+        """As `steps`, for a training of `epochs` passes over the data: each item yields the steps of one epoch.
 
             for epoch in session.epochs(loader, 10):
                 for step in epoch:
                     with step as batch: ...
                 evaluate(model)             # what follows an epoch follows its last step
 
-        A rank that is replaced begins in the present epoch (`epoch.number`). An epoch is gone through to its end.
+        A replaced rank begins in the present epoch (`epoch.number`). Each epoch must be iterated to its end.
 
         Args:
             loader: as for `steps`.
-            epochs: of the training, in all.
+            epochs: number of epochs of the whole training.
             length: steps of an epoch; the default is one pass over the data, of all ranks together.
             data: as for `steps`.
             microbatches: as for `steps`.
@@ -333,7 +333,7 @@ class Session:
         return turns
 
     def _begin(self, data: "DeviceMesh | Share | None") -> None:
-        """The one loop of the script begins."""
+        """Begin the one loop of the script."""
         if self._worker.rehearses and self._trainings is None:
             refuse_second_loop(script_frames(), self)
         self._loop.start(STEPS)
@@ -369,7 +369,7 @@ class Session:
 
     def _reader(self, loader: Any, until: int, microbatches: int | Mapping[int, int] | None) -> StepLoader | Dealer:
         worker = self._worker
-        # A cache knows batches by their steps, of which each training has its own.
+        # A cache identifies batches by their steps, and each training counts its own.
         cache = worker.cache(until) if self._trainings is None else None
         if microbatches is not None:
             return dealer(

@@ -27,14 +27,14 @@ class LoggedNumbers(Protocol):
 
 
 class StepOwner(Protocol):
-    """Runner of a step, as far as the step knows it."""
+    """Runner of a step, as the step uses it."""
 
     bindings: BodyBindings
     draws: ExternalDraws
 
     @property
     def shadow(self) -> LoggedNumbers:
-        """Hears of the numbers of bodies, those of rehearsals too."""
+        """Receives the numbers that bodies log, in rehearsals too."""
 
     @property
     def rank(self) -> int:
@@ -45,32 +45,32 @@ class StepOwner(Protocol):
         """The step of the job that is step 0 of its training."""
 
     def enter(self, step: "Step") -> None:
-        """The script comes into the body."""
+        """The script enters the body."""
 
     def before_update(self) -> None:
         """Protected state is about to change."""
 
     def leave(self, step: "Step", error: BaseException | None) -> bool:
-        """The body has ended; whether its exception is absorbed."""
+        """The body has ended; True if its exception is absorbed."""
 
     def log(self, step: "Step") -> None:
         """Numbers were added to those of the step."""
 
     def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """The body has these numbers, of this rank alone."""
+        """The body has these numbers, which are this rank's alone."""
 
 
 class Step:
     """One optimizer update, and the context manager around its body.
 
-    The body may run again: what it does to protected state happens once. Entering gives the step's batch.
+    The body may run again, but its changes to protected state happen once. Entering gives the step's batch.
 
     Attributes:
-        number: the step of its training, from 0.
-        at: the step of the job: the same, but where the script has had other trainings before.
-        attempt: how often this worker has started it, from 0.
-        rehearsal: the body is run for warmth alone; what it computes is thrown away.
-        committed: the step has happened; stays False when it must run again.
+        number: number of the step in its training, from 0.
+        at: number of the step in the job: differs from `number` if the script had other trainings before.
+        attempt: how often this worker has started the step before.
+        rehearsal: True if the body only warms up; its results are discarded.
+        committed: True once the step is committed; stays False if it must run again.
     """
 
     def __init__(
@@ -86,24 +86,24 @@ class Step:
     ) -> None:
         self.at, self.number = number, StepNo(number - owner.began)
         self.proof = proof
-        """A step in the shadow of another rank, whose numbers it must have."""
+        """True if the step shadows another rank's, whose numbers it must reproduce."""
         self.replay = replay
-        """A step that the others have committed, run for what stands after its body: they are in it."""
+        """True if the others have committed the step: it runs to reach the code after its body, in which they are."""
         self.attempt = attempt
         self.rank = owner.rank
-        """This worker's in it; in a world of another size it may have another."""
+        """This worker's rank in the step; in a world of another size it may have another one."""
         self.rehearsal = rehearsal
         self.committed = False
         self.entered = self.left = False
         self.inside = False
         self.staged: dict[str, torch.Tensor | float] = {}
         self.gives: Callable[[Any], Any] | None = None
-        """Makes what the script gets of the batch; it changes nothing, and calls no collectives."""
+        """Converts the batch to the one that the script gets; has no side effects, and calls no collectives."""
         self._owner = owner
         self._batch = batch
 
     def become(self, following: "Step") -> None:
-        """Stand for the step that follows, where the script holds this one."""
+        """Become the step that follows, since the script holds this object."""
         self.__dict__.update(following.__dict__ | {"gives": self.gives})
 
     def __enter__(self) -> Any:
@@ -140,7 +140,7 @@ class Step:
 
     @property
     def microbatches(self) -> MicroBatches:
-        """This rank's micro-batches, to be gone through once in the body; `with step as microbatches:` gives them too.
+        """This rank's micro-batches, to be iterated once in the body; `with step as microbatches:` gives them too.
 
         Raises:
             UsageError: `session.steps` was not given `microbatches=`, or the body has ended.
@@ -153,24 +153,24 @@ class Step:
         return self._batch
 
     def external(self, draw: Callable[[], T], *, like: T) -> T:
-        """Result of `draw()`, which cannot be undone or asked for twice: of a simulator, a browser, a paid service.
+        """Result of `draw()`, which cannot be undone or repeated: a call of a simulator, a browser, a paid service.
 
             reward = step.external(lambda: simulator.step(action), like=0.0)
 
-        It is drawn once for each rank, step and call, and given again to a body that runs again after a fault: to a
-        rank that is replaced on its node too. Where no copy is left it is drawn again; the job says so, and ends with
-        76. A rehearsed body draws nothing and gets `like`. Neither gives the same object twice: a copy each.
+        It is drawn once for each rank, step and call. A body that runs again after a fault gets the same result, also
+        in a rank that was replaced on its node. If no copy is left it is drawn again; the job reports that, and exits
+        with 76. A rehearsed body draws nothing and gets `like`. The result, and `like`, are copied for each call.
 
-        `draw` calls no collectives, and changes nothing that is protected. Its global random numbers go on as in a
-        plain call. One that lasts longer than a hanging rank's body would is taken for hanging.
+        `draw` must not call collectives or change protected state. Its global random numbers go on as in a plain
+        call. If it takes longer than a body may take before it counts as hanging, the rank counts as hanging.
 
         Args:
-            draw: makes the result: None, numbers, texts, bytes, tensors (without gradients), numpy arrays, in lists,
-                tuples, sets and dicts. 64 MiB of a rank in a step are kept, 32 MiB at most for who replaces it.
+            draw: makes the result: None, numbers, strings, bytes, tensors (without gradients), numpy arrays, in lists,
+                tuples, sets and dicts. Kept are 64 MiB for a rank and step, and at most 32 MiB for its replacement.
             like: a value of the same form.
 
         Raises:
-            UsageError: outside the step's body, or the result is none of these; it names the place in it.
+            UsageError: outside the step's body, or the result contains another type; the error names the place in it.
         """
         if not self.inside:
             raise UsageError("step.external is called outside its body", hint="call it inside `with step`")
@@ -187,9 +187,9 @@ class Step:
     def log(self, **metrics: torch.Tensor | float) -> None:
         """Log numbers of this step: only committed steps reach the log, each once.
 
-        Inside the body, before `backward`, the numbers wait for the commit, and even the death of this worker after its
-        gradients were reduced does not lose them; later they are lost in that one case. Silent in a rehearsal, and
-        where the step must run again.
+        Numbers logged inside the body before `backward` survive even the death of this worker after its gradients were
+        reduced; numbers logged later are lost in that one case. Does nothing in a rehearsal, or if the step must run
+        again.
 
         Args:
             metrics: floats, or tensors with one element.
@@ -202,12 +202,12 @@ class Step:
         self._owner.log(self)
 
     def receive(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
-        """Numbers of a part of this rank's work, which are not the step's but may be checked."""
+        """Receive numbers of a part of this rank's work, which may be checked but are not logged for the step."""
         if not self.rehearsal:
             self._owner.receive(numbers)
 
     def read(self, what: str, batch: Any) -> None:
-        """A part of this rank's data has been read, which is not the step's batch."""
+        """Note that a part of this rank's data has been read, apart from the step's batch."""
         self._owner.shadow.read(batch, what)
 
     def numbers(self) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Interface of the loop of steps to what stands between its steps and behind it."""
+"""Interface of the loop of steps for code that runs between its steps and after it."""
 
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -32,16 +32,16 @@ class StepRunner(Protocol):
         """True if the loop of steps has begun and the script is in none of them."""
 
     def start(self, what: str) -> None:
-        """The one loop of a job begins. Raises `UsageError` where there was one, or nothing is protected."""
+        """Begin the one loop of a job. Raises `UsageError` if there was one before, or nothing is protected."""
 
     def rehearsing(self) -> AbstractContextManager[None]:
         """Within this, collectives are answered locally; afterwards the state is as it was."""
 
     def arrive(self) -> None:
-        """Built and warm: stand before the first step, or where the others are."""
+        """Report this worker as built and warm, so that it can join at the first step, or where the others are."""
 
     def recover(self) -> None:
-        """Wait for the next membership and stand in it."""
+        """Wait for the next membership and join it."""
 
     def recover_if_halted(self) -> bool:
         """Join the next generation if the present one is over; True if it was."""
@@ -53,10 +53,10 @@ class StepRunner(Protocol):
         """True if this rank's replicas have the same state, or were not compared."""
 
     def announce(self, fact: WorkerCommitted) -> None:
-        """A step of a training with a loop of its own has happened."""
+        """Report a committed step of a training that has a loop of its own."""
 
     def stops(self) -> None:
-        """There are no steps any more."""
+        """Report all that is left of the steps, as no step follows."""
 
     def over(self) -> None:
-        """All ranks have left their loops."""
+        """Called when all ranks have left their loops."""

@@ -1,7 +1,7 @@
-"""Several trainings in one script: those that are finished are left out, and their results are the same everywhere.
+"""Several trainings in one script: finished ones are skipped, and their results are the same on all ranks.
 
-A worker runs one training from its beginning, whether it starts the training or comes in later: so whatever a body
-leaves behind in a process can make no difference. See decision 0105.
+Each worker runs one training from its beginning, whether it starts the training or joins later, so nothing that a body
+leaves behind in a process can affect the next one. See decision 0105.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +19,11 @@ from regrow.train.loop import StepLoop
 from regrow.train.worker.participation import Participation
 
 _ROOM, _FRAME, _LEAST = 64 << 10, 64, 64
-"""Bytes of all names and results, with which workers are started; what a training takes besides; least for a result."""
+"""Bytes of all names and results, which workers get as they start; overhead of a training; minimum for a result."""
 
 
 class OneTraining:
-    """One of the trainings of a script. As a text it is its `name`."""
+    """One of the trainings of a script. As a string it is its `name`."""
 
     def __init__(self, name: str, room: int) -> None:
         self.name, self._room, self.encoded = name, room, encode(None)
@@ -33,9 +33,9 @@ class OneTraining:
 
     @property
     def result(self) -> Any:
-        """Set it in the body, after the steps; rank 0's is everybody's when the body has ended. None, if never set.
+        """Result, which the body sets after the steps; all ranks get rank 0's when the body has ended. None if not set.
 
-        Numbers, texts, lists, tuples and dicts of them; 64 KiB for all trainings. Raises `UsageError` for all else.
+        Numbers, strings, lists, tuples and dicts of them; 64 KiB for all trainings. Raises `UsageError` for all else.
         """
         return decode(self.encoded)
 
@@ -83,7 +83,7 @@ class Trainings:
         return {name: decode(encoded) for name, encoded in self._results.items()}
 
     def run(self) -> Iterator[OneTraining]:
-        """Those that are still to be run. Raises `UsageError` where one has no steps."""
+        """The trainings still to be run. Raises `UsageError` if one has no steps."""
         finished, worker = list(self._results), self._worker
         if finished != self._names[: len(finished)]:
             raise UsageError(
@@ -97,7 +97,7 @@ class Trainings:
             yield training
             if not loop.started:
                 raise UsageError(f"the training {name} has no steps", hint="leave its name out of session.trainings()")
-            # After a fault all agree again, as they do again what else follows the steps.
+            # Restartable, since a fault may interrupt the exchange.
             loop.restartables.between(f"the result of {name}", partial(self._agree, training, training.encoded))
             if name != self._names[-1]:
                 loop.after.end(FinishedTraining(name, self._results[name], worker.step))
