@@ -1,1 +1,1 @@
-"""Objects that say no state of their own: what they hold is remembered, carried without pickle, and put back."""
+"""Objects without a state of their own: all that they hold is remembered, sent without pickle, and put back."""

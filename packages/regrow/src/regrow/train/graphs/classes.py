@@ -1,8 +1,8 @@
-"""Classes by their names, as far as a received state may have things of them made.
+"""Classes by name, of which a received state may make objects.
 
 A name leads to a class of the script, of a library whose objects the graph held as the loop began, or to one of the
-listed builtin ones: of modules that are imported already. Nothing is imported for a name, and none of a class's code
-is called.
+listed builtin classes, always in modules that are imported already. Nothing is imported for a name, and no code of a
+class is called.
 """
 
 import enum
@@ -19,10 +19,10 @@ _BUILTINS = "builtins"
 
 
 class Classes:
-    """Classes that things may be made of.
+    """Classes of which things may be made.
 
     Args:
-        types: classes of the things that are there.
+        types: classes of the things in the graph.
     """
 
     def __init__(self, types: Iterable[type]) -> None:
@@ -30,12 +30,12 @@ class Classes:
         self._modules = {kind.__module__ for kind in self._known.values()}
 
     def name_of(self, kind: type) -> str:
-        """Name by which `find` finds this class; empty: it does not."""
+        """Name by which `find` finds this class; empty if it does not."""
         name = _full(kind)
         return name if self._look(name) is kind else ""
 
     def find(self, name: str) -> type:
-        """Class of a name. Raises `StateError` where things of it may not be made."""
+        """The class with this name. Raises `StateError` if no things of it may be made."""
         found = self._look(name)
         if found is None:
             raise StateError(f"{name} is no class that a received object may be of")
@@ -58,7 +58,7 @@ class Classes:
 
 
 def make(kind: ThingKind, of: type) -> Any:
-    """An empty object of a class of the script's, whose code is not called. Raises `StateError` for any other class."""
+    """Make an empty object of a class without calling its code. Raises `StateError` if it is no class of objects."""
     if kind is not ThingKind.OBJECT or issubclass(of, tuple | enum.Enum | type):
         raise StateError(f"{_full(of)} is no class of plain objects")
     return object.__new__(of)

@@ -1,4 +1,4 @@
-"""A graph of objects from data: what was there as the loop began stays itself, all else is made anew."""
+"""A graph of objects from data: things that existed as the loop began keep their identity, others are made anew."""
 
 import enum
 import random
@@ -62,14 +62,14 @@ _WITHOUT_IDENTITY = frozenset(
 )
 
 LEFT = (-1,)
-"""Told in the place of a thing that no other process can be given: there stands what the script has built."""
+"""Sent instead of a thing that no other process can receive: the receiver keeps what its script has built there."""
 
 
 class Originals:
-    """Things that were there as the loop began, by path: all ranks have built them alike.
+    """Things that existed as the loop began, by path: all ranks have built them alike.
 
     Args:
-        things: those.
+        things: the things of the graph as the loop begins.
     """
 
     def __init__(self, things: Iterable[Thing]) -> None:
@@ -77,30 +77,30 @@ class Originals:
         self._paths = {id(each.value): each.path for each in self._things.values()}
 
     def path_of(self, value: object) -> str:
-        """Path of a thing; empty: it was not there."""
+        """Path of a thing; empty: it did not exist then."""
         return self._paths.get(id(value), "")
 
     def at(self, path: str, kind: ThingKind) -> Any:
-        """The thing of this path, None where there is none of this kind."""
+        """The thing at this path; None if there is none of this kind."""
         thing = self._things.get(path)
         return thing.value if thing is not None and thing.kind is kind else None
 
     def add(self, thing: Thing) -> None:
-        """A thing that others had there, made here."""
+        """Add a thing that other ranks had at its path, and that was made here now."""
         former = self._things.get(thing.path)
         if former is not None:
             del self._paths[id(former.value)]
         self._things[thing.path], self._paths[id(thing.value)] = thing, thing.path
 
     def classes(self) -> set[type]:
-        """Classes among them."""
+        """Classes among these things."""
         return {each.value for each in self._things.values() if isinstance(each.value, type)}
 
 
 def decode_graph(encoded: dict[str, Any], originals: Originals, classes: Classes, exchanges: Exchanges) -> list[str]:
-    """Write a told graph into the present one. Returns what steps had exchanged elsewhere that is not told.
+    """Write a received graph into the present one. Returns names of the sender's changes that were not sent.
 
-    Raises `StateError` where it does not fit.
+    Raises `StateError` if it does not fit.
     """
     nodes = decode(np.ascontiguousarray(encoded["graph"]).tobytes())
     if not isinstance(nodes, list) or len(nodes) > MOST:
@@ -158,7 +158,7 @@ class _Reader:
                 self._adopt(self._thing(number), number)
 
     def _adopt(self, value: Any, number: int) -> None:
-        """Take what a class or a function has here for what it has there: nothing else can stand in its place."""
+        """Identify the values of a class or function here with those of the sender's: no others could replace them."""
         for (_, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
             if type(encoded) is tuple and encoded != LEFT and encoded[0] not in self._made:
                 kind, name, path, content = self._nodes[encoded[0]]
@@ -171,17 +171,17 @@ class _Reader:
         return list(content[1:] if kind == ThingKind.ENUM else content)
 
     def _refuse_others(self, value: Any, number: int) -> None:
-        """Raises `StateError` where a class or a function has other things here than there."""
+        """Raise `StateError` if a class or a function has other values here than at the sender."""
         built = self._nodes[number][2]
         for (at, mine), encoded in zip(self._given_here(value, number), self._given(number), strict=True):
             theirs = self._value(encoded)
-            # What is built by all ranks alike may have a name or a time of its own.
+            # Objects that all ranks build alike may still have names or times of their own.
             same = mine == theirs if isinstance(mine, MethodType) else alike(mine, theirs)
             if not same and encoded != LEFT and not (built and is_atom(mine) and is_atom(theirs)):
                 raise StateError(f"{getattr(value, '__name__', value)}{at} is another thing here")
 
     def _thing(self, number: int) -> Any:
-        """The thing of a number, which may still be empty."""
+        """The thing with this number, which may still be empty."""
         if number not in self._made:
             kind, name, path, content = self._nodes[number]
             kind = ThingKind(kind)
@@ -239,7 +239,7 @@ class _Reader:
         return [self._value(each) for each in encoded]
 
     def _pairs(self, encoded: list[Any], here: Mapping[Any, Any] = MappingProxyType({})) -> dict[Any, Any]:
-        """Items by key; one that was left out is as it is `here`."""
+        """Items by key; one that was left out keeps its value in `here`."""
         values = self._values(encoded)
         if not all(map(is_key, values[::2])):
             raise StateError("a dictionary was received with a key that may be none")
@@ -380,7 +380,7 @@ def _of_length(received: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
 
 
 def method_of(thing: object, name: str) -> MethodType:
-    """Method of a thing whose class has a function of that name. Raises `StateError` for anything else."""
+    """Method of a thing whose class has a function with this name. Raises `StateError` otherwise."""
     for kind in type(thing).__mro__:
         if isinstance(function := vars(kind).get(name), FunctionType):
             return MethodType(function, thing)

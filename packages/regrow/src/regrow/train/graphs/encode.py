@@ -40,22 +40,22 @@ _NAMED = frozenset(
 )
 
 _OF_ONE = frozenset({ThingKind.METHOD, ThingKind.NUMPY, ThingKind.ARRAY})
-"""Kinds that are nothing without the thing that they are of."""
+"""Kinds that cannot exist without the thing to which they belong."""
 Left = Mapping[int, tuple[object, str]]
-"""By the id of what is left out: that, and its path."""
+"""Things that are left out, by id: the value, and its path."""
 
 
 def encode_graph(
     things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
 ) -> dict[str, object]:
-    """The things, in their order. Raises `NotCarried` for what a step has put there that cannot be made."""
+    """Encode the things, in their order. Raises `NotCarried` for one that a step added and no newcomer could make."""
     return _Encoder(things, originals, classes, exchanges, left).encoded()
 
 
 def try_to_encode(
     things: list[Thing], originals: Originals, classes: Classes, exchanges: Exchanges, left: Left
 ) -> dict[str, object]:
-    """Raises `NotCarried` where `encode_graph` does, and copies no memory of arrays. Returns nothing."""
+    """Raise `NotCarried` as `encode_graph` would, without copying arrays. Returns an empty dict."""
     _Encoder(things, originals, classes, exchanges, left).nodes()
     return {}
 
@@ -103,7 +103,7 @@ class _Encoder:
         return encoded
 
     def _place(self, piece: Piece) -> list[object]:
-        """Place of a piece's bytes: first and length in the common memory, or the number of what is kept."""
+        """Place of a piece's bytes: start and length in the common memory, or its number in `kept` and -1."""
         if piece.memory.device.type != "cpu":
             return [self._keep(piece.memory), -1]
         start, self._length = self._length, self._length + piece.memory.numel()
@@ -115,7 +115,7 @@ class _Encoder:
         return len(self._kept) - 1
 
     def _exchanged(self, thing: Thing) -> Iterator[list[object]]:
-        """Number of the holder, each place, and the value, with a text where it counts; no value where it is gone."""
+        """Number of the holder, each place, and its value (of a count None and its text), or no value if it is gone."""
         for at, is_data in sorted(self._exchanges.encoded.get(id(thing.value), {}).items()):
             encoded: list[object] = []
             if not is_data:

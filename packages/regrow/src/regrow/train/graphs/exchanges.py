@@ -1,4 +1,4 @@
-"""Values that steps exchange in classes, functions and enumerations, which have them for all their objects."""
+"""Values of classes, functions and enumerations, shared by all their users, that steps replace by others."""
 
 from collections.abc import Iterable
 
@@ -8,27 +8,27 @@ from regrow.train.graphs.places import Places, exchanged_in, is_code, is_plain_c
 from regrow.train.graphs.walk import HOLDERS, Thing
 
 Held = dict[int, tuple[object, Places]]
-"""By the id of a class or a function: that, and its places."""
+"""By the id of a class or a function: the class or function, and its places."""
 
 
 class Exchanges:
-    """Knows what classes and functions had as they were first seen."""
+    """Knows which values classes and functions had when they were first seen."""
 
     def __init__(self) -> None:
         self._first: Held = {}
         self._others: dict[int, dict[str, object]] = {}
-        self._passing: set[int] = set()  # code without places that steps have put there: kept while it is there
+        self._passing: set[int] = set()  # code without places that steps have added: kept while it is held
         self.encoded: dict[int, dict[str, bool]] = {}
-        """By holder, places whose values steps have exchanged; True: data, which travels."""
+        """By holder, places whose values steps have replaced; True: data, which is sent."""
         self.code = ""
-        """Name of a place that has other code by now, or had code; empty: there is none."""
+        """Name of a place whose old or new value is code; empty: there is none."""
 
     def look(self, things: Iterable[Thing], *, live: bool) -> Held:
-        """All places as they are now. Raises `NotCarried` where a function has other values in what is no place.
+        """All places as they are now. Raises `NotCarried` if a function has other values outside of its places.
 
         Args:
-            things: all that is held.
-            live: steps count by now.
+            things: all things of the graph.
+            live: True once steps count.
         """
         now: Held = {}
         for thing in things:
@@ -57,7 +57,7 @@ class Exchanges:
         first = self._first.setdefault(id(holder), (holder, dict(now)))[1]
         for at in exchanged_in(first, now):
             if not live and is_plain_code(first.get(at)) and is_plain_code(now.get(at)):
-                first[at] = now[at]  # a library puts what it has compiled in the place of a function
+                first[at] = now[at]  # a library replaces a function by a compiled one
                 continue
             data = not (is_code(first.get(at)) or is_code(now.get(at)))
             self.encoded.setdefault(id(holder), {})[at] = data
@@ -66,17 +66,17 @@ class Exchanges:
 
     @staticmethod
     def put_back(held: Held) -> None:
-        """Exchange what was exchanged since `look`."""
+        """Put back the values that were replaced since `look`."""
         for holder, before in held.values():
             put(before, places(holder))
 
     def built(self) -> None:
-        """Let all holders have what they had as they were first seen."""
+        """Give all holders the values that they had when they were first seen."""
         self.put_back(self._first)
         self.encoded, self.code = {}, ""
 
     def take(self, holder: object, at: str, value: object, *, gone: bool) -> None:
-        """Put a received value into its place. Raises `StateError` where it may not be."""
+        """Put a received value into its place. Raises `StateError` if that is not allowed."""
         self._first.setdefault(id(holder), (holder, places(holder)))
         receive(holder, at, value, gone=gone)
         self.encoded.setdefault(id(holder), {})[at] = True

@@ -1,6 +1,6 @@
-"""Kinds of values in a graph of objects: how each is remembered and carried, or why it cannot be.
+"""Kinds of values in a graph of objects: each determines how a value is remembered and sent, or why it cannot be.
 
-No code of the script's runs here, and none that a message names: objects are read by their attributes and written the
+No code of the script runs here, and none that a message names: objects are read by their attributes, and written the
 same way.
 """
 
@@ -68,25 +68,25 @@ _FIXED = (
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition)
 GENERATOR_TYPES = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator, torch.Generator)
 _OF_TORCH = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled, torch.inference_mode, torch.amp.autocast)
-"""Around functions, such as `torch.no_grad()`."""
+"""Contexts and decorators of torch, such as `torch.no_grad()`."""
 _FLAGS = (threading.Event, threading.Semaphore, threading.Barrier)
 OF_LIBRARIES = (
     getattr(np.random.mtrand, "_rand", None),
     getattr(random, "_inst", None),
     torch.default_generator,
 )
-"""Generators that are seeded for each body."""
+"""Global random generators, which are seeded for each body."""
 _ELSEWHERE = frozenset(
     {"multiprocessing", "subprocess", "concurrent", "asyncio", "socket", "ssl", "_io", "io", "select"}
 )
 _NO_ENVIRONMENTS = frozenset({"torch", "builtins", "accelerate", "transformers"})
-"""Packages whose objects are none that a step changes behind the script's back."""
+"""Packages whose objects are no environments: steps do not change them unseen by the script."""
 _HEAP_TYPE = 1 << 9
 _WORD = struct.calcsize("P")
 
 
 class ThingKind(enum.StrEnum):
-    """A way of remembering and carrying."""
+    """Kind of a value: decides how it is remembered and sent."""
 
     ATOM = "atom"
     CONSTANT = "constant"
@@ -131,14 +131,14 @@ _EXACT: dict[type, ThingKind] = {
 
 
 def raise_all(errors: list[NotCarried]) -> None:
-    """Raise the first of them, if there are any, with the others in `more`."""
+    """Raise the first error, if there are any, with the others in `more`."""
     if errors:
         errors[0].more = errors[1:]
         raise errors[0]
 
 
 def kind_of(value: object, path: str) -> ThingKind:
-    """Kind by which a value is carried. Raises `NotCarried`."""
+    """Kind of a value. Raises `NotCarried` if it cannot be sent."""
     if isinstance(value, types.MethodType) and not isinstance(value.__func__, types.FunctionType):
         return ThingKind.CONSTANT  # of a class made in C, such as numpy's generators
     if (exact := _EXACT.get(type(value))) is not None:
@@ -190,7 +190,7 @@ def _of_array(array: np.ndarray, path: str) -> ThingKind:
 
 
 def says_its_state(value: object) -> bool:
-    """True for `state_dict` with `load_state_dict`, and `get_state` with `set_state`, of the value's class."""
+    """True if the value's class has `state_dict` and `load_state_dict`, or `get_state` and `set_state`."""
     kind = type(value)
     pairs = ("state_dict", "load_state_dict"), ("get_state", "set_state")
     return any(callable(getattr(kind, get, None)) and callable(getattr(kind, put, None)) for get, put in pairs)
@@ -227,7 +227,7 @@ def _of_set(value: "set[object] | frozenset[object]", path: str) -> ThingKind:
 
 
 def _is_of_python(kind: type) -> bool:
-    """True for a class made by `class`, whose instances have no memory but attributes, slots and weak references."""
+    """True for a class defined in Python, whose instances consist of attributes, slots and weak references only."""
     base = kind.__base__
     if base is None:
         return kind is object
@@ -240,7 +240,7 @@ def _is_of_python(kind: type) -> bool:
 
 
 def is_key(value: object) -> bool:
-    """True for a key of a dictionary that is whole as soon as it is made, and whose class has no code of its own."""
+    """True for a dictionary key that is complete as soon as it is made, and whose class has no code of its own."""
     kind = type(value)
     if kind in ATOMS or isinstance(value, np.generic):
         return True
@@ -252,27 +252,27 @@ def is_key(value: object) -> bool:
 
 
 def _refuse_counting(code: object, path: str) -> None:
-    """Functions are the same on all ranks, but for variables of a function around them that they write."""
+    """Refuse functions that write variables of an enclosing function: all others are the same on all ranks."""
     if isinstance(code, types.FunctionType) and (kept := _written(code.__code__)):
         raise NotCarried(path, code, f"the function writes `{kept[0]}` of the function around it")
 
 
 @functools.lru_cache(maxsize=10_000)
 def _written(code: types.CodeType) -> list[str]:
-    """Variables from outside that code writes, or a function in it."""
+    """Variables of enclosing functions that code, or a function in it, writes."""
     names = {each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_DEREF", "DELETE_DEREF")}
     names |= {name for inner in code.co_consts if isinstance(inner, types.CodeType) for name in _written(inner)}
     return sorted(names & set(code.co_freevars))
 
 
 def can_be_followed(value: object) -> bool:
-    """True for what keeps its state where it can be read: a container, a generator, an object of a Python class.
+    """True for a value whose state can be read: a container, a random generator, an object of a Python class.
 
-    A value that a script exchanges for another (an array, a number) is known by a name, and cannot be followed.
+    A value that a script replaces by another (an array, a number) is identified by a name, and cannot be followed.
     """
     kind = type(value)
     if isinstance(value, np.random.RandomState | random.Random | list | dict | set | deque):
-        return kind in _EXACT or kind is set  # which is refused, with a cure
+        return kind in _EXACT or kind is set  # a set is refused later, with a hint
     ours = is_own_name(kind.__module__) or kind.__module__.partition(".")[0] in _NO_ENVIRONMENTS
     return (
         not ours
@@ -290,7 +290,7 @@ def slots_of(value: object) -> Iterator[tuple[str, types.MemberDescriptorType]]:
 
 
 def slot_values(value: object) -> dict[str, object]:
-    """Values of those slots that have one."""
+    """Values of the slots that have one."""
     values: dict[str, object] = {}
     for name, member in slots_of(value):
         try:
@@ -301,7 +301,7 @@ def slot_values(value: object) -> dict[str, object]:
 
 
 def put_slots(value: object, values: dict[str, object]) -> None:
-    """Give an object's slots these values, and no others."""
+    """Set an object's slots to these values, and delete the values of its other slots."""
     for name, member in slots_of(value):
         if name in values:
             member.__set__(value, values[name])

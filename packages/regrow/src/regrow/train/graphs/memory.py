@@ -1,6 +1,6 @@
 """A graph of objects as it was at one moment, and the way back: every thing keeps its identity.
 
-What a step has put in the place of a thing is not written to: it may be something that the script knows elsewhere.
+A value that a step has put in place of a thing is not written to, as the script may use it elsewhere.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ class Memory(NamedTuple):
     """Contents of things at one moment.
 
     Attributes:
-        things: all that can change.
-        contents: of each of them.
-        copies: by piece of memory, that and a copy of it.
-        held: what classes and functions had.
+        things: all things that can change.
+        contents: the content of each of them.
+        copies: by key, each piece of memory and a copy of it.
+        held: values of classes and functions.
     """
 
     things: list[Thing]
@@ -60,7 +60,7 @@ _CHANGES = frozenset(
 
 
 def remember(things: list[Thing], former: Memory | None = None) -> Memory:
-    """Remember now; the memory of `former`, which is not to be gone back to any more, is used again."""
+    """Remember the things as they are now, in the memory of `former`, which is not needed any more."""
     copies: dict[Key, tuple[Piece, torch.Tensor]] = {}
     with torch.no_grad():
         for key, piece in pieces(things).items():
@@ -74,9 +74,9 @@ def remember(things: list[Thing], former: Memory | None = None) -> Memory:
 
 
 def go_back(memory: Memory) -> None:
-    """Make every thing what it was. The memory can be used again.
+    """Restore every thing. The memory can be used again.
 
-    Raises `NotCarried` where an array has been given other memory since: the one that it had may be gone.
+    Raises `NotCarried` if an array has been given other memory since, as its former memory may be gone.
     """
     for thing, content in zip(memory.things, memory.contents, strict=True):
         if thing.kind in (ThingKind.ARRAY, ThingKind.ITEMS):
@@ -131,18 +131,18 @@ def _put(thing: Thing, content: Any) -> None:
 
 
 def put_items(there: dict[Any, Any], items: dict[Any, Any]) -> None:
-    """Make a dictionary these items, in this order, unless it is."""
+    """Give a dictionary these items, in this order, unless it has them."""
     same = len(there) == len(items) and all(
         one is other and a is b for (one, a), (other, b) in zip(there.items(), items.items(), strict=True)
     )
     if not same:
         there.clear()
-        for key, value in items.items():  # not `update`, which adds where it is a Counter's
+        for key, value in items.items():  # not `update`, which adds in a Counter
             there[key] = value
 
 
 def put_members(there: Any, members: list[Any]) -> None:
-    """Make a list, a deque or a `bytearray` these members."""
+    """Give a list, a deque or a `bytearray` these members."""
     if isinstance(there, bytearray):
         there[:] = bytes(members)
     else:
@@ -158,20 +158,20 @@ def put_objects(there: np.ndarray, members: list[Any]) -> None:
 
 
 def put_tensor(there: torch.Tensor, was: torch.Tensor) -> None:
-    """Let a tensor have the memory, shape and strides of another."""
+    """Give a tensor the memory, shape and strides of another."""
     same = (there.data_ptr(), there.shape, there.stride(), there.dtype)
     if same != (was.data_ptr(), was.shape, was.stride(), was.dtype):
         there.data = was
 
 
 def form_of(array: np.ndarray) -> tuple[object, ...]:
-    """Address, length, type, strides and shape of an array; last, True if it can be written."""
+    """Address, length, dtype, strides and shape of an array, and whether it can be written."""
     address, _ = array.__array_interface__["data"]
     return address, array.nbytes, array.dtype, array.strides, array.shape, array.flags.writeable
 
 
 def put_form(thing: Thing, was: tuple[object, ...]) -> None:
-    """Give an array the shape that it had. Raises `NotCarried` where it lies elsewhere, or has another type now."""
+    """Give an array the shape that it had. Raises `NotCarried` if its memory or its dtype is another one now."""
     array = thing.value
     if form_of(array) == was:
         return

@@ -1,4 +1,4 @@
-"""Nested state, as `state_dict()` gives it: copies that later changes do not reach, and how such a copy is put back."""
+"""Nested state, as `state_dict()` returns it: copies that later changes do not affect, and their restoration."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 HELD_BYTES = 1 << 20
-"""Tensors and arrays inside an object's state up to this are copied at every step; larger ones (an average of the
-weights, a queue) only where they are known to change."""
+"""Tensors and arrays inside an object's state up to this size are copied at every step; larger ones (an average of the
+weights, a queue) only if they are known to change."""
 
 
 _ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -32,11 +32,11 @@ class Marks:
 
 
 def held(value: object, left: Marks | None) -> object:
-    """A copy of nested state that later changes do not reach.
+    """A copy of nested state that later changes do not affect.
 
     Args:
         value: nested containers, tensors, arrays and plain values.
-        left: takes up what is too large to be copied each time, and stays itself; None: everything is copied.
+        left: notes tensors that are too large to be copied each time, and are returned themselves; None: copy all.
     """
     kind = type(value)
     if kind in _ATOMS:
@@ -68,12 +68,12 @@ def held(value: object, left: Marks | None) -> object:
 
 
 def large_tensors(value: object) -> list[torch.Tensor]:
-    """The tensors that `held` leaves where they are."""
+    """The tensors that `held` does not copy."""
     return [leaf for leaf in _leaves(value) if isinstance(leaf, torch.Tensor) and leaf.nbytes > HELD_BYTES]
 
 
 def large_arrays(value: object) -> list[np.ndarray]:
-    """The arrays that `held` leaves where they are."""
+    """The arrays that `held` does not copy."""
     return [leaf for leaf in _leaves(value) if isinstance(leaf, np.ndarray) and leaf.nbytes > HELD_BYTES]
 
 
@@ -86,12 +86,12 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def fitted(present: object, saved: object, *, in_place: bool) -> object:
-    """`saved` in the types of `present`: what was a `defaultdict` is one again.
+    """`saved` in the types of `present`: a `defaultdict` becomes one again.
 
     Args:
         present: the state as it is now.
-        saved: what it is to be; is left as it is.
-        in_place: write into the tensors and arrays that are there, so that whoever else holds them sees it.
+        saved: the wanted state, which is not changed.
+        in_place: write into the present tensors and arrays, so that others that hold them see the change.
     """
     if isinstance(saved, dict):
         return _fitted_dict(present, saved, in_place)
@@ -120,7 +120,7 @@ def _alike(one: torch.Tensor | np.ndarray, other: torch.Tensor | np.ndarray) -> 
 
 def _fitted_dict(present: object, saved: dict[object, object], in_place: bool) -> dict[object, object]:
     here = cast(dict[object, object], present) if isinstance(present, dict) else {}
-    # A value that is not there now is taken for one like the others.
+    # A value without a present one is treated like the others.
     another = next(iter(here.values()), None) if isinstance(present, defaultdict) else None
     items = {
         key: fitted(here.get(key, another if isinstance(another, dict) else None), item, in_place=in_place)
@@ -129,6 +129,6 @@ def _fitted_dict(present: object, saved: dict[object, object], in_place: bool) -
     if type(saved) is dict:
         return defaultdict(present.default_factory, items) if isinstance(present, defaultdict) else items
     copy = saved.copy()
-    for key, item in items.items():  # not `update`, which adds where it is a Counter's
+    for key, item in items.items():  # not `update`, which adds in a Counter
         copy[key] = item
     return copy

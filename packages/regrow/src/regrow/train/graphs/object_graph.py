@@ -1,4 +1,4 @@
-"""An object that says no state of its own: all that it holds is remembered, carried and put back, thing by thing."""
+"""Objects without a state of their own: all that they hold is remembered, sent and put back, object by object."""
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -16,29 +16,29 @@ from regrow.train.graphs.walk import Thing, walk
 
 T = TypeVar("T")
 _MOST_LEFT = 256
-"""Most things of a graph that are left out of what is remembered, or told."""
+"""Largest number of things of a graph that are left out of a memory, or of a state that is sent."""
 
 
 class ObjectGraph:
-    """Environments, replay buffers, and other objects that keep their state in attributes, as one with a state.
+    """Environments, replay buffers, and other objects that keep their state in attributes, with a `state_dict`.
 
-    A thing that it held when the loop began is known by its path on every rank, since all build alike: it stays itself
-    where a state is received, so that whoever else holds it sees that. Other things are made anew.
+    A thing that they held when the loop began has the same path on every rank, since all ranks build alike: it keeps
+    its identity when a state is received, so that others that hold it see the change. Other things are made anew.
 
-    What several of them hold together, they hold together again where a state is received.
+    Things that several objects share are shared again after a state was received.
 
     Args:
-        roots: the objects by name, with which the paths of what they hold begin.
+        roots: the objects by name; the paths of all that they hold begin with these names.
 
     Raises:
-        NotCarried: one holds something whose state cannot be read.
+        NotCarried: an object holds something whose state cannot be read.
     """
 
     def __init__(self, roots: Mapping[str, object]) -> None:
         self._roots = dict(roots)
         self._live = False
         self.apart = ""
-        """Why no other process can be given all of this state any more, for people; empty: nothing is known."""
+        """Reason for people why no other process can receive all of this state any more; empty: none is known."""
         self.missing: list[str] = []
         """Sentences on state that was not put back, or not received."""
         self._unfollowed: dict[int, tuple[object, str]] = {}
@@ -47,7 +47,7 @@ class ObjectGraph:
         self.settle()
 
     def settle(self) -> None:
-        """From now on, what is held at this moment counts as built by all ranks."""
+        """Let all things held now count as built by all ranks."""
         things = self.things()
         self._originals = Originals(things)
         self._exchanges = Exchanges()
@@ -55,11 +55,11 @@ class ObjectGraph:
         self._classes = Classes({type(thing.value) for thing in things} | self._originals.classes())
 
     def begin(self) -> None:
-        """Steps count from now on: what cannot be carried ends no training any more; `apart` says what it is."""
+        """Called when steps begin to count: things that cannot be sent end no training any more, but set `apart`."""
         self._live = True
 
     def things(self) -> list[Thing]:
-        """All that is held now. Raises `NotCarried`."""
+        """All things held now. Raises `NotCarried`."""
         return walk(self._roots)
 
     def _look(self, left: Left) -> tuple[list[Thing], Held]:
@@ -74,7 +74,7 @@ class ObjectGraph:
         return things, held
 
     def _without(self, left: dict[int, tuple[object, str]], act: Callable[[], T]) -> T:
-        """Do this, as steps count without the things with which it cannot be done. Raises `NotCarried`."""
+        """Call `act`; once steps count, without the things for which it fails. Raises `NotCarried`."""
         while True:
             try:
                 done = act()
@@ -90,10 +90,10 @@ class ObjectGraph:
                 return done
 
     def remember(self, former: object = None) -> Memory | None:
-        """All as it is now; None where that cannot be, as steps count. Raises `NotCarried` before they do.
+        """Remember the graph as it is now; None if that fails once steps count. Raises `NotCarried` before that.
 
         Args:
-            former: an earlier memory, which is not gone back to any more.
+            former: an earlier memory that is not needed any more, and is used again.
         """
         try:
             return self._without(self._unfollowed, partial(self._remember, former))
@@ -107,9 +107,9 @@ class ObjectGraph:
         return remember(things, former if isinstance(former, Memory) else None)._replace(held=held)
 
     def go_back(self, memory: Memory | None) -> bool:
-        """Make all that was held what it was; every thing is itself again. False where that cannot be.
+        """Restore all that was held; every thing keeps its identity. False if that fails once steps count.
 
-        Raises `NotCarried` in its place before steps count.
+        Raises `NotCarried` instead before steps count.
         """
         if memory is None:
             return False
@@ -126,14 +126,14 @@ class ObjectGraph:
         return True
 
     def state_dict(self) -> dict[str, object]:
-        """The graph as bytes, memory of arrays and of tensors, and the states that objects in it say themselves.
+        """The graph as bytes, the memory of arrays and tensors, and the states that objects in it return themselves.
 
-        Raises `NotCarried` for what cannot be told; as steps count, that is left out.
+        Raises `NotCarried` for things that cannot be sent; once steps count, they are left out instead.
         """
         return self._without(self._unsent, self._encode_graph)
 
     def look_closely(self) -> None:
-        """Let `apart` say all that cannot be told; copies no array. Raises what objects that say their state raise."""
+        """Let `apart` name all that cannot be sent; copies no array. Raises what the objects' own methods raise."""
         self._without(self._unsent, partial(self._encode_graph, try_to_encode))
 
     def _encode_graph(self, encoding: Callable[..., dict[str, object]] = encode_graph) -> dict[str, object]:
@@ -143,7 +143,7 @@ class ObjectGraph:
         return encoding(things, self._originals, self._classes, self._exchanges, there)
 
     def load_state_dict(self, state_dict: object) -> None:
-        """Take over a graph. Raises `StateError` where it does not fit what is here."""
+        """Load a received graph. Raises `StateError` if it does not fit the present one."""
         if not isinstance(state_dict, dict) or not isinstance(state_dict.get("graph"), np.ndarray):
             raise StateError(f"the state of {', '.join(self._roots)} that was received is none")
         encoded = cast(dict[str, Any], state_dict)
@@ -152,5 +152,5 @@ class ObjectGraph:
 
 
 def living(graphs: Iterable[ObjectGraph]) -> set[int]:
-    """Ids of all that these hold."""
+    """Ids of all things that these graphs hold."""
     return {id(thing.value) for graph in graphs for thing in graph.things()}

@@ -1,7 +1,7 @@
-"""Values that functions, classes and enums have for all who hold them.
+"""Values that functions, classes and enums share with all their holders.
 
-They are defaults, variables of the function around, globals, and attributes of the class. They are followed like any
-other; a step may change what is in them, not put others there.
+These are defaults, variables of the enclosing function, globals, and attributes of the class. They are followed like
+other values; a step may change their contents, but not replace them.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ _LIBRARIES = frozenset({"builtins", "numpy", "torch", *sys.stdlib_module_names})
 _DATA = (list, deque, bytearray, np.ndarray, torch.Tensor, *DICTS, *GENERATOR_TYPES)
 FIELDS = type(vars(NamedTuple("_Fields", [("field", int)]))["field"])
 _REPR = {each.__code__.co_filename for each in (reprlib.recursive_repr, dataclasses.field)}
-"""Their functions have a set of what is being shown, empty between steps; each dataclass has one."""
+"""Files whose functions hold a set of objects being printed, empty between steps; each dataclass has one."""
 _BUILTINS = (BuiltinFunctionType, MethodWrapperType)
 Given = list[tuple[str, object]]
 
 
 def is_followed(kind: type) -> bool:
-    """True for a class whose attributes steps may change: not of numpy, torch, or what comes with Python."""
+    """True for a class whose attributes steps may change: not of numpy, torch, or the standard library."""
     module = str(kind.__module__)
     if is_own_name(module):
         return False
@@ -52,18 +52,18 @@ def is_followed(kind: type) -> bool:
 
 
 def followed_bases(kind: type) -> dict[str, type]:
-    """Those classes of `kind` that are followed, itself among them, by what the path of an attribute begins with."""
+    """The followed classes in `kind`'s MRO, itself included, by the prefix of their attributes' paths."""
     found: dict[str, type] = {}
     for base in kind.__mro__ if is_followed(kind) else ():
         at = "" if base is kind else f".{base.__name__}"
-        while at in found:  # a class may be called as one of its bases is
+        while at in found:  # a class may have the name of one of its bases
             at += "'"
         found[at] = base
     return {at: base for at, base in found.items() if is_followed(base)}
 
 
 def given_to(code: object) -> Given:
-    """Values that a function, a class, an enum's member or the like has, each with what its path has in addition."""
+    """Values that a function, a class, an enum's member or the like has, each with the suffix of its path."""
     if isinstance(code, type):
         return list(_of_enum(code) if issubclass(code, enum.Enum) else _of_class(code)) if is_followed(code) else []
     if isinstance(code, enum.Enum):
@@ -85,7 +85,7 @@ def given_to(code: object) -> Given:
 
 
 def apart(given: Given, exchanged: Collection[str]) -> Given:
-    """Those values that are not of these places, by what their path has in addition."""
+    """Values that are not in these places, with the suffixes of their paths."""
     if not exchanged:
         return given
     stems = tuple(f"{at}{more}" for at in exchanged for more in (".", " ", "["))
@@ -93,7 +93,7 @@ def apart(given: Given, exchanged: Collection[str]) -> Given:
 
 
 def built_alike(code: object, exchanged: Collection[str]) -> Given:
-    """Values that it has in all other places, in an order that exchanges do not change."""
+    """Values of `code` in all other places, in an order that exchanges do not change."""
     return sorted(apart(given_to(code), exchanged), key=lambda each: each[0])
 
 
@@ -107,7 +107,7 @@ def _of_function(code: FunctionType) -> Iterator[tuple[str, object]]:
     if code.__code__.co_filename in _REPR:
         return
     for name, cell in zip(code.__code__.co_freevars, code.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # which has no value yet
+        with contextlib.suppress(ValueError):  # the variable has no value yet
             yield f" with {name}", cell.cell_contents
     yield from ((f" default {at}", each) for at, each in enumerate(code.__defaults__ or ()))
     yield from ((f" default {at}", each) for at, each in (code.__kwdefaults__ or {}).items())
@@ -121,7 +121,7 @@ def _of_function(code: FunctionType) -> Iterator[tuple[str, object]]:
 
 
 def _is_state(value: object) -> bool:
-    """True for a global variable's value that a step may change; models and what is the job's are protected apart."""
+    """True for a global variable's value that a step may change; models and optimizers are protected separately."""
     if isinstance(value, FunctionType):
         return is_script(value.__code__.co_filename)
     if isinstance(value, torch.nn.Module | torch.optim.Optimizer | type):
@@ -148,7 +148,7 @@ def _of_enum(kind: type[enum.Enum]) -> Iterator[tuple[str, object]]:
 
 def _of_attribute(value: object) -> Given:
     if isinstance(value, FunctionType):
-        # The function itself, which may write what is around it, only where it has something.
+        # The function itself, which may write variables around it, but only if it has values.
         return [("", value)] if given_to(value) else []
     if isinstance(value, property | staticmethod | classmethod):
         return [(at + more, each) for at, held in given_to(value) for more, each in _of_attribute(held)]

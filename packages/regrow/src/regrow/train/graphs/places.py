@@ -1,4 +1,4 @@
-"""Places of classes, functions and enumerations, whose values a step may exchange for others, for all who have them."""
+"""Places of classes, functions and enumerations: attributes whose values a step may replace, for all their users."""
 
 import ast
 import enum
@@ -14,13 +14,13 @@ _GONE = object()
 
 
 class Count(NamedTuple):
-    """Place of an `itertools.count`, which has no other state."""
+    """Position of an `itertools.count`, which has no other state."""
 
     text: str
 
 
 class Place(NamedTuple):
-    """One value, and what has it: a class, or the dictionary of a function's or a member's attributes."""
+    """One value, and its owner: a class, or the dictionary of a function's or a member's attributes."""
 
     owner: Any
     name: str
@@ -28,11 +28,11 @@ class Place(NamedTuple):
 
 
 Places = dict[str, Place]
-"""By what their path has in addition."""
+"""Places by the suffix of their path."""
 
 
 def places(holder: object) -> Places:
-    """Places of a class, a function, or an enumeration's member; of others none."""
+    """Places of a class, a function, or an enumeration's member; none of others."""
     if isinstance(holder, type):
         return {} if issubclass(holder, enum.Enum) else _of_class(holder)
     if not isinstance(holder, FunctionType | enum.Enum):
@@ -55,7 +55,7 @@ def _of_class(kind: type) -> Places:
 
 
 def exchanged_in(before: Places, now: Places) -> list[str]:
-    """Places that have another value, that are new, or gone."""
+    """Places that have another value, are new, or are gone."""
     return [at for at in {**before, **now} if at not in before or at not in now or not _same(before[at], now[at])]
 
 
@@ -65,7 +65,7 @@ def _same(one: Place, other: Place) -> bool:
 
 
 def is_code(place: Place | None) -> bool:
-    """True for a value that does not travel: code, and what is nobody's data."""
+    """True for a value that is not sent: code, and values that are no data."""
     return place is not None and (
         isinstance(place.value, type | frozenset)
         or hasattr(type(place.value), "__get__")
@@ -74,7 +74,7 @@ def is_code(place: Place | None) -> bool:
 
 
 def is_plain_code(place: Place | None) -> bool:
-    """True for a function that has nothing but its code."""
+    """True for a function without values besides its code."""
     return place is not None and isinstance(place.value, FunctionType) and not given_to(place.value)
 
 
@@ -85,7 +85,7 @@ def put(before: Places, now: Places) -> None:
 
 
 def receive(holder: object, at: str, value: object, *, gone: bool) -> None:
-    """Put a received value into a place. Raises `StateError` for one that may have none, such as a method's."""
+    """Put a received value into a place. Raises `StateError` for a place that must not change, such as a method's."""
     base, _, name = at.rpartition(".")
     owner: Any = None
     if isinstance(holder, type) and not issubclass(holder, enum.Enum):

@@ -1,6 +1,6 @@
-"""Bounds for what a received graph says: types of data, lengths, offsets and places.
+"""Checks of a received graph: data types, lengths, offsets and places.
 
-Data that does not fit raises `StateError` before memory is asked for or read.
+Data that does not fit raises `StateError` before memory is allocated or read.
 """
 
 import math
@@ -15,11 +15,11 @@ from regrow.core.errors import StateError
 _PLAIN = frozenset("biufcMmSU")
 _POOL = 1024
 _POSITIONS = {"MT19937": ("pos", 624), "Philox": ("buffer_pos", 4)}
-"""Bit generators whose state has a place in a buffer, which numpy does not check, and the largest."""
+"""Bit generators whose state has a position in a buffer, which numpy does not check: its name, and its maximum."""
 
 
 def is_plain(dtype: np.dtype[Any]) -> bool:
-    """True for numbers, dates, text and bytes of fixed length, and structures of these: no objects, no raw memory."""
+    """True for numbers, dates, strings and bytes of fixed length, and structs of these: no objects, no raw memory."""
     if dtype.hasobject:
         return False
     if dtype.subdtype is not None:
@@ -31,7 +31,7 @@ def is_plain(dtype: np.dtype[Any]) -> bool:
 
 
 def plain_dtype(descr: Any) -> np.dtype[Any]:
-    """Type of a description. Raises `StateError` for one with objects or raw memory."""
+    """The dtype of a description. Raises `StateError` for one with objects or raw memory."""
     dtype = np.lib.format.descr_to_dtype(descr)
     if not is_plain(dtype):
         raise StateError(f"{descr!r:.80} is no type of numbers or text that a received array may have")
@@ -39,7 +39,7 @@ def plain_dtype(descr: Any) -> np.dtype[Any]:
 
 
 def lengths(received: Any) -> list[int]:
-    """Numbers that are not negative, such as a shape. Raises `StateError`."""
+    """A list of integers that are not negative, such as a shape. Raises `StateError`."""
     if type(received) is not list or not all(type(each) is int and each >= 0 for each in received):
         raise StateError(f"{received!r:.80} is no list of lengths")
     return cast(list[int], received)
@@ -51,7 +51,7 @@ def count_of(shape: Any) -> int:
 
 
 def part_of(data: torch.Tensor, place: Any) -> torch.Tensor:
-    """Bytes of a place: first, and length. Raises `StateError` where they do not lie in the data."""
+    """Bytes of a place, which is a start and a length. Raises `StateError` if they are not within the data."""
     first, length = lengths(place)
     if first + length > len(data):
         raise StateError(f"{length} bytes from {first} on were told of, of {len(data)} that were received")
@@ -59,7 +59,7 @@ def part_of(data: torch.Tensor, place: Any) -> torch.Tensor:
 
 
 def kept_tensor(kept: Any, number: Any) -> torch.Tensor:
-    """Memory that travelled as a tensor. Raises `StateError`."""
+    """Memory that was sent as a tensor. Raises `StateError`."""
     found = kept_at(kept, number)
     if not isinstance(found, torch.Tensor) or found.dtype is not torch.uint8 or found.dim() != 1:
         raise StateError(f"what was kept under {number} is no memory")
@@ -67,14 +67,14 @@ def kept_tensor(kept: Any, number: Any) -> torch.Tensor:
 
 
 def kept_at(kept: Any, number: Any) -> Any:
-    """Thing kept under a number. Raises `StateError`."""
+    """Value with a number among the kept ones. Raises `StateError`."""
     if type(number) is not int or not isinstance(kept, Sequence) or not 0 <= number < len(kept):
         raise StateError(f"nothing was kept under {number!r:.80}")
     return kept[number]
 
 
 def refuse_beyond(shape: Any, strides: Any, first: Any, dtype: torch.dtype, nbytes: int) -> None:
-    """Raises `StateError` where a tensor would lie outside its memory, which torch would enlarge."""
+    """Raise `StateError` if a tensor would exceed its memory, which torch would enlarge."""
     sizes, steps, (start,) = lengths(shape), lengths(strides), lengths([first])
     if len(sizes) != len(steps):
         raise StateError(f"a tensor has {len(sizes)} sizes and {len(steps)} strides")
@@ -97,7 +97,7 @@ def seed_of(received: Any) -> np.random.SeedSequence | None:
 
 
 def refuse_position(state: Any) -> None:
-    """Raises `StateError` for a state of numpy's whose place lies outside its buffer."""
+    """Raise `StateError` for a state of a numpy generator whose position is outside its buffer."""
     if not isinstance(state, Mapping):
         return
     name, most = _POSITIONS.get(str(state.get("bit_generator")), ("", 0))

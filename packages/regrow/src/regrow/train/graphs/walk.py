@@ -1,4 +1,4 @@
-"""All that an object holds, each thing once, with the path by which it is reached first."""
+"""A walk over all that an object holds: each thing once, with the first path that leads to it."""
 
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -14,13 +14,13 @@ from regrow.train.graphs.outside import Given, given_to, is_followed
 
 Key = tuple[str, int]
 MOST = 2_000_000
-"""Bound for the things of one object: they are gone through at each step."""
+"""Bound for the number of things of one object, as each step walks over them."""
 _SEQUENCES = frozenset({ThingKind.TUPLE, ThingKind.NAMED, ThingKind.LIST, ThingKind.DEQUE, ThingKind.FROZENSET})
 _ATOMIC = frozenset({type(None), bool, int, float, complex, str, bytes})
 
 
 class Thing(NamedTuple):
-    """One thing of a graph; atoms are none."""
+    """One thing of a graph; atoms do not count as things."""
 
     value: Any
     kind: ThingKind
@@ -28,7 +28,7 @@ class Thing(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Memory in which arrays or tensors lie, as bytes."""
+    """Memory of arrays or tensors, as bytes."""
 
     memory: torch.Tensor
     path: str
@@ -36,14 +36,14 @@ class Piece(NamedTuple):
 
 
 def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] | None = None) -> list[Thing]:
-    """Things in an order that depends on the graph alone. Raises `NotCarried` for what cannot be carried.
+    """Things in an order that depends on the graph only. Raises `NotCarried` for a thing that cannot be sent.
 
-    The error has those of all other values in `more`.
+    The error has those of all other such things in `more`.
 
     Args:
         roots: where to begin.
-        left: ids of what is not followed.
-        met: takes up those of them that are there.
+        left: ids of things that are not followed.
+        met: receives the ids in `left` that were met.
     """
     found: list[Thing] = []
     seen: set[int] = set()
@@ -68,7 +68,7 @@ def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] 
         else:
             if len(found) >= MOST:
                 reason = f"more than {MOST:,} things are held; keep them in arrays"
-                raise NotCarried(path, value, reason, of=roots)  # nothing is won without this one
+                raise NotCarried(path, value, reason, of=roots)  # leaving out this one thing would not help
             found.append(thing)
         seen.add(id(value))
         near += reversed(inside)
@@ -77,7 +77,7 @@ def walk(roots: Mapping[str, object], left: Collection[int] = (), met: set[int] 
 
 
 def children(thing: Thing) -> Iterable[tuple[str, object]]:
-    """Values that a thing holds, each with what its path has in addition."""
+    """Values that a thing holds, each with the suffix of its path."""
     value, kind = thing.value, thing.kind
     if kind in _SEQUENCES:
         of = _class_of(value) if kind is ThingKind.NAMED else []
@@ -116,19 +116,19 @@ def _of_dict(value: dict[object, object], path: str) -> Iterator[tuple[str, obje
 
 
 def base_of(array: np.ndarray) -> np.ndarray:
-    """The array in whose memory this one lies; itself, where that is no array's."""
+    """The array whose memory this one uses; itself if it is no view of an array."""
     while isinstance(array.base, np.ndarray) and type(array.base) is np.ndarray:
         array = array.base
     return array
 
 
 def storage_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole memory that a tensor lies in, not a copy."""
+    """The whole storage of a tensor, not a copy."""
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def array_bytes(array: np.ndarray, path: str) -> torch.Tensor:
-    """The whole memory of an array, a copy where it cannot be written. Raises `NotCarried` where it has gaps."""
+    """The whole memory of an array, as a copy if it is read-only. Raises `NotCarried` if it has gaps."""
     if not (array.flags.c_contiguous or array.flags.f_contiguous):
         raise NotCarried(path, array, "its memory is another object's, with gaps")
     flat = array.reshape(-1, order="A").view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
@@ -136,9 +136,9 @@ def array_bytes(array: np.ndarray, path: str) -> torch.Tensor:
 
 
 def pieces(things: Iterable[Thing]) -> dict[Key, Piece]:
-    """Memory that arrays and tensors lie in, each once.
+    """Memory of arrays and tensors, each piece once.
 
-    Raises `NotCarried` where a tensor is not data alone, or an array and a tensor share memory.
+    Raises `NotCarried` if a tensor is not plain data, or an array and a tensor share memory.
     """
     found: dict[Key, Piece] = {}
     for value, kind, path in things:
@@ -153,7 +153,7 @@ def pieces(things: Iterable[Thing]) -> dict[Key, Piece]:
 
 
 def array_key(array: np.ndarray) -> Key:
-    """Key of the memory of an array that is no other's view."""
+    """Key of the memory of an array that is not a view."""
     return "array", id(array)
 
 
@@ -171,7 +171,7 @@ def _refuse_shared(found: Iterable[Piece]) -> None:
 
 
 def generator_state(thing: Thing) -> object:
-    """State of a generator, in terms of its own. Raises `NotCarried` for one that has spawned others."""
+    """State of a random generator, in its own format."""
     value, kind = thing.value, thing.kind
     if kind is ThingKind.BITS:
         return held(value.state, None)
@@ -181,7 +181,7 @@ def generator_state(thing: Thing) -> object:
 
 
 def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
-    """Set a generator's state."""
+    """Set a random generator's state."""
     if kind is ThingKind.BITS:
         value.state = state
     elif kind is ThingKind.PYTHON:
@@ -191,17 +191,17 @@ def put_generator(value: Any, kind: ThingKind, state: Any) -> None:
 
 
 HOLDERS = frozenset({ThingKind.CONSTANT, ThingKind.ENUM})
-"""Kinds that have values for all who hold them."""
+"""Kinds whose values are shared by all their holders."""
 GENERATORS = frozenset({ThingKind.BITS, ThingKind.LEGACY, ThingKind.PYTHON, ThingKind.TORCH})
 
 
 def own_state(value: Any) -> object:
-    """State that an object says itself."""
+    """State that an object returns itself."""
     return value.state_dict() if hasattr(type(value), "state_dict") else value.get_state()
 
 
 def put_own_state(value: Any, state: object) -> None:
-    """Tell an object its state."""
+    """Set the state of an object by its own method."""
     if hasattr(type(value), "load_state_dict"):
         value.load_state_dict(state)
     else:

@@ -1,1 +1,1 @@
-"""The script's protected state: named, remembered, rolled back, compared, copied."""
+"""The script's protected state: naming, remembering, rolling back, comparing and copying it."""

@@ -2,14 +2,14 @@
 
 begin(n) → early part, before the first update → update → late part → commit → between → begin(n + 1). The update and
 the late part may change anything. State that changes in the early part, in a restartable function or between two steps
-has to be copied beforehand, so that it can be put back, or handed over as it was. A change seen once is expected later.
+has to be copied before, so that it can be put back, or sent as it was. A change seen once is expected later.
 """
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
 Look = Mapping[str, object]
-"""For each thing that may change: something that is another when it has changed."""
+"""A token for each piece of state that may change; it differs after a change."""
 
 
 class ScriptPart(Enum):
@@ -27,7 +27,7 @@ class Habits:
         self._known: dict[ScriptPart, frozenset[str]] = dict.fromkeys(ScriptPart, frozenset())
 
     def learn(self, part: ScriptPart, names: Iterable[str]) -> list[str]:
-        """These change there. Returns those that were not known to."""
+        """Note that state with these names changes in `part`. Returns the names that are new."""
         new = sorted(set(names) - self._known[part])
         if new:
             self._known[part] |= frozenset(new)

@@ -1,9 +1,9 @@
 """Code between the commit of a step and the begin of the next belongs to that step.
 
-A worker that has committed a step itself runs that code, and joins a new generation after it. A worker that is in a new
-generation before it (a step was run again, or received from others) has state that includes it already, so the changes
-by its own run of that code are put back. If restartable functions are still to be run, newcomers run all of that code,
-so they receive the state as it was at the commit.
+A worker that has committed a step itself runs that code, and joins a new generation after it. A worker that joins a new
+generation before that code (a step was run again, or received from others) has state that includes its effects already,
+so the changes of its own run are put back. If restartable functions are still to be run, newcomers run all of that
+code, so they receive the state as it was at the commit.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from regrow.train.values.variables import Variables
 
 _ATTRIBUTES_EVERY = 100
 _LEARNT_AFTER = 2
-"""Steps that are watched closely: all that may change is digested, and copied if newcomers may ask for it."""
+"""Steps that are watched closely: all state that may change is digested, and copied if newcomers may ask for it."""
 
 
 class RememberedState(Protocol):
-    """Protected state, as far as moments of it can be remembered and compared."""
+    """Protected state whose moments can be remembered and compared."""
 
     modes: Modes
     variables: Variables
@@ -35,14 +35,14 @@ class RememberedState(Protocol):
         """Memory for another moment to go back to; forgotten when the state is replaced."""
 
     def dismiss(self, moment: Moment) -> None:
-        """A moment is not needed any more."""
+        """Drop a moment that is not needed any more."""
 
 
 class Between:
     """The time between two steps.
 
     Args:
-        state: what is protected.
+        state: the protected state.
     """
 
     def __init__(self, state: RememberedState) -> None:
@@ -55,12 +55,12 @@ class Between:
         self._attributes: dict[Place, object] | None = None
         self._over = self._passing = False
         self._before: Look | None = None
-        """Look of the state when this time began, as long as the changes in it are still to be learnt."""
+        """Look at the state when this time began, while the changes in it are still to be learnt."""
         self.serves_commits = False
         """True if newcomers may have to run this time's code from its start: the script has restartable functions."""
 
     def committed(self, step: StepNo) -> None:
-        """The state stands at `step`, and what follows counts."""
+        """Begin after a commit: the state is at `step`, and the code that follows counts."""
         self._mark.forget()
         self._committed_at = step
         closely = self._steps < _LEARNT_AFTER
@@ -73,7 +73,7 @@ class Between:
         self._closely = closely
 
     def over(self, step: StepNo) -> None:
-        """There are no steps any more: the state stands at `step`, and all that follows counts."""
+        """Begin after the last step: the state is at `step`, and all code that follows counts."""
         if self._passing and self._commit.taken:
             self._commit.put_back()
         if self._mark.taken:
@@ -84,12 +84,12 @@ class Between:
         self._commit.take(self._looker.large() if closely else self._known() | self._looker.likely())
 
     def passes_by(self, step: StepNo) -> None:
-        """As `over`, where the script still does what all others have done before that: it leaves no trace."""
+        """As `over`, while the script still runs code that all others have run before: its changes are put back."""
         self.over(step)
         self._passing = True
 
     def rehearsed(self) -> None:
-        """The body of a rehearsal has ended: learn what the script does after it."""
+        """Called after the body of a rehearsal: learn which state the script changes after it."""
         self._before, self._closely = self._looker.look(closely=True), True
 
     def _learn_attributes(self) -> None:
@@ -98,12 +98,12 @@ class Between:
         self._attributes = self._state.modes.attributes()
 
     def resumed(self, step: StepNo) -> None:
-        """A new generation stands at `step`, and what the script still does counts: all run it."""
+        """Called in a new generation at `step`: code that the script still runs counts, as all ranks run it."""
         if self._committed_at != step or not self._commit.taken:
             self.committed(step)
 
     def stands(self) -> None:
-        """The state has what this time's code does to it: what the script still does is put back."""
+        """Note that the state includes the effects of this time's code: changes by the script's run are put back."""
         self._committed_at, self._before = NO_STATE, None
         closely = self._steps < _LEARNT_AFTER
         self._mark.take(self._looker.large() if closely else self._known() | self._looker.likely())
@@ -112,7 +112,7 @@ class Between:
         self._marked, self._closely = self._looker.look(closely=True), True
 
     def ends(self) -> None:
-        """The next step is about to begin. Raises `StateError` where what must be put back cannot be."""
+        """Called before the next step. Raises `StateError` if changes that must be put back cannot be."""
         if self._mark.taken:
             lost = [
                 name
@@ -133,7 +133,7 @@ class Between:
         self._before = None
 
     def extend(self, scope: Scope) -> None:
-        """A restartable function may change this: what of it is as it was at the commit is remembered now."""
+        """Remember the state that a restartable function may change, unless it has changed since the commit."""
         if self._before is None or not self._commit.taken:
             return
         touched = changed(self._before, self._looker.look(closely=self._closely))
@@ -141,10 +141,10 @@ class Between:
 
     @contextlib.contextmanager
     def as_committed(self, step: StepNo, *, over: bool = False) -> Iterator[None]:
-        """Within this, the state is as it was when `step` was reached, before what the script did since.
+        """Context in which the state is as it was at the commit that reached `step`, without later changes.
 
         Args:
-            over: as it was behind the last step and all that follows that.
+            over: as it was after the loop, with the code that follows the last step.
         """
         if self._committed_at != step or not self._commit.taken or (over and not self._over):
             yield

@@ -1,22 +1,22 @@
-"""A number for a tensor's values, worked out on the device where they lie: to copy them to the host takes seconds."""
+"""A digest of a tensor's values, computed on the device that holds them: copying them to the host takes seconds."""
 
 from functools import cache
 
 import torch
 
 _CHUNK = 1 << 20
-"""Words of four bytes that are looked at together: 16 MiB of the device's memory meanwhile, and 8 for good."""
+"""Words of four bytes digested at once: uses 16 MiB of the device's memory meanwhile, and 8 MiB permanently."""
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def digest_on_device(tensor: torch.Tensor) -> int:
-    """Equal for equal bytes, another where any are changed or exchanged; only within one process can it be compared.
+    """Digest that is equal for equal bytes, and differs if any are changed or exchanged; valid within one process.
 
-    The bytes are words of a number each, and their sum is taken, each times a random odd number of its own. So one word
-    that changes always shows. Many that do are missed with a chance of 2**-32 at worst: where signs alone are turned.
+    It sums the bytes as words, each times a random odd number of its own. So a change of one word always shows. Changes
+    of many words are missed with a probability of at most 2**-32, reached if only signs are flipped.
 
     Args:
-        tensor: a plain one whose elements lie in a row.
+        tensor: a plain, contiguous tensor.
     """
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
     weights = _weights(flat.device)
@@ -29,7 +29,7 @@ def digest_on_device(tensor: torch.Tensor) -> int:
 
 
 def _words(piece: torch.Tensor) -> torch.Tensor:
-    """The bytes as numbers of 64 bits, each of four bytes."""
+    """The bytes as 64-bit integers, each from four bytes."""
     if piece.numel() % 4:
         piece = torch.nn.functional.pad(piece, (0, -piece.numel() % 4))
     elif piece.storage_offset() % 4:

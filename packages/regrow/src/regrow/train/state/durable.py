@@ -1,6 +1,6 @@
-"""The worker's part in durable checkpoints: a copy in shared memory when it is asked for one, and reading them back.
+"""The worker's part in durable checkpoints: a copy in shared memory on request, and reading checkpoints back.
 
-When they are written is decided by `membership.checkpoints`; the agent's writer process writes them.
+`membership.checkpoints` decides when they are written; the agent's writer process writes them.
 """
 
 import logging
@@ -25,9 +25,9 @@ _log = logging.getLogger("regrow")
 
 
 class Read(NamedTuple):
-    """The step that was read: 0 where there is nothing to be read, `NO_STATE` where nothing that is there could be.
+    """The step that was read: 0 if there is no checkpoint, `NO_STATE` if none of those there could be read.
 
-    `refused`: the steps of newer checkpoints, and why they could not be read.
+    `refused`: the steps of newer checkpoints, and the reasons why they could not be read.
     """
 
     step: StepNo
@@ -38,10 +38,10 @@ class DurableState:
     """Durable checkpoints of this worker's state.
 
     Args:
-        worker: whose.
-        url: where they are kept: a path, or a URL that fsspec knows.
-        lineage: the training: others' checkpoints are not read.
-        send: tells the agent.
+        worker: this worker.
+        url: folder of the checkpoints: a path, or a URL that fsspec knows.
+        lineage: identifies the training: checkpoints of others are not read.
+        send: sends a fact to the agent.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class DurableState:
         self._segment: Segment | None = None
 
     def snapshot(self, state: ProtectedState, asked: StepNo, step: StepNo, rank: Rank) -> None:
-        """Put `state@step` into shared memory and say so. Training waits for the copy, and for nothing else.
+        """Put `state@step` into shared memory and report it. Training waits for the copy only.
 
         Args:
-            state: stands still meanwhile.
+            state: must not change meanwhile.
             asked: the step that was ordered; this worker may have passed it.
-            step: where the state stands.
-            rank: whose part it will be.
+            step: the step at which the state is.
+            rank: the rank whose part this is.
         """
         state.state_at = step
         holding = state.layout()
@@ -65,7 +65,7 @@ class DurableState:
             if self._segment is None:
                 self._segment = Segment.create()
             nbytes = take(self._segment, state, step, rank, holding)
-        except (NoMemoryForCopy, UsageError) as error:  # or a step has put something there that cannot be told
+        except (NoMemoryForCopy, UsageError) as error:  # the latter: a step has put an object there that has no state
             short = isinstance(error, NoMemoryForCopy)
             reason = f"rank {rank} has no memory for a snapshot: {error}" if short else error.cause
             self._send(SnapshotForDisk(self._worker, rank, holding, asked, step, -1, 0, reason))
@@ -75,15 +75,15 @@ class DurableState:
     def load(self, state: ProtectedState, rank: Rank, avoid: Collection[StepNo] = ()) -> Read:
         """Load this worker's part of the newest checkpoint that can be read, from the newest downwards.
 
-        The checkpoint may have been written by a world of another size, or divided in another way. Whether all ranks
-        have read the same is for the coordinator to see.
+        The checkpoint may have been written by a world of another size, or divided in another way. The coordinator
+        checks that all ranks have read the same one.
 
         Args:
-            state: what is loaded. With `NO_STATE` some of it may have been written over.
-            rank: this worker's.
+            state: the state to load into. With `NO_STATE` some of it may have been overwritten.
+            rank: this worker's rank.
             avoid: steps that some rank could not read.
 
-        Raises `StateError` where the script builds another model, `UsageError` where the place cannot be used.
+        Raises `StateError` if the script builds another model, `UsageError` if the place cannot be used.
         """
         at = place(self._url, self._lineage)
         refused: dict[StepNo, str] = {}
@@ -102,7 +102,7 @@ class DurableState:
 
 
 def _pieces(state: ProtectedState) -> Callable[[TensorEntry], TensorEntry]:
-    """Says which piece of a tensor of a checkpoint this worker has."""
+    """Returns a function that gives the piece of a checkpoint's tensor that this worker has."""
     find = state.finder()
 
     def piece(entry: TensorEntry) -> TensorEntry:
@@ -111,7 +111,7 @@ def _pieces(state: ProtectedState) -> Callable[[TensorEntry], TensorEntry]:
             return entry
         here = TensorEntry.of(entry.name, own)
         if (here.whole or here.shape) != (entry.whole or entry.shape):
-            return entry  # an optimizer's number for a parameter, or what does not fit and will be refused
+            return entry  # an optimizer's number for a parameter, or a tensor that does not fit and will be refused
         itemsize = entry.nbytes // max(1, _elements(entry))
         return msgspec.structs.replace(here, dtype=entry.dtype, nbytes=_elements(here) * itemsize)
 

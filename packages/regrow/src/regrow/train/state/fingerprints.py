@@ -1,4 +1,4 @@
-"""Digests of protected state: of all of it to compare it, block by block to find where it differs, and how far."""
+"""Digests of protected state: of all of it to compare replicas, by block to find where they differ, and by how much."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from regrow.train.values.arrays import flat_bytes
 
 BLOCK_BYTES = 1 << 20
 MOST_BLOCKS = 64
-"""Most differing blocks kept until the steps have been run again: 64 MiB."""
+"""Largest number of differing blocks kept until the steps have been run again: 64 MiB."""
 _PYTHON = "the Python state"
 
 
@@ -59,7 +59,7 @@ def digest_tensors(entries: list[TensorEntry], tensors: Mapping[str, torch.Tenso
 def fingerprint(
     inventory: Inventory, tensors: Mapping[str, torch.Tensor], left_out: frozenset[str] = frozenset()
 ) -> Fingerprint:
-    """Of a canonical inventory and its tensors.
+    """Fingerprint of a canonical inventory and its tensors.
 
     Args:
         left_out: tensors that each rank has for itself.
@@ -79,7 +79,7 @@ def blocks(inventory: Inventory, left_out: frozenset[str]) -> list[Block]:
 
 
 def digest_blocks(inventory: Inventory, tensors: Mapping[str, torch.Tensor], left_out: frozenset[str]) -> Iterator[int]:
-    """xxh3_64 of each block, as a signed number."""
+    """xxh3_64 of each block, as a signed integer."""
     whole: tuple[str, torch.Tensor] = ("", torch.empty(0, dtype=torch.uint8))
     for block in blocks(inventory, left_out):
         if block.name == _PYTHON:
@@ -92,7 +92,7 @@ def digest_blocks(inventory: Inventory, tensors: Mapping[str, torch.Tensor], lef
 
 
 def keep(differing: list[Block], tensors: Mapping[str, torch.Tensor]) -> list[Suspect]:
-    """Copies of the first differing blocks; of the Python state nothing can be kept."""
+    """Copies of the first differing blocks, without the Python state."""
     found: list[Suspect] = []
     for block in differing:
         if block.name != _PYTHON and len(found) < MOST_BLOCKS:
@@ -102,10 +102,9 @@ def keep(differing: list[Block], tensors: Mapping[str, torch.Tensor]) -> list[Su
 
 
 def distance(suspects: list[Suspect], tensors: Mapping[str, torch.Tensor]) -> float | None:
-    """Sum of absolute differences between what was kept and what is there now, in double precision.
+    """Sum of absolute differences between kept blocks and the present tensors, in double precision.
 
-    None where nothing was kept. Not a number where an element is none now or was none then, infinite where a tensor has
-    gone.
+    None if no block was kept. NaN if an element is or was NaN, infinite if a tensor is gone.
     """
     if not suspects:
         return None

@@ -1,7 +1,7 @@
 """`state@n` as newcomers read it, while this worker already runs step n again.
 
 A step's body changes no parameter and no optimizer state before its update, and by then every newcomer is done. But it
-does change buffers (running statistics) and may change small Python state; of these a copy is read.
+changes buffers (running statistics) and may change small Python state; newcomers read a copy of these.
 """
 
 import threading
@@ -19,9 +19,9 @@ class FrozenState:
     """A `StateSource` over protected state, as it was when `freeze` was called.
 
     Args:
-        state: what is read.
-        wait: returns when all that the calling thread has enqueued on its device is done. Readers are threads of
-            their own, whose streams wait for nothing that the script computes on another one.
+        state: the state that is read.
+        wait: returns when all work that the calling thread has enqueued on its device is done. Readers are other
+            threads, whose streams do not wait for the script's streams.
     """
 
     def __init__(self, state: ProtectedState, wait: Callable[[], None]) -> None:
@@ -32,11 +32,11 @@ class FrozenState:
         self._table: dict[str, torch.Tensor] = {}
 
     def freeze(self, step: StepNo, *, whole_body: bool = False) -> None:
-        """From the training thread, while nothing runs: what is read from now on is `state@step`.
+        """Freeze `state@step` for readers. Called from the training thread while nothing else runs.
 
         Args:
-            step: where the state stands.
-            whole_body: the next body changes parameters before newcomers are known to be done, so these are copied too.
+            step: the step at which the state is.
+            whole_body: the next body may change parameters before newcomers are done, so these are copied too.
         """
         self._wait()
         state = self._state
@@ -51,12 +51,12 @@ class FrozenState:
             self._inventory, self._table = inventory, table
 
     def thaw(self) -> None:
-        """The state is about to change: nothing can be read."""
+        """Let nothing be read any more, as the state is about to change."""
         with self._lock:
             self._inventory, self._table = None, {}
 
     def inventory(self, step: StepNo) -> Inventory:
-        """All there is. Raises `StateError` when the state does not stand at `step`."""
+        """Inventory of the frozen state. Raises `StateError` if it is not at `step`."""
         with self._lock:
             if self._inventory is None or self._inventory.step != step:
                 raise StateError(f"state@{step} was asked for; this worker's is not there")

@@ -1,4 +1,4 @@
-"""Destinations for the tensors of a received state, and an optimizer's take-over of them."""
+"""Destination tensors for a received state, and the update of an optimizer from them."""
 
 from dataclasses import dataclass
 
@@ -14,19 +14,19 @@ from regrow.train.state.moment import put_settings
 
 
 class PythonState(msgspec.Struct, frozen=True):
-    """Everything that is no tensor of a module; each part is encoded by `hydration.codec`."""
+    """All state besides tensors of modules; each part is encoded by `hydration.codec`."""
 
     groups: dict[str, list[list[str]]]
-    """For each optimizer and parameter group, its parameters' short names."""
+    """For each optimizer, the short names of the parameters in each group."""
     settings: dict[str, bytes]
     state: dict[str, bytes]
     objects: dict[str, bytes]
     modes: bytes = b""
-    """Not in what is compared: each rank may evaluate by itself between two steps."""
+    """Not compared between ranks, since each may evaluate by itself between two steps."""
 
 
 class Captured(msgspec.Struct):
-    """A full copy of protected state, in the processor's memory: a device may have no room for it twice."""
+    """A full copy of protected state in host memory, as a device may have no room for it twice."""
 
     inventory: Inventory
     values: dict[str, torch.Tensor]
@@ -35,7 +35,7 @@ class Captured(msgspec.Struct):
 
 @dataclass
 class Arrival:
-    """State between `prepare` and `finish`: decoded, its new tensors not yet in place."""
+    """Received state between `prepare` and `finish`: decoded, its new tensors not yet in place."""
 
     step: StepNo
     targets: dict[str, torch.Tensor]
@@ -47,7 +47,7 @@ class Arrival:
 
 
 def owner_of(name: str, owners: dict[str, torch.Tensor]) -> torch.Tensor | None:
-    """The parameter whose optimizer state a tensor is: `optim.<fqn>.<key>`, or deeper."""
+    """The parameter to whose optimizer state a tensor belongs, by its name `optim.<fqn>.<key>`, or deeper."""
     while name:
         if name in owners:
             return owners[name]
@@ -62,7 +62,7 @@ def target(
     owner: torch.Tensor | None,
     parameters: list[torch.Tensor],
 ) -> torch.Tensor:
-    """Tensor to receive one that belongs to no module: the present one if it fits, else a new one."""
+    """Destination for a tensor that belongs to no module: the present one if it fits, else a new one."""
     if name not in offered:
         raise StateError(f"{name} is referred to by the state that was offered, but not in it")
     entry = offered[name]
@@ -71,7 +71,7 @@ def target(
     if owner is not None and here is not None and _fits(entry, here):
         return here.detach()
     nearby = [parameter.device for parameter in ([owner] if owner is not None else parameters)]
-    # Optimizers keep some of their state (AdamW's step) in the processor's memory, wherever the parameter is.
+    # Optimizers keep some of their state (AdamW's step) in host memory, on whatever device the parameter is.
     device = next((device for device in nearby if device.type == entry.device_type), torch.device(entry.device_type))
     if owner is not None and tuple(owner.shape) == (entry.whole or entry.shape):
         return empty_like(owner, dtype=dtype, device=device)
@@ -102,7 +102,7 @@ def shape_of(entry: TensorEntry) -> str:
 def put_optimizer(
     optimizer: torch.optim.Optimizer, short: dict[str, torch.Tensor], saved_settings: object, state: object
 ) -> None:
-    """Make an optimizer's settings and state those that have arrived; entries that are not among them are dropped."""
+    """Give an optimizer the settings and state that were received; its other entries are dropped."""
     if not isinstance(saved_settings, list) or not isinstance(state, dict):
         raise StateError("the optimizer state that was received is none")
     for group, saved in zip(optimizer.param_groups, saved_settings, strict=True):
@@ -116,5 +116,5 @@ def put_optimizer(
 
 
 def sizes(groups: dict[str, list[list[str]]]) -> str:
-    """Of parameter groups, for people."""
+    """Sizes of parameter groups, for people."""
     return ", ".join(f"{name} {[len(group) for group in each]}" for name, each in groups.items()) or "none"

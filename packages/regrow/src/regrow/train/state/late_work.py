@@ -1,4 +1,4 @@
-"""Work on protected state that the thread's current stream does not order: see decision 0116."""
+"""Work on protected state that is not ordered by the thread's current stream: see decision 0116."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -11,7 +11,7 @@ from regrow.hydration.shards import local
 
 
 class LateWork:
-    """The script's own streams, and its copies into page-locked memory; nothing is known of them before `follow`."""
+    """The script's own streams, and its copies into page-locked memory; none are known before `follow`."""
 
     def __init__(self) -> None:
         self._streams: list[torch.Stream] = []
@@ -19,12 +19,12 @@ class LateWork:
         self._arrives_late = False
 
     def follow(self, things: Iterable[object], tensors: Callable[[], Mapping[str, torch.Tensor]]) -> None:
-        """From now on streams among these things count, and page-locked memory among the protected tensors."""
+        """From now on, heed streams among these things, and page-locked memory among the protected tensors."""
         if in_use() is None:
             return
         try:
             here = [local(each) for each in tensors().values()]
-        except RegrowError:  # of state that cannot be told: that is said elsewhere
+        except RegrowError:  # state that cannot be read is reported elsewhere
             here = []
         self._devices = {each.device for each in here if on_accelerator(each)}
         self._arrives_late = any(not on_accelerator(each) and each.is_pinned() for each in here)
@@ -32,11 +32,11 @@ class LateWork:
         self._streams = list({(each.device, each.stream_id): each for each in streams}.values())
 
     def come_behind(self, tensors: Iterable[torch.Tensor] = ()) -> None:
-        """Let all that this thread enqueues from now on come behind it.
+        """Order all work that this thread enqueues from now on after the script's.
 
         Args:
-            tensors: all of their devices is waited for, so that streams that nobody knows count too. The host waits
-                otherwise only where it could read page-locked memory too early.
+            tensors: their devices are synchronized, so that unknown streams count too. Without them the host waits
+                only if it could read page-locked memory too early.
 
         Raises the device's error if it has failed.
         """
@@ -45,6 +45,6 @@ class LateWork:
         devices = {each.device for each in tensors if on_accelerator(each)}
         if devices or self._arrives_late:
             devices |= self._devices
-        StreamPoint(devices).wait()  # asked for, not slept in, as far as the streams are known
+        StreamPoint(devices).wait()  # polls: a wait in `synchronize` would keep a core busy
         for device in devices:
             torch.accelerator.synchronize(device)

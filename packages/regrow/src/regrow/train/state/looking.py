@@ -1,4 +1,4 @@
-"""Seeing whether protected state has changed: by versions at every step, by digests where it has to be learnt.
+"""Detection of changes of protected state: by versions at every step, by digests while changes are being learnt.
 
 Versions cost microseconds, but `parameter.data.mul_(...)` and some kernels do not count them.
 """
@@ -18,17 +18,17 @@ from regrow.train.state.naming import ProtectedObjects
 from regrow.train.values.arrays import flat_bytes
 
 _SAMPLED = 16
-"""Elements of a parameter that tell whether another's values lie in it."""
+"""Elements of a parameter that show if it contains another one's values."""
 _AT_MOST = 2.0
-"""Bound for parameters that no optimizer has (an average, a teacher, a frozen base): they are copied and digested
-unasked up to this factor of the bytes of those that one has."""
+"""Bound for parameters that no optimizer has (an average, a teacher, a frozen base): they are copied and digested only
+if their bytes are at most this factor of those that an optimizer has."""
 
 
 class Looker:
-    """Looks at what is protected.
+    """Looks at protected state for changes.
 
     Args:
-        protected: what that is.
+        protected: the protected objects.
     """
 
     def __init__(self, protected: ProtectedObjects) -> None:
@@ -61,7 +61,7 @@ class Looker:
             self._keepers = [
                 name
                 for name, thing in self._roster.objects.items()
-                if not isinstance(thing, ObjectGraph) and _large(thing.state_dict())  # which is copied each time
+                if not isinstance(thing, ObjectGraph) and _large(thing.state_dict())  # a graph is copied each time
             ]
         for name in self._keepers:
             state = self._roster.objects[name].state_dict()
@@ -78,7 +78,7 @@ class Looker:
         return {name: _first(parameter) for name, parameter in self._roster.parameters.items()}
 
     def scope_of(self, names: frozenset[str]) -> Scope:
-        """The scope that has these parameters and objects."""
+        """The scope of the parameters and objects with these names."""
         return Scope(names & self._roster.parameters.keys(), names & self._roster.objects.keys())
 
     def likely(self) -> Scope:
@@ -86,7 +86,7 @@ class Looker:
         return Scope(self._worthwhile() - self._owned(), frozenset(self._roster.objects))
 
     def large(self) -> Scope:
-        """All parameters and objects, in the processor's memory."""
+        """Scope of all parameters and objects, copied to host memory."""
         return Scope(self._worthwhile(), frozenset(self._roster.objects), host=True)
 
     def _owned(self) -> frozenset[str]:
@@ -94,7 +94,7 @@ class Looker:
         return frozenset(name for name, parameter in self._roster.parameters.items() if id(parameter) in owned)
 
     def _worthwhile(self) -> frozenset[str]:
-        """All parameters; without those of no optimizer where they are much larger than the others."""
+        """All parameters, but without those of no optimizer if they are much larger than the others."""
         parameters, owned = self._roster.parameters, self._owned()
         mine = sum(local(parameters[name]).nbytes for name in owned)
         others = sum(local(parameter).nbytes for name, parameter in parameters.items() if name not in owned)

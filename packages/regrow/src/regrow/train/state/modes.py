@@ -1,6 +1,6 @@
-"""State of modules besides tensors: training or evaluating, which parameters get gradients, and plain attributes.
+"""State of modules besides tensors: training or evaluating, `requires_grad` of parameters, and plain attributes.
 
-Attributes count only where a step was seen to change them: others may be a rank's own, such as its number.
+An attribute counts only once a step was seen to change it: others may be a rank's own, such as its number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ class Modes:
         self.living: list[Place] = []
         """The attributes that steps change."""
         self.calls_between = False
-        """True if the script was seen to call something between steps that all ranks run again after a fault."""
+        """True if the script was seen to call functions between steps that all ranks run again after a fault."""
 
     def take(self) -> "Remembered":
         """The modes as they are now."""
@@ -55,7 +55,7 @@ class Modes:
             setattr(self._modules[path], key, value)
 
     def attributes(self) -> dict[Place, object]:
-        """All plain attributes there are. Costs a walk over all modules."""
+        """All plain attributes of modules. Costs a walk over all modules."""
         return {
             (path, key): value
             for path, module in self._modules.items()
@@ -65,7 +65,7 @@ class Modes:
         }
 
     def learn(self, before: Mapping[Place, object]) -> list[Place]:
-        """Attributes that are not what they were; they count from now on. Returns those that are new."""
+        """Let attributes that have changed since `before` count from now on. Returns those that are new."""
         now = self.attributes()
         new = [place for place, value in before.items() if place in now and not _same(now[place], value)]
         new = [place for place in new if place not in self.living]
@@ -73,15 +73,15 @@ class Modes:
         return new
 
     def undo(self, before: Mapping[Place, object]) -> None:
-        """Make the living attributes what they were."""
+        """Set the attributes that steps change to their values in `before`."""
         for path, key in self.living:
             if (path, key) in before:
                 setattr(self._modules[path], key, before[path, key])
 
-    # --- as others read and receive them -----------------------------------------------------------------------
+    # --- as they are sent and received -------------------------------------------------------------------------
 
     def state(self) -> dict[str, object]:
-        """The modes as plain values, exceptions alone."""
+        """The modes as plain values; only exceptions from the default are listed."""
         return {
             "evaluating": [path for path, module in self._modules.items() if not module.training],
             "frozen": [name for name, parameter in self._parameters.items() if not parameter.requires_grad],
@@ -90,7 +90,7 @@ class Modes:
         }
 
     def receive(self, state: Mapping[str, object]) -> None:
-        """Take over what `state` says on another worker; modules that are not here are passed over."""
+        """Take over another worker's `state`; modules that do not exist here are ignored."""
         evaluating, frozen = _texts(state.get("evaluating")), _texts(state.get("frozen"))
         for path, module in self._modules.items():
             module.training = path not in evaluating
@@ -114,7 +114,7 @@ class Remembered:
 
 
 def _counts(module: nn.Module, value: object) -> bool:
-    """True if a private attribute may be a counter. Flags, which are set once, stay as the rehearsal leaves them."""
+    """True if a private attribute may be a counter. Flags, which are set once, stay as the rehearsal left them."""
     return type(value) in (int, float) and not type(module).__module__.startswith("torch.")
 
 

@@ -1,8 +1,8 @@
 """A copy of protected state as it was at one moment, and the way back to it. Cheap enough for every step.
 
 Always copied: buffers, the settings of parameter groups, the Python state of everything else, modes of modules, the
-script's plain variables. What else is copied, a `Scope` says: parameters and optimizer state as a rule change in the
-update alone.
+script's plain variables. A `Scope` says what else is copied, since parameters and optimizer state usually change in
+the update only.
 """
 
 import itertools
@@ -36,7 +36,7 @@ class Scope:
 
     Attributes:
         parameters: names of parameters.
-        objects: names of objects whose tensors and arrays are copied whatever their size.
+        objects: names of objects whose tensors and arrays are copied even if they are large.
         optimizers: whether the state of optimizers is copied.
         host: whether the copies are in the processor's memory.
     """
@@ -73,12 +73,12 @@ ALWAYS = Scope()
 
 
 class Moment:
-    """One moment that can be gone back to, any number of times. Its memory is used again by the next `take`.
+    """One moment to which the state can go back any number of times. The next `take` uses its memory again.
 
     Args:
-        protected: what is copied.
-        modes: of its modules.
-        variables: of the script, which are no part of any scope.
+        protected: the objects that are copied.
+        modes: the modes of their modules.
+        variables: the script's variables, which belong to no scope.
     """
 
     def __init__(self, protected: ProtectedObjects, modes: Modes, variables: Variables) -> None:
@@ -90,12 +90,12 @@ class Moment:
         self.taken = False
 
     def forget(self) -> None:
-        """State was written by other means (hydration): there is nothing to go back to."""
+        """Forget the moment, as the state was written by other means (hydration)."""
         self._buffers.forget()
         self.taken = False
 
     def take(self, scope: Scope = Scope()) -> None:
-        """Remember now."""
+        """Remember the state as it is now."""
         self.scope = scope
         self._left = {name: Marks() for name in self._roster.objects}
         options = Marks()
@@ -120,13 +120,13 @@ class Moment:
         self.taken = True
 
     def extend(self, scope: Scope) -> None:
-        """Remember more, which has not changed since. Raises nothing where nothing was remembered: it stays so."""
+        """Remember more state, which has not changed since `take`. Does nothing if nothing was remembered."""
         if not self.taken:
             return
         self._roster.late.come_behind()
         with torch.no_grad():
             for name in sorted(scope.objects - self.scope.objects):
-                # What was small is a copy already; what was large has stayed itself until now.
+                # Small values are copies already; large ones are still the object's own, unchanged until now.
                 self._states[name] = held(self._states[name], None)
             for name in sorted(scope.parameters - self.scope.parameters):
                 copy = _Copy(self._roster.parameters[name], host=scope.host)
@@ -146,12 +146,12 @@ class Moment:
                 self._parameters[name] = copy
 
     def put_back(self) -> None:
-        """Go back. Raises `StateError` where nothing was remembered, or an object refuses its state, or has none."""
+        """Go back. Raises `StateError` if nothing was remembered, or an object refuses its state, or has none."""
         if unlike := self.go_back():
             raise StateError(f"{unlike[0]} cannot be put back: steps have put something there that cannot be copied")
 
     def go_back(self) -> list[str]:
-        """As `put_back`; returns the objects that are not what they were, as that could not be remembered."""
+        """As `put_back`, but returns the objects that could not be restored, as they could not be remembered."""
         unlike: list[str] = []
         if not self.taken:
             raise StateError("nothing was remembered of this step", hint="call begin() first")
@@ -165,7 +165,7 @@ class Moment:
                         unlike.append(name)
                 else:
                     put_object(name, thing, saved)
-            for state in self._optimizer_state:  # after objects: a scheduler may set rates as it takes a state over
+            for state in self._optimizer_state:  # after objects: a scheduler may set rates as it loads a state
                 state.put_back()
             for group, saved in zip(self._groups(), self._settings, strict=True):
                 put_settings(group, held(saved, None))
@@ -177,7 +177,7 @@ class Moment:
 
     @property
     def left_changed(self) -> list[str]:
-        """The objects of which a large tensor, which was not copied, has changed since."""
+        """Objects in which a large tensor, which was not copied, has changed since."""
         return [name for name, marks in self._left.items() if marks.changed]
 
     def _groups(self) -> Iterable[dict[str, object]]:
@@ -185,7 +185,7 @@ class Moment:
 
 
 class _Copy:
-    """A tensor's values, and the memory that they were in."""
+    """A copy of a tensor's values, and the memory that held them."""
 
     def __init__(self, tensor: torch.Tensor, *, host: bool) -> None:
         self.of, self.host = tensor, host
@@ -199,13 +199,13 @@ class _Copy:
     def put_back(self) -> None:
         here = local(self.of)
         if here.data_ptr() != self._memory.data_ptr() and here is self.of:
-            # `parameter.data = other` has put another tensor's memory below it, which is not ours to write to.
+            # `parameter.data = other` has given it another tensor's memory, which must not be written to.
             self.of.data = self._memory
         self._memory.copy_(self._copy)
 
 
 class _State:
-    """All state of one optimizer: entries made since are dropped by going back."""
+    """All state of one optimizer; going back drops entries made since."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, host: bool) -> None:
         self._optimizer = optimizer
@@ -244,7 +244,7 @@ class _Buffers:
         self.forget()
 
     def forget(self) -> None:
-        """The buffers were written to by other means: trust no version."""
+        """Trust no version, as the buffers were written by other means."""
         self._tensors: list[torch.Tensor | None] = []
         self._packs: list[tuple[list[torch.Tensor], torch.Tensor]] = []
         self._single: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -263,7 +263,7 @@ class _Buffers:
                 self._versions[at] = tensor._version
 
     def _sort(self, tensors: list[torch.Tensor | None]) -> None:
-        """Small buffers of a device share one copy, made by one operation; the others have one each."""
+        """Let small buffers of a device share one copy, made by one operation; the others have one each."""
         self.forget()
         self._tensors = tensors
         packs: dict[torch.device, list[torch.Tensor]] = {}
@@ -296,7 +296,7 @@ class _Buffers:
 
 
 def settings(group: dict[str, object]) -> dict[str, object]:
-    """All of a parameter group but its parameters."""
+    """All entries of a parameter group but its parameters."""
     return {key: value for key, value in group.items() if key != "params"}
 
 
@@ -315,10 +315,10 @@ def put_settings(group: dict[str, object], saved: object) -> None:
 
 
 def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = True) -> None:
-    """`load_state_dict` of the script's object, with a state in the types of its own. Raises `StateError`.
+    """Call `load_state_dict` of the script's object, with the state in the object's own types. Raises `StateError`.
 
     Args:
-        in_place: write into the tensors that it has; else it takes over those of `state`.
+        in_place: write into the tensors that the object has; else it takes over those of `state`.
     """
     try:
         thing.load_state_dict(fitted(thing.state_dict(), state, in_place=in_place))
@@ -328,7 +328,7 @@ def put_object(name: str, thing: Stateful, state: object, *, in_place: bool = Tr
 
 
 def _correct(name: str, thing: Stateful, state: object) -> None:
-    """Set the numbers and texts that an object has not taken over: some add what they load to what they have."""
+    """Set numbers and strings that an object did not load as given: some objects add loaded values to their own."""
     for key, value in _unlike(thing, state).items():
         if type(getattr(thing, "__dict__", {}).get(key)) in _PLAIN:
             setattr(thing, key, value)
@@ -344,7 +344,7 @@ def _correct(name: str, thing: Stateful, state: object) -> None:
 
 
 def _unlike(thing: Stateful, state: object) -> dict[str, object]:
-    """Numbers and texts of a state, by name, that the object tells otherwise."""
+    """Numbers and strings of a state, by name, for which the object now has other values."""
     present = thing.state_dict()
     if not isinstance(state, dict) or not isinstance(present, dict):
         return {}

@@ -37,25 +37,25 @@ RUNNING_STATISTICS = (
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything that can say what it knows and be told again: a scheduler, a gradient scaler, an average."""
+    """Anything whose state can be read and loaded: a scheduler, a gradient scaler, an average."""
 
     def state_dict(self) -> object:
         """The state as nested containers of plain values and tensors."""
         ...
 
     def load_state_dict(self, state_dict: object) -> object:
-        """Take over a state."""
+        """Load a state."""
         ...
 
 
 class BufferSlot(NamedTuple):
-    """Place where a module keeps a buffer; the tensor in it may be replaced by another."""
+    """Place where a module keeps a buffer; the tensor in it may be replaced by another one."""
 
     name: str
     home: dict[str, torch.Tensor | None]
     key: str
     running: bool
-    """Written by kernels that do not count versions (batch norm's running statistics)."""
+    """True if kernels write the buffer without counting versions (batch norm's running statistics)."""
 
 
 class ProtectedObjects(NamedTuple):
@@ -66,15 +66,15 @@ class ProtectedObjects(NamedTuple):
     buffers: list[BufferSlot]
     optimizers: dict[str, torch.optim.Optimizer]
     optimized: dict[str, dict[str, torch.Tensor]]
-    """For each optimizer: the short name of each of its parameters."""
+    """For each optimizer, its parameters by their short names."""
     objects: dict[str, Stateful]
     modules: dict[str, nn.Module]
-    """As they were given, so with the wrappers around them."""
+    """As they were given, with the wrappers around them."""
     generators: dict[str, torch.Generator | np.random.Generator]
     late: LateWork
 
     def groups(self, optimizer: str) -> list[list[str]]:
-        """The short names of each of its groups' parameters. Raises `StateError` for groups that have grown."""
+        """Short names of the parameters in each group of an optimizer. Raises `StateError` if a group has grown."""
         names = {id(parameter): short for short, parameter in self.optimized[optimizer].items()}
         try:
             return [[names[id(each)] for each in group["params"]] for group in self.optimizers[optimizer].param_groups]
@@ -84,7 +84,7 @@ class ProtectedObjects(NamedTuple):
             ) from error
 
     def state_of(self, optimizer: str) -> dict[str, object]:
-        """State that an optimizer keeps of its parameters, by their short names. Raises `StateError` for any other."""
+        """State of an optimizer by its parameters' short names. Raises `StateError` if it keeps state for others."""
         short = {id(parameter): short for short, parameter in self.optimized[optimizer].items()}
         state: dict[str, object] = {}
         for parameter, values in self.optimizers[optimizer].state.items():
@@ -98,9 +98,9 @@ class Protected(NamedTuple):
     """Arguments of one call of `protect`.
 
     Attributes:
-        objects: get the names `model`, `optim`, `scheduler`, or their class's, with a number from the second on.
-        named: names of the script's choice.
-        part: prefix of all names: distinguishes parts of the state that have the same name on different ranks.
+        objects: named `model`, `optim`, `scheduler`, or by their class, with a number from the second on.
+        named: objects under names that the script chose.
+        part: prefix of all names, which distinguishes parts of the state that have the same name on different ranks.
     """
 
     objects: Sequence[object]
@@ -149,7 +149,7 @@ class _SaysItsState:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """The module under DDP and `torch.compile`, whose names are the checkpoint's."""
+    """The module inside DDP and `torch.compile`, whose names checkpoints use."""
     while True:
         inner = module.module if isinstance(module, DistributedDataParallel) else compiled_module(module)
         if not isinstance(inner, nn.Module):
@@ -158,10 +158,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 
 def roster(*calls: Protected) -> ProtectedObjects:
-    """Sort out and name what the script protects, in one call or in several.
+    """Sort and name the objects that the script protects, in one call or in several.
 
     Raises:
-        UsageError: something has no state that could be protected, or a name is not to be had.
+        UsageError: an object has no state that could be protected, or a name is not available.
         StateError: two tensors would have the same name.
     """
     modules: dict[str, nn.Module] = {}
@@ -208,9 +208,9 @@ def _with_graphs(
     followed: Mapping[str, dict[str, object]],
     namespaces: Mapping[str, dict[str, object]],
 ) -> dict[str, Stateful]:
-    """Objects that say no state, one graph of all that are of a part: they may hold things together.
+    """Combine the objects of a part that have no state of their own into one graph, since they may share objects.
 
-    So may a `SimpleNamespace` beside them, which is followed with them.
+    A `SimpleNamespace` of that part is followed with them, since it may share objects with them.
     """
     for part, roots in followed.items():
         beside = namespaces.get(part, {})
@@ -222,7 +222,7 @@ def _with_graphs(
 
 
 def _each(calls: Iterable[Protected]) -> Iterator[tuple[str | None, str, object]]:
-    """Each thing once, as it was given: its name, where the script has chosen one, and its part."""
+    """Each object once, as it was given, with its part, and its name if the script chose one."""
     seen: set[int] = set()
     for call in calls:
         for name, given in [*((None, thing) for thing in call.objects), *call.named.items()]:
@@ -296,7 +296,7 @@ def _gather(
 
 
 def _clean(fqn: str) -> str:
-    # Compiled and checkpointed submodules show their wrapper in their parameters' names.
+    # The parameter names of compiled and checkpointed submodules contain their wrapper.
     for wrapper in _WRAPPERS:
         fqn = fqn.replace(wrapper, "")
     return fqn
@@ -317,9 +317,9 @@ def _buffers(name: str, module: nn.Module, seen: set[tuple[int, str]]) -> Iterab
 def _optimized(
     name: str, optimizer: torch.optim.Optimizer, parameters: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Short names of an optimizer's parameters; those of no protected module are added to `parameters`."""
+    """An optimizer's parameters by short name; those of no protected module are added to `parameters`."""
     stem = f"{name.rpartition('.')[0]}.model.".removeprefix(".")
-    # The model of an optimizer that is a part of its own may be the same on all ranks, and so be of no part.
+    # If an optimizer is a part of its own, its model may be the same on all ranks, and so belong to no part.
     stems = [stem, "model."]
     names = {
         id(each): full.removeprefix(next((stem for stem in stems if full.startswith(stem)), ""))

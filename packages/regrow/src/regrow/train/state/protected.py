@@ -1,4 +1,4 @@
-"""All that a script protects, as one state that can be read, written, remembered, rolled back and compared."""
+"""All protected objects as one state that can be read, written, remembered, rolled back and compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -39,13 +39,13 @@ class ProtectedState:
     """Modules, optimizers and other objects with `state_dict()`, as a `StateSource` and a `StateSink`.
 
     Args:
-        objects: what to protect; named by kind (`model`, `optim`, `scheduler`).
-        named: the same under names of the script's choice.
-        part: what part of it this rank holds, where names do not say it.
-        earlier: what else is protected, which may be other parts.
+        objects: objects to protect, named by kind (`model`, `optim`, `scheduler`).
+        named: more objects, under names that the script chose.
+        part: the part of the state that this rank holds, if names do not tell it.
+        earlier: arguments of earlier calls, perhaps for other parts.
 
     Raises:
-        UsageError: something has no state, or a name is not to be had.
+        UsageError: an object has no state, or a name is not available.
         StateError: two tensors have the same name.
     """
 
@@ -73,14 +73,14 @@ class ProtectedState:
         self._table: dict[str, torch.Tensor] = {}
         self._arrival: Arrival | None = None
         self.state_at: StepNo = NO_STATE
-        """The step at which the state stands; kept by the session, `NO_STATE` while it is torn."""
+        """The step at which the state is; set by the session, `NO_STATE` while the state is torn."""
 
     def close(self) -> None:
-        """Take our hooks off the optimizers."""
+        """Remove regrow's hooks from the optimizers."""
         self._undo.close()
 
     def graphs(self) -> list[ObjectGraph]:
-        """The protected objects that say no state of their own."""
+        """Graphs of the protected objects that have no state of their own."""
         return [each for each in self._roster.objects.values() if isinstance(each, ObjectGraph)]
 
     def nbytes(self) -> int:
@@ -92,7 +92,7 @@ class ProtectedState:
         return list(self._roster.parameters.values())
 
     def drop_gradients(self) -> None:
-        """Let no parameter have a gradient."""
+        """Remove all gradients."""
         for parameter in self.parameters():
             parameter.grad = None
 
@@ -107,14 +107,14 @@ class ProtectedState:
         return list(self._roster.optimizers.values())
 
     def parted(self) -> bool:
-        """True if this rank may have only a part: the script says so, or a tensor is a `DTensor`."""
+        """True if this rank may have only a part of the state: the script says so, or a tensor is a `DTensor`."""
         boxes = (box_of(each, name) for name, each in (self._roster.parameters | self._buffers()).items())
         return any(call.part for call in self.calls) or any(box is not None for box in boxes)
 
     def layout(self) -> str:
-        """Digest over names, shapes, pieces and dtypes of parameters (in order) and buffers, and the names of all else.
+        """Digest over names, shapes, pieces and dtypes of parameters (in order) and buffers, and other objects' names.
 
-        Equal on workers that hold the same state: one can take over from the other.
+        Equal on workers that hold the same part of the state, so that one can replace the other.
         """
         tensors = self._roster.parameters | self._buffers()
         shape = [
@@ -128,21 +128,21 @@ class ProtectedState:
         return {name: tensor for name, tensor in present if tensor is not None}
 
     def follow(self, things: Iterable[object]) -> None:
-        """Streams among these things of the script may write state: what is done with it here comes behind them."""
+        """Order regrow's reads and writes of the state after the script's streams, which are among `things`."""
         self._roster.late.follow(things, lambda: self._survey(self.state_at)[1])
 
     # --- one step ---
 
     def begin(self, *, closely: bool = False, whole: bool = False) -> None:
-        """Remember the start of a step, and what bodies are known to change before their update.
+        """Remember the start of a step, with all state that bodies are known to change before their update.
 
         Args:
-            closely: learn what they change by digests.
-            whole: remember everything, so that the body can be undone past its updates.
+            closely: learn by digests which state they change.
+            whole: remember everything, so that the body can be undone with its updates.
         """
         known = self.looker.scope_of(self.habits.of(ScriptPart.EARLY))
         self._undo.begin(self.everything() if whole else known)
-        if not whole:  # which follows one that was none
+        if not whole:  # such a call follows one without `whole`
             self.attributes.take()
         self._looked = self.looker.look(closely=True) if closely else None
         self._updating = False
@@ -153,7 +153,7 @@ class ProtectedState:
         self.attributes.take()
 
     def updates(self) -> list[str]:
-        """An update of a body is about to begin: learn what has changed before the first one; returns what is new."""
+        """Called before each update: learn what has changed before the first one; returns names not known to."""
         if self._updating:
             return []
         self._updating = True
@@ -176,7 +176,7 @@ class ProtectedState:
         return self._undo.parameters_changed()
 
     def rollback(self) -> list[str]:
-        """Go back to `begin`, provided no update has begun; what has changed though nobody knew that it would."""
+        """Go back to `begin`, if no update has begun; returns names of changed state that was not remembered."""
         lost = self._undo.rollback()
         self.attributes.put_back()
         return lost
@@ -188,11 +188,11 @@ class ProtectedState:
         return made
 
     def dismiss(self, moment: Moment) -> None:
-        """A moment is not needed any more."""
+        """Drop a moment that is not needed any more."""
         self._moments.remove(moment)
 
     def everything(self, *, host: bool = False) -> Scope:
-        """The scope in which all is copied."""
+        """The scope of all protected state."""
         return Scope.everything(self._roster, host=host)
 
     # --- a full copy ---
@@ -213,12 +213,12 @@ class ProtectedState:
         self.finish()
 
     def canonical(self) -> tuple[Inventory, dict[str, torch.Tensor]]:
-        """Everything there is, and what is here of each tensor, in an order that is the same on every worker."""
+        """All state, with the local part of each tensor, in an order that is the same on every worker."""
         inventory, table = self._survey(self.state_at, canonical=True)
         return inventory, {name: local(tensor) for name, tensor in table.items()}
 
     def buffers_of_no(self, modules: Sequence[torch.nn.Module]) -> set[str]:
-        """The names of protected buffers that belong to none of these modules."""
+        """Names of protected buffers that belong to none of these modules."""
         shared = {id(buffer) for module in modules for buffer in nn.Module.buffers(module)}
         return {name for name, buffer in self._buffers().items() if id(buffer) not in shared}
 
@@ -236,7 +236,7 @@ class ProtectedState:
     # --- as a StateSource ---
 
     def inventory(self, step: StepNo) -> Inventory:
-        """All names, shapes and dtypes, and the Python state. Raises `StateError` if the state is not at `step`."""
+        """Names, shapes and dtypes, and the Python state. Raises `StateError` if the state is not at `step`."""
         if self.state_at != step:
             where = "is torn" if self.state_at == NO_STATE else f"stands at step {self.state_at}"
             raise StateError(f"state@{step} was asked for; the state of this worker {where}")
@@ -250,13 +250,13 @@ class ProtectedState:
         return local(self._table[name])
 
     def finder(self) -> Callable[[str], torch.Tensor | None]:
-        """Finds the parameter or buffer of a name, or the parameter whose optimizer state a tensor of that name is."""
+        """Returns a function from a tensor's name to its parameter or buffer, or to the owner of optimizer state."""
         owners = {f"{name}.{s}": p for name, short in self._roster.optimized.items() for s, p in short.items()}
         owners |= self._roster.parameters | self._buffers()
         return lambda name: owner_of(name, owners)
 
     def made_by_updates(self) -> int:
-        """For how many parameters optimizers have a state."""
+        """Number of parameters for which optimizers have state."""
         return sum(len(optimizer.state) for optimizer in self.optimizers())
 
     def is_optimizers(self, name: str) -> bool:
@@ -265,9 +265,9 @@ class ProtectedState:
         return name.startswith(stems) and name not in self._roster.parameters
 
     def changed_by_updates(self) -> set[str]:
-        """Of the last `inventory`, the names of what only an update changes, as far as is known."""
+        """Names in the last `inventory` of tensors that only an update changes, as far as is known."""
         written = self.habits.all | self.looker.likely().parameters
-        if self.between.serves_commits:  # whose functions may put other weights in their place at once
+        if self.between.serves_commits:  # restartable functions may exchange weights at once
             written |= self.looker.large().parameters
         ids = {id(parameter) for name, parameter in self._roster.parameters.items() if name not in written}
         for optimizer in self.optimizers():
@@ -310,7 +310,7 @@ class ProtectedState:
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
         """Tensors to write into, new ones for optimizer state that this worker lacks. The state is torn from here on.
 
-        Raises `StateError`, with nothing changed, where the two sides do not fit.
+        Raises `StateError`, with nothing changed, if the two sides do not fit.
         """
         try:
             python = msgspec.msgpack.decode(inventory.python, type=PythonState)
@@ -370,7 +370,7 @@ class ProtectedState:
             )
 
     def finish(self) -> None:
-        """All targets are filled: the state is that of the inventory. Raises `StateError` without `prepare`."""
+        """Complete the state of the inventory, as all targets are filled. Raises `StateError` without `prepare`."""
         if self._arrival is None:
             raise StateError("finish() without prepare()")
         arrival, self._arrival = self._arrival, None
@@ -388,7 +388,7 @@ class ProtectedState:
 
 
 def _memory(tensors: list[torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> set[int]:
-    """Addresses of what the script's variables may be views of."""
+    """Addresses of the memory of which the script's variables may be views."""
     states = [held for each in optimizers for values in each.state.values() for held in values.values()]
     dense = [each for each in [*tensors, *states] if isinstance(each, torch.Tensor) and each.layout is torch.strided]
     return {local(each).untyped_storage().data_ptr() for each in dense}

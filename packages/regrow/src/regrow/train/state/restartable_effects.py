@@ -1,7 +1,7 @@
 """Changes that restartable functions make to protected state: exchanged weights, renewed statistics.
 
-The first run of a function is watched closely, and all that it could change is copied before; later runs copy only
-what was seen to change.
+The first runs of a function are watched closely, and all state that it could change is copied before; later runs copy
+only state that was seen to change.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ _LEARNT_AFTER = 2
 
 
 class RestartableEffects:
-    """The restartable functions since the last step, and what all of them do.
+    """The restartable functions since the last step, and the changes that all of them make.
 
     Args:
-        state: what is protected.
+        state: the protected state.
     """
 
     def __init__(self, state: ProtectedState) -> None:
@@ -37,12 +37,12 @@ class RestartableEffects:
         return self._entries[number - 1]
 
     def enter_again(self, number: int) -> None:
-        """The function is run again, though this worker is past it: let it find the state that it found."""
+        """Put back the state from which a function began, as it is run again though this worker is past it."""
         if self.entry(number).taken:
             self.entry(number).put_back()
 
     def forget(self) -> None:
-        """A step was committed: nobody comes back to what was before it."""
+        """Forget all entries, as a step was committed and functions before it never run again."""
         for entry in self._entries:
             entry.forget()
 
@@ -54,7 +54,7 @@ class RestartableEffects:
 
     @contextlib.contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """Within this, the function runs: learn what it changes, also where it puts that back at its end."""
+        """Context in which the function runs: learn what it changes, even if it undoes the change at its end."""
         looker, habits = self._state.looker, self._state.habits
         closely = self._runs[name] < _LEARNT_AFTER
         before, modules = looker.look(closely=closely), self._state.modules

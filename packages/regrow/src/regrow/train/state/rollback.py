@@ -1,7 +1,7 @@
-"""Changes that a step may have made before its update, and their undoing.
+"""Undoing the changes that a step has made before its update.
 
-Parameters and optimizer state usually change in the update alone. Those that a script is known to change before it are
-copied too (`early`), and everything is if a body cannot be separated from its update.
+Parameters and optimizer state usually change in the update only. Those that a script is known to change before it are
+copied too (`early`), and everything is copied if a body cannot be separated from its update.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class Undo:
         self._hooks: list[RemovableHandle] | None = None
 
     def _watch(self) -> None:
-        # Not in the constructor: a hook of the session that forbids an update must come before the one that counts it.
+        # Not in the constructor: the session's hook, which may forbid an update, must run before this hook counts it.
         self._hooks = [
             optimizer.register_step_pre_hook(self._update_begins) for optimizer in self._roster.optimizers.values()
         ]
@@ -34,17 +34,17 @@ class Undo:
         self._updates += 1
 
     def close(self) -> None:
-        """Take the hooks off the optimizers."""
+        """Remove the hooks from the optimizers."""
         for hook in self._hooks or ():
             hook.remove()
         self._hooks = None
 
     def begin(self, scope: Scope, *, start: Moment | None = None) -> None:
-        """Remember now.
+        """Remember the state as it is now.
 
         Args:
-            scope: what is copied besides what always is.
-            start: what remembers it; None: memory of its own.
+            scope: state to copy in addition to what is always copied.
+            start: moment that remembers it; None: this object's own.
         """
         self._start = start or self._own
         if self._hooks is None:
@@ -75,9 +75,9 @@ class Undo:
         return self.written() + self._start.left_changed
 
     def rollback(self) -> list[str]:
-        """Go back to `begin`. A gradient that existed then is zero now. Raises `StateError` without a `begin`.
+        """Go back to `begin`. A gradient that existed then becomes zero. Raises `StateError` without a `begin`.
 
-        Returns what has changed, and was not remembered.
+        Returns names of state that has changed and was not remembered.
         """
         self._check()
         lost = [name for name in self.early() if name not in self._start.scope]
@@ -92,7 +92,7 @@ class Undo:
 
 
 def put_gradient(parameter: torch.Tensor, present: bool) -> None:
-    """A gradient of zeros, or none."""
+    """Give a parameter a gradient of zeros, or none."""
     if not present:
         parameter.grad = None
     elif parameter.grad is None:

@@ -1,7 +1,6 @@
-"""Newer state, received beside the own: a survivor that is a step behind keeps its state until it has the next whole.
+"""Newer state received into extra memory: a survivor that is a step behind keeps its state until all has arrived.
 
-Otherwise the death of the one worker that was ahead, in the middle of the reception, would leave no whole state
-anywhere.
+Otherwise, if the only worker that was ahead died during the transfer, no complete state would be left.
 """
 
 from collections.abc import Callable
@@ -17,9 +16,9 @@ class StagedState:
     """A `StateSink` that fills memory of its own, and replaces the protected state only at the end.
 
     Args:
-        state: what is replaced.
-        replace: called before; raises when the state must stay as it is.
-        replaced: called after, with the step.
+        state: the state that is replaced.
+        replace: called before the replacement; raises if the state must stay as it is.
+        replaced: called after the replacement, with the step.
     """
 
     def __init__(self, state: ProtectedState, *, replace: Callable[[], None], replaced: Callable[[StepNo], None]):
@@ -29,14 +28,14 @@ class StagedState:
         self._step = StepNo(0)
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """Memory for every entry, in the processor's memory. Raises `StateError` where the two sides do not fit."""
+        """Host memory for every entry. Raises `StateError` if the two sides do not fit."""
         self._step = inventory.step
         self._own = self._state.prepare(inventory)
         self._staged = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in self._own.items()}
         return self._staged
 
     def finish(self) -> None:
-        """Everything has arrived: replace the state. Raises `GenerationHalted` before anything is changed."""
+        """Replace the state, as everything has arrived. Raises `GenerationHalted` before anything is changed."""
         self._replace()
         with torch.no_grad():
             for name, own in self._own.items():

@@ -1,4 +1,4 @@
-"""A private copy of the state that all replicas agreed upon: what everybody goes back to when they differ later."""
+"""A private copy of the state that all replicas agreed on, to which all go back if they differ later."""
 
 import torch
 import xxhash
@@ -13,10 +13,10 @@ from regrow.train.state.protected import ProtectedState
 
 
 class VerifiedCopy:
-    """One copy in the processor's memory, which is used again from time to time.
+    """One copy in host memory, which is renewed from time to time.
 
     Args:
-        state: whose.
+        state: the state that is copied.
     """
 
     def __init__(self, state: ProtectedState) -> None:
@@ -26,7 +26,7 @@ class VerifiedCopy:
         self._left_out: frozenset[str] = frozenset()
         self._seals = b"", b""
         self.step: StepNo = NO_STATE
-        """Of which step it is; `NO_STATE` while there is none."""
+        """Step of the copy; `NO_STATE` while there is none."""
 
     @property
     def nbytes(self) -> int:
@@ -34,10 +34,10 @@ class VerifiedCopy:
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def take(self, step: StepNo, seal: bytes, left_out: frozenset[str]) -> None:
-        """Copy `state@step`, which stands still meanwhile.
+        """Copy `state@step`, which must not change meanwhile.
 
         Args:
-            seal: the digest of its tensors that was agreed upon, by `digest_tensors`.
+            seal: the digest of its tensors on which replicas agreed, by `digest_tensors`.
             left_out: tensors that the digest leaves out.
         """
         self.step, self._state.state_at = NO_STATE, step
@@ -61,7 +61,7 @@ class VerifiedCopy:
         self.step = step
 
     def check(self) -> None:
-        """Raises `StateError`, and forgets the copy, where it is not what was agreed upon any more."""
+        """Check the copy against its digest. Raises `StateError`, and forgets the copy, if they differ."""
         inventory = self._inventory
         if inventory is None or self.step == NO_STATE:
             raise StateError("there is no verified copy of the state")
@@ -74,7 +74,7 @@ class VerifiedCopy:
             raise StateError(f"the verified copy of state@{step} has changed in memory", hint="this memory may be bad")
 
     def restore(self) -> None:
-        """Make the protected state that of the copy. Raises `StateError` where they do not fit."""
+        """Set the protected state from the copy. Raises `StateError` if they do not fit."""
         if self._inventory is None:
             raise StateError("there is no verified copy of the state")
         targets = self._state.prepare(self._inventory)

@@ -1,7 +1,7 @@
-"""The one seam to what a device still has to do: a step is not ready while its gradients are only on their way.
+"""Waits for enqueued work of a device: a step is not ready before its gradients are computed.
 
 On a processor an operation is done when its call returns. On an accelerator it is only enqueued: a collective's
-`wait()` lets the stream wait, not the program, and after an abort the kernels behind it run on partial sums.
+`wait()` makes the stream wait, not the program, and after an abort the kernels after it run on partial sums.
 """
 
 from collections import deque
@@ -24,27 +24,27 @@ class Accelerator(Protocol):
     """True if work may still be under way when its call has returned, so that an abort may have cut it off unseen."""
 
     def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Return when all that was enqueued for the gradients is done; until then `meanwhile` is called now and then.
+        """Return when all work enqueued for the gradients is done; until then `meanwhile` is called now and then.
 
-        Raises `RuntimeError` where it has failed.
+        Raises `RuntimeError` if the device has failed.
         """
         ...
 
     def point(self) -> StreamPoint:
-        """The point to which this thread has enqueued by now."""
+        """The point after all work that this thread has enqueued by now."""
         ...
 
 
 class Processor:
-    """Nothing is ever under way."""
+    """The CPU, on which no work is ever under way after its call."""
 
     enqueues = False
 
     def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Nothing to wait for."""
+        """Return at once."""
 
     def point(self) -> StreamPoint:
-        """A point that is passed."""
+        """A point that is passed already."""
         return StreamPoint([])
 
 
@@ -52,7 +52,7 @@ class Devices:
     """Accelerators of any kind, each with the stream that the script computes on.
 
     Args:
-        devices: those that have protected tensors.
+        devices: the devices that have protected tensors.
     """
 
     enqueues = True
@@ -62,9 +62,9 @@ class Devices:
         self._took: deque[Seconds] = deque(maxlen=2)
 
     def wait(self, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """All work on each device's current stream has been done; the wait is shown as one for the device.
+        """Wait for all work on each device's current stream; shown to the agent as a wait for the device.
 
-        Others may have to be asked why it does not end.
+        If it does not end, the cause may be found on other ranks.
         """
         point = self.point()
         if point.passed():

@@ -1,4 +1,4 @@
-"""Parts of a worker that hear while it builds, and those it needs once built: recovery, durable state, comparison."""
+"""Construction of a worker's parts once its state is built, and set-up calls noted or answered while it builds."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from regrow.train.worker.replica_digests import Sampler
 
 @dataclass
 class Assembly:
-    """Parts that a worker has from its start."""
+    """Makes a worker's later parts from those that it has from its start."""
 
     link: WorkerLink
     control: Control
@@ -45,7 +45,7 @@ class Assembly:
     def assemble(
         self, state: ProtectedState, buffered: Sequence[torch.nn.Module], *, form_s: Seconds
     ) -> tuple[Recovery, DurableState | None]:
-        """Make the parts that need protected state: the way into new generations, and to the disk if there is one.
+        """Make the parts that need protected state: recovery, and durable state if there is a checkpoint folder.
 
         Args:
             state: the protected state.
@@ -104,11 +104,11 @@ class Assembly:
 
 
 class SetUpCalls:
-    """From the worker's groups to its loop.
+    """Collectives between the creation of a worker's groups and its loop.
 
     Args:
-        link: to the agent.
-        groups: whose collectives are noted, or answered.
+        link: the channel to the agent.
+        groups: the groups whose collectives are noted on a rank, and answered in a newcomer.
     """
 
     def __init__(self, link: WorkerLink, groups: Groups) -> None:
@@ -131,13 +131,13 @@ class SetUpCalls:
         groups.set_up = self._kind
 
     def stop(self) -> None:
-        """The script has come to its loop."""
+        """Stop, as the script has come to its loop."""
         self._groups.set_up = None
 
     def settle(self, state: ProtectedState) -> str:
-        """The worker is built; returns why what it has heard holds in no world of another size, empty where it does.
+        """Conclude when the worker is built; returns why the answers hold only in a world of this size, or "".
 
-        Raises `SetUpDiffers` or `DeadlineExceeded` where a newcomer has not heard all.
+        Raises `SetUpDiffers` or `DeadlineExceeded` if a newcomer has not received all answers.
         """
         self._kind.settle(_tensors(state))
         self._notes.close()

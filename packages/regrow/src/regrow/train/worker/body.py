@@ -1,4 +1,4 @@
-"""A worker's part in the body of a step: from its begin through the gate to its commit, or back."""
+"""A worker's part in the body of a step: from its beginning through the gate to its commit or rollback."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,17 +31,17 @@ from regrow.train.worker.update_gate import UpdateGate
 from regrow.train.worker.updates import Updates
 
 CAUSE_S: Seconds = 2.0
-"""Longest wait for a death that explains an error of a body."""
+"""Longest wait for a report of a death that explains an error of a body."""
 
 
 class Body(CallObserver):
     """Progress of the present body, and its end: commit or abort.
 
     Args:
-        link: to the agent.
+        link: the channel to the agent.
         control: knows the orders.
-        groups: of this worker.
-        faults: on demand.
+        groups: this worker's groups.
+        faults: faults on demand.
         gate: lets a worker into its update.
     """
 
@@ -53,10 +53,10 @@ class Body(CallObserver):
         self.interrupt = ForwardInterrupt(lambda: control.interruptible and self.entered)
         self.updates = Updates()
         self.begun = self.entered = False
-        """True while an attempt is under way; true while the script is in its body, where it can be interrupted."""
+        """`begun`: an attempt is under way. `entered`: the script is in its body, where it can be interrupted."""
         self.rehearsing = self.updated = False
         self._whole = False
-        """True if all state was remembered at the begin, since this body cannot be separated from its update."""
+        """True if all state was remembered at the beginning, since this body cannot be separated from its update."""
         self._costs_said = False
         self.recovery: Recovery | None = None
         """Knows who reads this worker's state; None before it has arrived."""
@@ -69,7 +69,7 @@ class Body(CallObserver):
         self.waits: Callable[[], None] = lambda: None
         self.ready: Callable[[], None] = lambda: None
         self.awaits_causes = False
-        """True if the script uses connections of its own: an error may come of a death that nobody has told yet."""
+        """True if the script uses connections of its own: an error may follow from a death not yet reported."""
         gate.waits, gate.ready = lambda: self.waits(), self._gets_ready
         self._finite = NumberCheck(groups.least) if link.env.spec.check_for_nan else None
         if self._finite is not None:
@@ -81,17 +81,17 @@ class Body(CallObserver):
         self.ready()
 
     def _leave_own(self, step: StepNo, *, sure: bool) -> None:
-        """Values that only this rank has, where they outlive this process: who takes its place goes on with them."""
+        """Put values that only this rank has where they outlive this process, for its replacement."""
         if self._control.own and self.recovery is not None:
             values = own_values.left(self.recovery.state.variables, self._control.own, as_begun=sure)
             self._link.board.show_own(OwnValues(step, values, sure))
 
     def begin(self, state: ProtectedState | None) -> bool:
-        """An attempt starts; False when the generation is over. `state`: what it may change."""
+        """Start an attempt; False if the generation is over. `state`: the state that it may change."""
         self.interrupt.clear()
         if not self._control.begin():
             return False
-        self._control.whole_body = self.whole_body  # the others are told when this generation is over
+        self._control.whole_body = self.whole_body  # the others learn it when this generation is over
         self._whole = state is not None and self.whole_body
         if state is not None and self._whole:
             state.begin(whole=True)
@@ -128,7 +128,7 @@ class Body(CallObserver):
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Within this, updates are the rehearsal's own; what they are like is remembered."""
+        """Context of the rehearsal, in which updates are its own; their properties are remembered."""
         self.rehearsing = True
         self.updates.begin(learning=True)
         self._counts.rehearse()
@@ -141,7 +141,7 @@ class Body(CallObserver):
             self.rehearsing = False
 
     def watch(self, objects: Iterable[object]) -> None:
-        """These are protected: see what a body does to them, and when."""
+        """Watch these protected objects: which of them a body changes, and when."""
         known = list(objects)
         self.updates.watch(known)
         if self._finite is not None:
@@ -157,22 +157,22 @@ class Body(CallObserver):
         self.updates.stepped(optimizer)
 
     def enter(self) -> None:
-        """The script comes into the body of a step, in which it can be interrupted."""
+        """The script enters the body of a step, in which it can be interrupted."""
         self.entered = True
 
     def left(self) -> None:
-        """The script is out of the body; what follows is no part of it."""
+        """The script has left the body; the code that follows is not part of it."""
         self.entered = False
         self.updates.rest()
         if self.rehearsing:
             self.updates.ended()
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is.
 
         Args:
-            last_collective: what all ranks still have to exchange before they update.
-            closure: the optimizer computes gradients itself.
+            last_collective: makes the exchange that all ranks still need before they update.
+            closure: the optimizer has a closure that computes gradients.
         """
         if self.rehearsing:
             self.updated = True
@@ -203,9 +203,9 @@ class Body(CallObserver):
         return asks
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
-        """The body has ended well; False when it must run again all the same.
+        """Commit a body that ended without an error; False if it must run again all the same.
 
-        A body that has not come through the gate does so now. Raises what `before_update` does.
+        A body that has not passed the gate does so now. Raises what `before_update` raises.
         """
         self.updates.rest()
         self.own.end()
@@ -217,7 +217,7 @@ class Body(CallObserver):
         return self.conclude()
 
     def conclude(self) -> bool:
-        """All that the step changes is changed: commit it."""
+        """Commit the step, all of whose changes are made."""
         self._faults.leave()
         self._link.board.enter(Phase.OUTSIDE)
         done = isinstance(self._control.commit(), Committed)
@@ -244,7 +244,7 @@ class Body(CallObserver):
         return self.begun and self._control.updating and self.updates.whole
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """The attempt failed: put back what it changed, and say so if nobody knows yet."""
+        """Undo the changes of a failed attempt, and report the error unless the generation is over already."""
         self.left()
         self._faults.leave()
         leave_if_device_failed(self._link, error)
@@ -276,7 +276,7 @@ class Body(CallObserver):
             apart = next((graph.apart for graph in state.graphs() if graph.apart), "")
             text = apart or f"{text}: this fault has struck just there ({cure})"
             self._link.send(facts.WorkerNoted(self._link.env.worker, text))
-            self._control.update()  # nobody can put that back: the state is torn
+            self._control.update()  # this change cannot be undone: the state is torn
 
     def _symptom(self, error: Exception) -> bool:
         """True if the error follows from a fault elsewhere, as far as this worker can tell."""
@@ -285,7 +285,7 @@ class Body(CallObserver):
         return isinstance(error, GenerationHalted) or (self._groups.broke() and self._groups.misuse() is None)
 
     def abandon(self) -> None:
-        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+        """Give up a body that the script leaves by `SystemExit` or an interrupt."""
         self._control.restart_index = 0
         self.left()
         self._faults.leave()
@@ -293,7 +293,7 @@ class Body(CallObserver):
         self._control.fail()
 
     def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
-        """The body of a step starts; False when the generation is over."""
+        """Start the body of a step; False if the generation is over."""
         if not self.begin(state):
             return False
         self._leave_own(number, sure=True)
@@ -308,10 +308,10 @@ class Body(CallObserver):
         return True
 
     def enter_restartable(self, number: int, training: ProtectedState | None) -> bool:
-        """The `number`th restartable function since the last step starts; False when the generation is over.
+        """Start the `number`th restartable function since the last step; False if the generation is over.
 
         Args:
-            training: what it trains, where it stands in the place of the steps; None: it stands between two.
+            training: the state that it trains, if it is the whole training; None: it runs between two steps.
         """
         if not self.begin(training):
             return False
@@ -322,7 +322,7 @@ class Body(CallObserver):
         return True
 
     def leave_restartable(self, following: int) -> None:
-        """A restartable function has ended well; `following` may be run next."""
+        """End a restartable function that returned; number `following` may run next."""
         self._faults.leave()
         self._control.restart_index, self.begun, self.entered = following, False, False
         self._control.rest()

@@ -16,7 +16,7 @@ class Reading:
     """View of a worker that a wait for a batch needs.
 
     Args:
-        link: to the agent, who starts producers.
+        link: the channel to the agent, which starts producers.
         control: knows whether the generation is over.
         body: knows whether the read is for a rehearsal, or in a body.
     """
@@ -34,7 +34,7 @@ class Reading:
         return node.source
 
     def stop(self) -> None:
-        """The generation is over: end a wait for a batch. From any thread."""
+        """End a wait for a batch, as the generation is over. From any thread."""
         self._woken()
 
     # --- what the cache asks -------------------------------------------------------------------------------------
@@ -51,18 +51,18 @@ class Reading:
 
     @property
     def halted(self) -> bool:
-        """True if the batch that is waited for is not needed any more."""
+        """True if the awaited batch is not needed any more."""
         return self.stepping and self._control.halted
 
     def on_halt(self, call: Callable[[], None]) -> None:
-        """Have this called, from another thread, when the generation is over."""
+        """Set the function to be called, from another thread, when the generation is over."""
         self._woken = call
 
     def want_producer(self, loader: int) -> None:
-        """Tell the agent that the batches of this loader are wanted."""
+        """Request the batches of this loader from the agent."""
         self._link.send(ProducerWanted(self._link.env.worker, loader))
 
     def beat(self) -> None:
-        """Show that it is alive while it waits."""
+        """Show the agent that the worker is alive while it waits."""
         if self.stepping:
             self._link.board.enter(Phase.COMPUTING if self._body.entered else Phase.DATA)

@@ -37,12 +37,12 @@ _log = logging.getLogger("regrow")
 
 
 class Comparison:
-    """One worker's part in it.
+    """One worker's part in the comparison.
 
     Args:
         every: steps between two comparisons.
-        own: protected tensors' names that each rank has for itself, asked each time.
-        builder: whether this worker's first state is its own, and not received.
+        own: called each time; returns names of protected tensors that each rank has for itself.
+        builder: whether this worker built its first state, and did not receive it.
     """
 
     def __init__(
@@ -65,18 +65,18 @@ class Comparison:
         self._holding = ""
         self._replicated = False
 
-    # --- standing in a generation ------------------------------------------------------------------------------
+    # --- joining a generation ----------------------------------------------------------------------------------
 
     def stand(self, form: orders.FormGeneration) -> None:
-        """A membership was ordered: who is whose replica."""
+        """Learn from a new membership which ranks are replicas of each other."""
         holdings = [member.holding for member in form.members]
         self._holding = next(member.holding for member in form.members if member.rank == form.rank)
         self._replicated = len(set(holdings)) < len(holdings)
 
     def go_back(self, form: orders.FormGeneration) -> None:
-        """A holder is told to stand at the state that was agreed upon: make the own state that, where it is another.
+        """Go back to the state that all replicas agreed on, unless this holder has it already.
 
-        Raises `StateError` where there is no such copy, `GenerationHalted` when that is not wanted any more.
+        Raises `StateError` if there is no such copy, `GenerationHalted` if the membership is given up.
         """
         if self._control.state_at == form.step and not self._distrusted:
             return
@@ -96,16 +96,16 @@ class Comparison:
         self._distrusted, self._witness = False, True
 
     def received(self) -> None:
-        """The state is that of others now."""
+        """Note that the state was received from others."""
         self._distrusted = self._witness = False
 
     # --- comparing ---------------------------------------------------------------------------------------------
 
     def compare(self, step: StepNo, *, last: bool) -> bool:
-        """Before `step`, or after the last one: whether all replicas have the same state, or nothing is due.
+        """Before `step`, or after the last one: True if all replicas have the same state, or no comparison is due.
 
-        False: they have not, the coordinator was told, and the verdict has to be waited for. A collective: raises what
-        those raise.
+        False: they differ, the coordinator was informed, and its verdict must be awaited. This is a collective, and
+        raises what collectives raise.
         """
         if not self._replicated or not (last or step % self._every == 0):
             return True
@@ -157,10 +157,10 @@ class Comparison:
             differing = self._find(statements, mine, most)
             if verdict.undecided:
                 self._suspects = _Kept(step, self._witness, keep(differing, mine.tensors))
-            # What is told below ends the groups: not before everybody has what it needs.
+            # The report below ends the groups: first let all ranks receive what they need.
             self._groups.vote()
         except (RuntimeError, RegrowError, OSError) as error:
-            # What collectives raise when somebody has failed, or has told already: then the generation is over.
+            # Collectives raise if a rank has failed, or has sent its report already: then the generation is over.
             if not self._control.halted:
                 _log.warning("it could not be found out where the replicas differ at step %d: %s", step, error)
         names = list(dict.fromkeys(block.name for block in differing))[:_MOST_NAMES]
@@ -169,7 +169,7 @@ class Comparison:
         self._control.fail()
 
     def _find(self, statements: list[Statement], mine: "_Look", most: int) -> list[Block]:
-        """The blocks in which this rank and its replicas do not all have the same. A collective of all ranks."""
+        """The blocks in which this rank and its replicas differ. A collective of all ranks."""
         digests = list(digest_blocks(mine.inventory, mine.tensors, mine.left_out))
         rows = self._groups.gather(torch.tensor(digests + [0] * (most - len(digests)), dtype=torch.int64))
         holding = next(each.holding for each in statements if each.rank == self._link.env.rank)
@@ -181,7 +181,7 @@ class Comparison:
 
 
 class _Kept(NamedTuple):
-    """Blocks in which replicas differed before `step`, as this rank had them, until the steps are run again."""
+    """This rank's blocks in which replicas differed before `step`, kept until the steps are run again."""
 
     step: StepNo
     witness: bool

@@ -1,4 +1,4 @@
-"""The worker's side of the membership protocol: a thread that takes orders, and the lock around the transaction."""
+"""The worker's side of the membership protocol: a thread that carries out orders, and the transaction's lock."""
 
 import os
 import threading
@@ -27,11 +27,11 @@ class WorkerPlace:
     _form: orders.FormGeneration | None
     released: orders.ReleaseWorker | None
     own: Sequence[str] = ()  # places of variables of which each rank has its own value
-    proving = False  # whether the script runs a step in the shadow of a rank, which ends where this worker is needed
+    proving = False  # whether the script shadows a step of a rank, which is cut off when this worker is needed
 
     @property
     def step(self) -> StepNo:
-        """The step this worker is in or stands before."""
+        """The step that this worker is in or stands before."""
         return self._transaction.step
 
     @property
@@ -61,13 +61,13 @@ class WorkerPlace:
 
 
 class Control(WorkerPlace):
-    """Orders in, facts out.
+    """Receives orders and sends facts.
 
     Args:
         link: the channel to the agent.
         stop: ends whatever the training thread is blocked in (collectives, hydration, a forward pass).
-        arm: takes in a fault on demand.
-        stored: told that the agent has a copy of the state.
+        arm: arms a fault on demand.
+        stored: called when the agent has a copy of the state.
     """
 
     def __init__(
@@ -80,17 +80,17 @@ class Control(WorkerPlace):
     ) -> None:
         self.link = link
         self.generation = Generation(0)
-        """The generation this worker is in, or is forming."""
+        """The generation that this worker is in, or is forming."""
         self.verified = NO_STATE
-        """The step of the copy of the state upon which all replicas agreed; `NO_STATE` where there is none."""
+        """Step of the copy of the state on which all replicas agreed; `NO_STATE` if there is none."""
         self._stop, self._arm, self._stored = stop, arm, stored
         self._patience = link.env.patience
-        """Longest wait for the coordinator's word; the coordinator waits less long for nodes."""
+        """Longest wait for the coordinator's verdict; the coordinator waits less long for nodes."""
         self._transaction = Transaction()
         self._changed = threading.Condition()
         self._form: orders.FormGeneration | None = None
         self.released: orders.ReleaseWorker | None = None
-        """Set when nobody needs this worker's state any more."""
+        """Set when no rank needs this worker's state any more."""
         self.over = False
         """True once all ranks have run the last step."""
         self.resized = False
@@ -98,24 +98,24 @@ class Control(WorkerPlace):
         self.reformed = False
         """True if the world was re-formed since this worker's last step, so that others may be at another one."""
         self._snapshot_at: StepNo | None = None
-        self.keep: KeepState | None = None  # to leave the state in the agent's memory; whoever does it takes it away
+        self.keep: KeepState | None = None  # order to put the state into the agent's memory; cleared when done
         self._proof: ProveReplacement | None = None
         self.on_wanted: Callable[[], None] = lambda: None  # from the control thread
         self.whole_body = False
-        """True if bodies are given up with their updates, on all ranks: some rank has seen that they must be."""
+        """True if bodies are undone with their updates, on all ranks, since some rank has seen that they must be."""
         self.all_whole = False
-        """True if all ranks of this generation do so."""
+        """True if all ranks of this generation undo bodies with their updates."""
         self.restart_index = 0
         """Restartable function after its last step that this worker is in or may run next, from 1; 0: none."""
         self.first_restart = 0
         """Value of `restart_index` when a step has been committed."""
         self._untold: Generation | None = None
-        self._waiting = False  # whether the script waits for the coordinator's word
+        self._waiting = False  # whether the script waits for the coordinator's verdict
         self._stood: Generation | None = None
-        """The newest generation of which was said that the script waits for the one after it."""
+        """Newest generation for which it was reported that the script waits for the next one."""
 
     def start(self) -> None:
-        """Take orders from now on."""
+        """Carry out orders from now on."""
         threading.Thread(target=self._obey, name="regrow-control", daemon=True).start()
 
     # --- the control thread ------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Control(WorkerPlace):
                         self.link.send(StacksTaken(order.worker, stacks(order.reason)))
         except AgentGone:
             self.link.complain()
-        # Nobody supervises this process any more; its peers have been told, or have lost their agent too.
+        # Nobody supervises this process any more; its peers know it, or have lost their agent too.
         os._exit(LOST_AGENT)
 
     def _halt(self, order: orders.HaltGeneration) -> None:
@@ -187,7 +187,7 @@ class Control(WorkerPlace):
         self.link.send(facts.HaltMissed(self.link.env.worker, generation, step, begun))
 
     def _send_halted(self, generation: Generation, state_at: StepNo, ready: bool) -> None:
-        with self._changed:  # else the script may say that it stands before this says that it does not yet
+        with self._changed:  # so that the script cannot report that it waits before this reports that it does not yet
             stands = self._waiting
             if stands:
                 self._stood = generation
@@ -200,7 +200,7 @@ class Control(WorkerPlace):
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Within this the script waits for the coordinator: who is halted says so, since nobody goes on before."""
+        """Context of the script's wait for the coordinator; a halted worker reports it, as others wait for that."""
         with self._changed:
             self._waiting = True
             halted, state_at = self._transaction.halted, self._transaction.state_at
@@ -212,7 +212,7 @@ class Control(WorkerPlace):
                 self._waiting = False
 
     def pass_boundary(self) -> bool:
-        """All between two steps is done, the next one begins; False when this worker stops here, as planned."""
+        """Begin the next step, after all code between steps; False if this worker stops here, as planned."""
         with self._changed:
             if self._transaction.pass_boundary(self.generation):
                 return True
@@ -221,26 +221,26 @@ class Control(WorkerPlace):
         return False
 
     def begin(self) -> bool:
-        """Start an attempt; False when the generation is over."""
+        """Start an attempt; False if the generation is over."""
         with self._changed:
             return self._transaction.begin()
 
     def ready(self) -> bool:
-        """All that the update needs is there; False where no body runs."""
+        """Note that the update has all it needs; False if no body runs."""
         with self._changed:
             ready = self._transaction.ready()
         self._notify()
         return ready
 
     def update(self) -> bool:
-        """Start to change protected state; False when it must stay as it is, or as the verdict says."""
+        """Start to change protected state; False if it must stay as it is, or a verdict has to be awaited."""
         with self._changed:
             return self._transaction.update()
 
     def await_verdict(self) -> bool:
-        """After `update` was refused to a worker that is ready: whether the step happens, by the next membership.
+        """After `update` was refused to a ready worker, wait for the next membership, which decides about the step.
 
-        True: the update has begun. The membership stays to be taken by `await_form`. Raises `DeadlineExceeded`.
+        True: the update has begun. The membership is left for `await_form`. Raises `DeadlineExceeded`.
         """
         with self._at_rest():
             if not self._changed.wait_for(lambda: self._form is not None or self.keep is not None, self._patience):
@@ -252,7 +252,7 @@ class Control(WorkerPlace):
             return form is not None and form.restore is None and self._transaction.roll_forward(form.step)
 
     def commit(self) -> Committed | Aborted:
-        """The body has ended without an error."""
+        """Commit a body that ended without an error."""
         with self._changed:
             outcome = self._transaction.commit()
             if isinstance(outcome, Committed):
@@ -261,41 +261,41 @@ class Control(WorkerPlace):
         return outcome
 
     def fail(self) -> None:
-        """The body has ended with an error."""
+        """End a body after an error."""
         with self._changed:
             self._transaction.fail()
         self._notify()
 
     def rest(self) -> None:
-        """A body without an update has ended well."""
+        """End a body that had no update and no error."""
         with self._changed:
             self._transaction.rest()
         self._notify()
 
     @property
     def state_at(self) -> StepNo | None:
-        """Step before which this worker's state is; None in the middle of a body."""
+        """Step before which this worker's state stands; None in the middle of a body."""
         return self._transaction.state_at
 
     @property
     def holds_state(self) -> bool:
-        """True if this worker has state of its own, which must not be given up before there is a newer one."""
+        """True if this worker has state, which must not be given up before newer state has arrived."""
         state_at = self._transaction.state_at
         return state_at is not None and state_at >= 0
 
     @property
     def torn(self) -> bool:
-        """True if an update was cut off, so that the state here is that of no step."""
+        """True if an update was cut off, so that the state belongs to no step."""
         return isinstance(self._transaction.state, Stopped) and not self.holds_state
 
     def replace(self, generation: Generation) -> None:
-        """Newer state is about to be put in the place of the own. Raises `GenerationHalted` when that is not wanted."""
+        """Begin to replace this worker's state by a newer one. Raises `GenerationHalted` if the generation is over."""
         with self._changed:
             if self.is_over(generation) or not self._transaction.replace():
                 raise GenerationHalted(f"generation {generation} was given up before its state was in place")
 
     def replaced(self, step: StepNo) -> None:
-        """The own state is now `state@step`."""
+        """Note that this worker's state is now `state@step`."""
         with self._changed:
             self._transaction.replaced(step)
         self._notify()
@@ -303,7 +303,7 @@ class Control(WorkerPlace):
     def resume(
         self, generation: Generation, step: StepNo, *, sharded: bool = False, restarts: bool = True
     ) -> Resumed | Adopted | None:
-        """The new generation stands; None when it was given up meanwhile.
+        """Enter the new generation; None if it was given up meanwhile.
 
         Args:
             sharded: its ranks have different parts of the state, and vote.
@@ -321,7 +321,7 @@ class Control(WorkerPlace):
             return outcome
 
     def _notify(self) -> None:
-        """Say where the state stands, if that could not be said when the halt came."""
+        """Report the state's position, if it was not known when the halt came."""
         with self._changed:
             generation, state_at = self._untold, self._transaction.state_at
             if generation is None or state_at is None:
@@ -334,7 +334,7 @@ class Control(WorkerPlace):
         return self._snapshot_at is not None and self._snapshot_at <= self.step and self.holds_state
 
     def snapshot_due(self) -> StepNo | None:
-        """At a step's boundary: the step at which a snapshot was ordered, once that is reached or passed."""
+        """At a step's boundary: the step for which a snapshot was ordered, once it is reached or passed."""
         with self._changed:
             if not self._snapshot_wanted:
                 return None
@@ -346,7 +346,7 @@ class Control(WorkerPlace):
         return self.released is not None or self.keep is not None or self._snapshot_wanted
 
     def peek_form(self) -> orders.FormGeneration:
-        """The next membership, which stays to be taken by `await_form`. Raises `DeadlineExceeded`."""
+        """Wait for the next membership, which is left for `await_form`. Raises `DeadlineExceeded`."""
         with self._at_rest():
             self._changed.wait_for(lambda: self._form is not None, self._patience)
             if self._form is None:
@@ -354,14 +354,14 @@ class Control(WorkerPlace):
             return self._form
 
     def await_proof(self) -> ProveReplacement | None:
-        """Wait for the order to prove a replacement; None: the worker is needed, or no order came for long."""
+        """Wait for the order to prove a replacement; None: the worker is needed, or no order came in time."""
         with self._at_rest():
             self._changed.wait_for(lambda: self.waited_for or self._proof is not None, self._patience)
             proof, self._proof = self._proof, None
             return None if self.waited_for else proof
 
     def await_form(self) -> orders.FormGeneration | None:
-        """The next membership; None: this worker is released instead, or a snapshot of its state is wanted.
+        """Wait for the next membership; None: this worker is released instead, or a copy of its state is wanted.
 
         Raises `DeadlineExceeded`.
         """
@@ -379,7 +379,7 @@ class Control(WorkerPlace):
             return form
 
     def await_release(self, *, goes_on: bool) -> bool:
-        """Wait until all ranks have finished; with `goes_on`, their steps are enough.
+        """Wait until all ranks have finished; with `goes_on`, until they have finished their steps.
 
         False: the generation is over first, or a snapshot of the last state is wanted. Raises `DeadlineExceeded`.
         """
@@ -396,5 +396,5 @@ class Control(WorkerPlace):
                     f"the other ranks did not finish within {self._patience:.0f} s",
                     hint="did one leave the loop early?",
                 )
-            # Who leaves a job that goes on is halted, and then released.
+            # A worker that leaves a job that goes on is halted, and then released.
             return let_go() and not self.halted

@@ -1,15 +1,15 @@
-"""Interval of an action that costs time, chosen so that it takes at most a given part of each step. Pure."""
+"""Interval between actions that cost time, chosen so that they take at most a given part of each step. Pure."""
 
 from regrow.core.ids import Seconds, StepNo
 
 _SHARE = 0.0025
 _FIRST, _MOST = 16, 1 << 14
 _RANKS_A_SECOND = 500
-"""Ranks that may report it to the coordinator each second."""
+"""Ranks that may report an action to the coordinator each second."""
 
 
 class CostInterval:
-    """Steps between two of them: a power of two, so that workers whose paces differ still meet at some steps."""
+    """Steps between two actions: a power of two, so that workers with different intervals still act at common steps."""
 
     def __init__(self) -> None:
         self.every = StepNo(_FIRST)
@@ -17,7 +17,7 @@ class CostInterval:
         self._cost: Seconds | None = None
 
     def took(self, cost: Seconds, step: Seconds) -> None:
-        """It has been done once more. `step`: how long a step took meanwhile."""
+        """Note that an action took `cost`, while a step took `step`."""
         self._cost = cost if self._cost is None else 0.5 * (self._cost + cost)
         step = max(step, 1e-6)
         need = max(self._cost / (_SHARE * step), self.world / _RANKS_A_SECOND / step)

@@ -1,4 +1,4 @@
-"""A worker whose accelerator has failed ends: only another process can use it, and the error is not the script's."""
+"""End of a worker whose accelerator has failed: only another process can use it; the error is not the script's."""
 
 import contextlib
 import os
@@ -20,10 +20,10 @@ _CURE = (
 
 
 def judge_failure(link: WorkerLink, error: BaseException) -> None:
-    """The script of this worker ends with an error: end the process at once, where its device has failed.
+    """Judge an error that ends the script: end the process at once if its device has failed.
 
-    A newcomer that found too little memory waits for what a dead process had, so that the next one finds it; so do all
-    that are started again.
+    A newcomer or restarted worker that ran out of memory waits until the memory of a dead process is free, so that the
+    next worker finds it.
     """
     leave_if_device_failed(link, error)
     first = link.env.role is Role.RANK and link.env.restarts == 0
@@ -32,7 +32,7 @@ def judge_failure(link: WorkerLink, error: BaseException) -> None:
     began = time.monotonic()
     try:
         found = memory_return.await_return()
-    except RuntimeError:  # the device does not tell any more; what counts is the error that is known
+    except RuntimeError:  # the device does not report its memory any more; the error that is known counts
         return
     text = f"rank {link.env.rank} found too little memory on its device, as it came after others"
     took = f"{time.monotonic() - began:.0f} s later {found / 2**30:.1f} GiB more were free"
@@ -40,9 +40,9 @@ def judge_failure(link: WorkerLink, error: BaseException) -> None:
 
 
 def leave_if_device_failed(link: WorkerLink, error: BaseException) -> None:
-    """End this process, where the error says that its device has failed and the device does not work any more.
+    """End this process if the error says that its device has failed, and the device does not work any more.
 
-    Nothing is put back before: what is on the device cannot be read, and the state comes from others.
+    Nothing is rolled back before: the device's memory cannot be read, and the state comes from other ranks.
     """
     why = failing.has_failed(error)
     if not why:

@@ -1,4 +1,4 @@
-"""Faults on demand, inside a worker. Nothing here runs unless a fault was armed."""
+"""Faults on demand inside a worker. Nothing here runs unless a fault was armed."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from regrow.core.messages.vocabulary import FaultHow, FaultSpec, FaultStage
 from regrow.hydration.shards import is_distributed, local
 
 PAUSE_S: Seconds = 10.0
-"""At most: whoever is paused waits for the fault of another that is to find it so."""
+"""Longest pause: a paused rank waits for another rank's fault, which is to strike meanwhile."""
 _GLANCE_S: Seconds = 0.01
 
 
@@ -27,10 +27,10 @@ class FaultInjector(CallObserver):
     """Strikes armed faults at their stage.
 
     Args:
-        link: to say, before it strikes, that it does.
-        groups: to strike in the middle of a reduction.
-        parameters: the protected parameters; a hook on one of them strikes in the backward pass.
-        halted: whether the generation is over for this worker, which ends a pause.
+        link: reports each fault before it strikes.
+        groups: used to strike in the middle of a reduction.
+        parameters: returns the protected parameters; a hook on one of them strikes in the backward pass.
+        halted: True if the generation is over for this worker, which ends a pause.
     """
 
     in_hooks = True
@@ -54,16 +54,16 @@ class FaultInjector(CallObserver):
         return bool(self._armed)
 
     def arm(self, *specs: FaultSpec) -> None:
-        """Take these faults in; those that struck are forgotten by themselves."""
+        """Arm these faults; each is disarmed when it strikes."""
         for spec in specs:
             self._armed[spec.fault] = spec
 
     def replace(self, specs: list[FaultSpec]) -> None:
-        """These and no others are armed."""
+        """Arm these faults and no others."""
         self._armed = {spec.fault: spec for spec in specs}
 
     def enter(self, step: StepNo) -> None:
-        """A step's body is about to run: set the hooks for those faults that strike from within torch."""
+        """Set the hooks for faults that strike from within torch, before a step's body runs."""
         self._step = step
         if self._due(FaultStage.FORWARD):
             self._hooks.append(register_module_forward_pre_hook(lambda *_: self.inject(FaultStage.FORWARD, step)))
@@ -73,13 +73,13 @@ class FaultInjector(CallObserver):
             self._receive(FaultStage.REDUCE)
 
     def enter_between(self, step: StepNo) -> None:
-        """A restartable function between two steps is about to run."""
+        """Called before a restartable function between two steps runs."""
         self._step = step
         if self._due(FaultStage.BETWEEN):
             self._receive(FaultStage.BETWEEN)
 
     def answered(self, name: str) -> None:
-        """As `CallObserver.answered`; heard only while one of these stages is due."""
+        """As `CallObserver.answered`; called only while one of these stages is due."""
         stage = self._received
         if stage is not None and (stage is FaultStage.BETWEEN or "reduce" in name):
             self.inject(stage, self._step)
@@ -94,16 +94,16 @@ class FaultInjector(CallObserver):
         trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
         middle = len(trained) // 2
         if not trained or is_distributed(trained[middle]):
-            # The forward runs on what was gathered, so nothing flows back to the shard itself.
+            # The forward runs on the gathered parameter, so no gradient reaches a hook on the shard.
             return [register_module_full_backward_pre_hook(lambda *_: self.inject(FaultStage.BACKWARD, step))]
-        # The middle one may get no gradient in this body, as that of an average of weights; the next one does.
+        # The middle one may get no gradient in this body, for example in an average of weights; the next one does.
         return [
             parameter.register_hook(lambda grad: self.inject(FaultStage.BACKWARD, step))  # type: ignore[no-untyped-call]
             for parameter in trained[: middle + 1]
         ]
 
     def leave(self) -> None:
-        """The body has ended: take the hooks away."""
+        """Remove the hooks after the body."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -118,7 +118,7 @@ class FaultInjector(CallObserver):
 
     def _applies(self, spec: FaultSpec, stage: FaultStage) -> bool:
         if stage in (FaultStage.FORM, FaultStage.HYDRATE, FaultStage.ROLL):
-            # A recovery belongs to no exact step: the first one at the step or after it.
+            # A recovery belongs to no exact step: strike in the first one at the step or after it.
             return spec.stage is stage and (spec.step is None or self._step >= spec.step)
         if stage is FaultStage.BETWEEN:
             return spec.stage is stage and (spec.step is None or self._step >= spec.step)
@@ -126,7 +126,7 @@ class FaultInjector(CallObserver):
         return (spec.stage is stage or at_once) and spec.step in (None, self._step)
 
     def inject(self, stage: FaultStage, step: StepNo) -> None:
-        """If a fault is due at this stage of this step, suffer it."""
+        """Strike if a fault is due at this stage of this step."""
         self._step = step
         spec = self._due(stage)
         if spec is None:
@@ -162,13 +162,13 @@ def _suffer(how: FaultHow) -> None:
 
 
 _BIT = {torch.float64: (6, 0x02), torch.float32: (2, 0x10), torch.bfloat16: (0, 0x10), torch.float16: (0, 0x80)}
-"""For each type a high bit of the mantissa: in which byte of an element, and as which mask."""
+"""A high bit of the mantissa for each type: byte of the element, and mask."""
 
 
 def flip_bit(parameters: list[torch.Tensor]) -> None:
-    """Change one bit of the largest element of the middle parameter, as memory would: no hook or version tells of it.
+    """Flip one bit of the largest element of the middle parameter like faulty memory: no hook or version shows it.
 
-    Of a `DTensor` the piece that is here is taken; parameters of which nothing is here do not count.
+    Of a `DTensor` the local piece is used; parameters without a local piece do not count.
     """
     here = [local(parameter).data for parameter in parameters]
     usable = [tensor for tensor in here if tensor.numel() and tensor.dtype in _BIT and tensor.is_contiguous()]

@@ -1,4 +1,4 @@
-"""Collectives that a loader makes while it fetches a batch: no newcomer could take part, so they are refused."""
+"""Collectives called by a loader while it fetches a batch: no newcomer could take part, so they are refused."""
 
 import threading
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ class Fetching:
 
     @contextmanager
     def of(self, loader: object) -> Iterator[None]:
-        """Within this, the loader fetches a batch."""
+        """Context in which the loader fetches a batch."""
         self._loader, self._thread = name_of(loader), threading.get_ident()
         try:
             yield
@@ -25,7 +25,7 @@ class Fetching:
             self._loader = ""
 
     def called(self, name: str, size: int) -> None:
-        """A collective of `size` ranks is called. Raises `UsageError` where the loader does that."""
+        """Called for each collective of `size` ranks. Raises `UsageError` if the loader calls it."""
         if self._loader and size > 1 and threading.get_ident() == self._thread:
             raise UsageError(
                 f"{self._loader} calls {name} while it fetches a batch; a rank that is replaced fetches its batches "

@@ -1,9 +1,9 @@
-"""`--check-for-nan`: before a step's update all ranks agree that its numbers are finite, or whose were not first.
+"""`--check-for-nan`: before an update all ranks agree that the step's numbers are finite, or which rank's were not.
 
-A number that is not finite spreads: a sum over the ranks has it everywhere, and so has the next forward. So each rank
-notes where it had the first of its own, by how many collectives it had called in the body by then: in a loss that it
-logged, or in what it gave to a sum. Gradients are looked at as the optimizer is about to use them; where a gradient
-scaler leaves the update out since they are too large, that is no fault.
+A number that is not finite spreads to all ranks by a sum, and by the next forward. So each rank notes the number of
+collectives that it had called in the body when its first such number appeared: in a loss that it logged, or in the
+input of a sum. Gradients are checked when the optimizer is about to use them; if a gradient scaler skips the update
+because they overflowed, that is no fault.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,20 +19,20 @@ from regrow.devices.accelerators import on_accelerator
 from regrow.devices.stream_points import LateBytes
 
 WATCHED = ("loss", "grad_norm", "gradnorm", "gradient_norm")
-"""Numbers whose names have one of these in them are looked at."""
+"""Logged numbers whose names contain one of these are checked."""
 _NONE = 2**62
 _GIVEN = {"allreduce": 0, "allreduce_coalesced": 0, "reduce": 0, "reduce_scatter": 1, "_reduce_scatter_base": 1}
 _GIVEN |= dict.fromkeys(("reduce_scatter_single", "reduce_scatter_single_coalesced"), 1)
 _GIVEN |= {"reduce_scatter_tensor_coalesced": 1}
-"""Index of the argument that this rank gives to a sum."""
+"""Index of the argument that is this rank's input of a sum."""
 _SUMS = {reductions.number(kind) for kind in (torch.distributed.ReduceOp.SUM, torch.distributed.ReduceOp.AVG)}
 
 
 class Seen(NamedTuple):
-    """Findings of one rank, or the least of all ranks, in a step. `2**62`: nothing.
+    """Findings of one rank in a step, or the minimum over all ranks. `2**62`: nothing.
 
-    `loss`, `given`: `collectives * world + rank` at its first number that is not finite; `gradients`: the rank, if its
-    gradients before the update are not finite; `all_of_them`: 1 if those of all ranks are not.
+    `loss`, `given`: `collectives * world + rank` at the first number that is not finite; `gradients`: the rank, if its
+    gradients before the update are not finite; `all_of_them`: 1 if those of all ranks are not finite.
     """
 
     loss: int = _NONE
@@ -46,27 +46,27 @@ class Blame(NamedTuple):
 
     rank: int
     how: str
-    """`own`: it had the number before others could have; `memory`: its gradients after a sum that is the same on all
-    ranks; `sum`: it speaks for all, and whose it was is not known."""
+    """`own`: the rank had the number before others could have it; `memory`: its gradients differ from a sum that is the
+    same on all other ranks; `sum`: all ranks have it, the origin is not known, and this rank reports it for all."""
 
 
 def judge(least: Seen, *, world: int, sharded: bool) -> Blame | None:
     """Find the rank with the first number that is not finite; None: nothing is wrong. The same result on all ranks.
 
-    Inputs of a sum count only if they spoiled the result: a scaler's overflow does not.
+    Inputs of a sum count only if they affected a loss or the gradients used: a scaler's overflow does not.
     """
     if least.loss == _NONE and least.gradients == _NONE:
         return None
     first = min(least.loss, least.given)
     if first != _NONE:
         return Blame(first % world, "own")
-    # Replicas have the same sums: where one differs it is its own memory.
+    # Replicas have the same sums: if one differs, its own memory is at fault.
     own = world == 1 or not (least.all_of_them or sharded)
     return Blame(least.gradients, "memory" if own else "sum")
 
 
 class _Answers:
-    """Answers to many questions; those of a device are copied together in its order, and read later."""
+    """Results of many checks; a device's are copied together, in the device's order, and read later."""
 
     def __init__(self) -> None:
         self._asked: list[torch.Tensor | bool] = []
@@ -74,12 +74,12 @@ class _Answers:
         self._next = 0
 
     def ask(self, flag: torch.Tensor | bool) -> int:
-        """The place of its answer; a tensor has one element."""
+        """Add a flag, which has one element if it is a tensor; returns the index of its answer."""
         self._asked.append(flag)
         return len(self._asked) - 1
 
     def begin(self) -> None:
-        """Let the devices copy what was asked since the last call."""
+        """Let the devices copy the flags added since the last call."""
         places: dict[torch.device, list[int]] = {}
         for place in range(self._next, len(self._asked)):
             if isinstance(flag := self._asked[place], torch.Tensor):
@@ -90,7 +90,7 @@ class _Answers:
             self._begun.append((which, LateBytes([torch.stack(flags).view(torch.uint8)])))
 
     def read(self) -> list[bool]:
-        """All answers so far, which are waited for. Raises a device's error if it has failed."""
+        """Wait for all answers so far. Raises a device's error if it has failed."""
         self.begin()
         found = [each is True for each in self._asked]
         for which, data in self._begun:
@@ -100,10 +100,10 @@ class _Answers:
 
 
 class NumberCheck(CallObserver):
-    """Looks at the numbers of one worker's bodies.
+    """Checks the numbers of one worker's bodies.
 
     Args:
-        least: the least of all ranks' tensors, element by element. Raises what collectives do.
+        least: returns the element-wise minimum of all ranks' tensors. Raises what collectives raise.
     """
 
     def __init__(self, least: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -118,15 +118,15 @@ class NumberCheck(CallObserver):
         self._given: list[tuple[int, str, int]] = []
         self._logged: dict[str, tuple[int, torch.Tensor | float]] = {}
         self._asked: dict[str, tuple[torch.Tensor | float, int]] = {}
-        """Numbers that were logged, as far as they were asked for, with the place of the answer."""
+        """Logged numbers whose check has begun, with the index of the answer."""
         self._gradients: list[int] = []
 
     def watch(self, objects: Iterable[object]) -> None:
-        """These are protected."""
+        """Watch the optimizers among these protected objects."""
         self._optimizers += [each for each in objects if isinstance(each, torch.optim.Optimizer)]
 
     def begin(self) -> None:
-        """A body begins."""
+        """Begin to check a body."""
         self._within, self._calls = True, 0
         self._clear()
 
@@ -152,7 +152,7 @@ class NumberCheck(CallObserver):
                 self._given.append((at, name, self._answers.ask(flag)))
 
     def look(self) -> None:
-        """Protected optimizers are about to use their gradients: ask the devices, which is behind all of the body."""
+        """Begin the check of gradients that protected optimizers are about to use, after all work of the body."""
         if self._within and not self._gradients:
             self._gradients = [self._answers.ask(_wrong(part)) for part in self._used()]
             self._ask_logged()
@@ -166,15 +166,15 @@ class NumberCheck(CallObserver):
     def _used(self) -> Iterable[torch.Tensor]:
         for optimizer in self._optimizers:
             if getattr(optimizer, "grad_scale", None) is not None:
-                continue  # a fused one leaves the update out itself where its scaler has found an overflow
+                continue  # a fused optimizer skips the update itself if its scaler has found an overflow
             for group in optimizer.param_groups:
                 yield from (each for p in group["params"] if p.grad is not None for each in _parts(p.grad))
 
     def agree(self, step: StepNo, *, rank: int, world: int, sharded: bool) -> None:
-        """All ranks have come to the update of the step; after this, or after an error, the body is not looked at.
+        """Agree with all ranks at the update of the step; after this, or after an error, the body is not checked.
 
-        Raises `NotFinite` on the rank whose number was the first, `StepGivenUp` on the others, and what
-        collectives do.
+        Raises `NotFinite` on the rank that had the first such number, `StepGivenUp` on the others, and what
+        collectives raise.
         """
         self._within = False
         self._ask_logged()
@@ -212,12 +212,12 @@ def _wrong(part: torch.Tensor) -> torch.Tensor | bool:
     """True if some number is not finite; for a device's tensor, a tensor that says so, to avoid waiting for it."""
     if part.device.type != "cpu":
         return _wrong_there(part)
-    # One pass without a copy: a sum with such a number in it is none either; one that overflows says nothing.
+    # One pass without a copy: a sum of numbers that are not all finite is not finite; it may also just overflow.
     return not bool(torch.isfinite(part.sum())) and not bool(torch.isfinite(part).all())
 
 
 def _wrong_there(part: torch.Tensor) -> torch.Tensor:
-    # Times zero only a finite number is zero: half as many launches as `isfinite`.
+    # Only a finite number times zero is zero: half as many launches as `isfinite`.
     return (part.detach() * 0).ne(0).any()
 
 
@@ -234,7 +234,7 @@ def _sums(args: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
 
 
 def _parts(given: Any) -> Iterable[torch.Tensor]:
-    """The tensors of floats in an argument, as this rank has them."""
+    """The floating-point tensors in an argument, or their local parts."""
     if isinstance(given, list | tuple):
         for each in given:
             yield from _parts(each)

@@ -1,4 +1,4 @@
-"""Ends a forward pass that nobody needs any more, at its next module call. Costs nothing until it is used."""
+"""Interrupts a forward pass whose result is not needed, at its next module call. Costs nothing until it is used."""
 
 import threading
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class ForwardInterrupt:
                 self._handle = None
 
     def await_set(self, most: Seconds) -> None:
-        """Wait until somebody interrupts, `most` seconds at most."""
+        """Wait until `set` is called, `most` seconds at most."""
         self._set.wait(most)
 
     def _check(self, *_: object) -> None:

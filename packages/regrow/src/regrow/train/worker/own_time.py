@@ -1,7 +1,7 @@
 """Time that a body works without waiting for others: it separates slow ranks from those that wait for them.
 
 It is the time up to the update in which no collective is under way. If the end of collectives cannot be seen (on a GPU)
-it is the time up to the first of them: the host's alone, which may be ahead of its device.
+it is the time up to the first collective: of the host only, which may be ahead of its device.
 """
 
 from regrow.comm.flight import FLIGHT
@@ -11,7 +11,7 @@ _POINT_TO_POINT = ("send", "recv", "recv_anysource")
 
 
 class OwnTime:
-    """Of one worker, body by body.
+    """Own time of one worker, body by body.
 
     Args:
         unit: ranks of one replica.
@@ -21,23 +21,23 @@ class OwnTime:
         self._unit = unit
         self._begun: Seconds | None = None
         self.seconds: Seconds = 0.0
-        """Of the newest body; 0: not known."""
+        """Own time of the newest body; 0: not known."""
 
     def begin(self) -> None:
         """A body begins."""
         self._begun, self.seconds = FLIGHT.idle(), 0.0
 
     def called(self, name: str) -> None:
-        """It calls a collective."""
+        """The body calls a collective."""
         if self._begun is None:
             return
         if name in _POINT_TO_POINT and self._unit == 1:
-            self._begun = None  # stages of a pipeline: their work is not the same, and nothing says which is which
+            self._begun = None  # stages of a pipeline: their work differs, and ranks of the same stage are not known
         elif FLIGHT.blind:
             self.end()
 
     def end(self) -> None:
-        """It comes to its update, or has come there already."""
+        """The body has reached its update, now or before."""
         if self._begun is not None:
             self.seconds = FLIGHT.idle() - self._begun
             self._begun = None

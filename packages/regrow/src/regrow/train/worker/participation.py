@@ -20,18 +20,18 @@ from regrow.train.state.protected import ProtectedState
 
 
 class AttemptBody(Protocol):
-    """The body of a step, from its begin to its commit, or back."""
+    """The body of a step, from its beginning to its commit or rollback."""
 
     entered: bool
-    """True while the script is in it."""
+    """True while the script is in the body."""
     reads: Callable[[], str]
-    """Describes its reads for people."""
+    """Describes the body's reads for people."""
     waits: Callable[[], None]
-    """Called while its gate waits for the device, and then."""
+    """Called while the gate waits for the device, and after that."""
     awaits_causes: bool
-    """True if the script uses connections of its own, whose errors may come of a death that nobody has told yet."""
+    """True if the script uses connections of its own, whose errors may follow from a death not yet reported."""
     ready: Callable[[], None]
-    """Called when all is there that its update needs: from then on others may commit it without this worker."""
+    """Called when the update has all it needs: from then on others may commit the step without this worker."""
 
     @property
     def own_time(self) -> Seconds:
@@ -46,16 +46,16 @@ class AttemptBody(Protocol):
         """True if all changes of this step are made, so that an error now comes after it."""
 
     def watch(self, objects: Iterable[object]) -> None:
-        """These are protected: see what a body does to them, and when."""
+        """Watch these protected objects: which of them a body changes, and when."""
 
     def begin_step(self, number: StepNo, state: ProtectedState) -> bool:
-        """The body of a step starts; False when the generation is over."""
+        """Start the body of a step; False if the generation is over."""
 
     def enter(self) -> None:
-        """The script comes into the body of a step."""
+        """The script enters the body of a step."""
 
     def before_update(self, last_collective: Callable[[], None], *, closure: bool = False) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is."""
+        """Called before protected state changes. Raises `GenerationHalted` if it must stay as it is."""
 
     def logged(self, numbers: Mapping[str, torch.Tensor | float]) -> None:
         """The script has logged these numbers of this rank."""
@@ -64,25 +64,25 @@ class AttemptBody(Protocol):
         """A protected optimizer has stepped."""
 
     def left(self) -> None:
-        """The script is out of the body."""
+        """The script has left the body."""
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
-        """The body has ended well; False when it must run again all the same. Raises what `before_update` does."""
+        """Commit a body without an error; False if it must run again all the same. Raises as `before_update`."""
 
     def conclude(self) -> bool:
-        """All that the step changes is changed: commit it."""
+        """Commit the step, all of whose changes are made."""
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """The attempt failed: put back what it changed. False: outside a job, where the error is the script's."""
+        """Undo the changes of a failed attempt. False: outside a job, where the error is the script's."""
 
     def abandon(self) -> None:
-        """The script leaves in the middle of a body, by `SystemExit` or an interrupt."""
+        """Give up a body that the script leaves by `SystemExit` or an interrupt."""
 
     def enter_restartable(self, number: int, training: ProtectedState | None) -> bool:
-        """The `number`th restartable function since the last step starts; False when the generation is over."""
+        """Start the `number`th restartable function since the last step; False if the generation is over."""
 
     def leave_restartable(self, following: int) -> None:
-        """A restartable function has ended well; `following` may be run next."""
+        """End a restartable function that returned; number `following` may run next."""
 
 
 class ProofParty(Protocol):
@@ -90,97 +90,97 @@ class ProofParty(Protocol):
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants this worker's next step; empty: no newcomer does."""
+        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
 
     @property
     def held_up(self) -> Seconds:
-        """Time that the update of the offered step has waited for readers."""
+        """Time that the update of the offered step waited for readers."""
 
     @property
     def over(self) -> bool:
         """True if the present proof must be given up because this worker is needed."""
 
     def offer(self, step: StepNo) -> None:
-        """The state stands before `step`, and is read until its update."""
+        """Offer the state before `step`, to be read until the step's update."""
 
     def publish(self, trace: bytes | None) -> None:
         """Publish the trace of the offered step; None: it was given up."""
 
     def listen(self, tape: Tape | None) -> None:
-        """Let this hear of all collectives from now on."""
+        """Send all collectives to this tape from now on."""
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for something to prove; None: this worker has a place, or is released."""
+        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
 
     def in_place(self, order: ProveReplacement) -> AbstractContextManager[None]:
-        """Within this, this worker is that rank, as far as its script can see."""
+        """Context in which this worker appears to its script as the rank to be proven."""
 
     def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
-        """Get the rank's state before its next step, whose number is returned."""
+        """Receive the rank's state before its next step; returns the number of that step."""
 
     def trace_of(self, order: ProveReplacement, step: StepNo) -> bytes:
         """Trace of the rank's computation in the step."""
 
     def report(self, fact: ReplacementFact) -> None:
-        """Say what came of it."""
+        """Report the result of a proof."""
 
 
 class WaitingRoom(Protocol):
     """Waiting of a worker for the others."""
 
     def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due."""
+        """At a step's boundary, take the copies of the state that are due."""
 
     def rejoin(self, give_up: Callable[[], None]) -> StepNo | None:
-        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
+        """Wait for a membership and join it; returns the step that its peers committed for this worker, if any.
 
         Args:
-            give_up: called when nobody uses the old groups any more.
+            give_up: called when no rank uses the old groups any more.
         """
 
     def take_change(self) -> WorldChange | None:
         """Change of the world's size since the last call, if there was one."""
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
-        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
+        """After the last step, wait until no rank needs this one's state; False if a new membership must be formed.
 
         Args:
-            goes_on: until all have run the last step alone; this is called again at the end of the script.
-            training: that end is one of a training, after which the script has another.
+            goes_on: wait only until all have run the last step; this is called again at the end of the script.
+            training: the training that ends here, if the script has another one after it.
         """
 
 
 class WorkerGroups(Protocol):
-    """All groups of a worker; `regrow.comm.groups.Groups`, under an agent."""
+    """All groups of a worker; under an agent `regrow.comm.groups.Groups`."""
 
     generation: Generation
-    """Of the groups that stand."""
+    """Generation of the present groups."""
     on_leaving: Callable[[], None] | None
     """Called before the script destroys the group of all ranks."""
 
     def echo(self) -> AbstractContextManager[None]:
-        """Within this, collectives are answered locally."""
+        """Context in which collectives are answered locally."""
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """These groups have the ranks of all replicas, those lie inside one, however many there are."""
+        """Let groups follow the world: `across` have the ranks of all replicas, `inside` those of one."""
 
     def take_over(self, between: CallTaker) -> None:
-        """Ask this first for each call of a collective; its `past` hears of the answers."""
+        """Offer each call of a collective to `between` first; its `past` receives the answers."""
 
 
 class Participation(Protocol):
-    """A worker's part in its job. `supervised.py` and `standalone.py` have one each; one test holds both to it."""
+    """A worker's part in its job; implemented in `supervised.py` and `standalone.py`, which one test checks."""
 
     worker_id: WorkerId
     early: EarlyReads
-    """Reads by the script of its place before its loop."""
+    """The script's reads of its place before its loop."""
     rehearses: bool
     records: bool
     """True if the reads of steps are recorded."""
     proofs: "ProofParty | None"
     """This worker's side of shadow proofs; None: there are none."""
     reads_once: bool
-    """True if batches come from an iterator, which does not ask again for its place once it has given one."""
+    """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
     trial_steps: int
     rewrites: bool
     """False if nothing may be written into the script's frames."""
@@ -204,7 +204,7 @@ class Participation(Protocol):
 
     @property
     def nproc(self) -> int:
-        """Most ranks on this node."""
+        """Largest number of ranks on this node."""
 
     @property
     def one_node(self) -> bool:
@@ -212,7 +212,7 @@ class Participation(Protocol):
 
     @property
     def generation(self) -> int:
-        """The membership that this worker runs in."""
+        """Number of the membership that this worker runs in."""
 
     @property
     def step(self) -> StepNo:
@@ -224,7 +224,7 @@ class Participation(Protocol):
 
     @property
     def restart_index(self) -> int:
-        """The restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all run again before they go on; 0: none."""
 
     @property
     def over(self) -> bool:
@@ -255,28 +255,28 @@ class Participation(Protocol):
         """The worker's way to wait for the others. Raises `GenerationHalted` before `arrive`."""
 
     def echo(self) -> AbstractContextManager[None]:
-        """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        """Context of a rehearsal: collectives are answered locally, updates are the rehearsal's own."""
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
-        """Within this, a hook of the script runs on all ranks, beside its steps.
+        """Context in which a hook of the script runs on all ranks, outside its steps.
 
         Args:
             hook: its name, for people.
-            within: seconds for which it counts as progress.
-            calls: it may call collectives.
+            within: seconds for which the hook counts as progress.
+            calls: whether the hook may call collectives.
         """
 
     def rehearsed(self) -> bool:
         """True if the rehearsed body updated protected state through an optimizer."""
 
     def note_of_script(self, text: str, *, doubts: bool = False) -> None:
-        """Tell people something about the script, once, whoever says it. `doubts`: the job does not end with 0."""
+        """Report a note on the script, shown once if several ranks send it. `doubts`: the job does not exit with 0."""
 
     def node_store(self) -> AgentStore | None:
-        """Keys that this node's agent keeps for as long as it is there; None: there is no agent."""
+        """Store of keys that this node's agent keeps for its lifetime; None: there is no agent."""
 
     def send(self, fact: WorkerFact) -> None:
-        """Tell whoever supervises this worker."""
+        """Send a fact to the supervisor of this worker."""
 
     def arrive(
         self,
@@ -288,42 +288,43 @@ class Participation(Protocol):
         fixed: str = "",
         unprovable: str = "",
     ) -> None:
-        """Report to the coordinator: built and warm.
+        """Report to the coordinator that this worker is built and warm.
 
         Args:
-            buckets: which gradients are reduced together.
+            state: the protected state.
+            buckets: the layout of buckets in which gradients are reduced together.
             buffered: the modules whose buffers are the same on all ranks between two steps.
-            microbatches: into how many the script divides a step; 0: into none.
-            fixed: why the world of this script can have no other size; empty: it can.
-            unprovable: why nothing of it can be compared in a shadow; empty: it can.
+            microbatches: number of micro-batches of a step; 0: it has none.
+            fixed: reason why the world of this script cannot have another size; empty: it can.
+            unprovable: reason why nothing can be compared in a shadow proof; empty: it can.
         """
 
     def compare(self, *, last: bool = False) -> bool:
-        """At a step's boundary: whether replicas have the same state, where that is to be asked."""
+        """At a step's boundary: True if replicas have the same state, or no comparison is due."""
 
     def cache(self, until: int) -> Caching | None:
-        """The data cache of this node for a training of `until` steps; None where there is none."""
+        """The data cache of this node for a training of `until` steps; None if there is none."""
 
     def fetches(self, number: StepNo) -> None:
-        """The batch of a step is about to be fetched."""
+        """Called before the batch of a step is fetched."""
 
     def fetching(self, loader: object) -> AbstractContextManager[None]:
-        """Within this, the script's loader fetches a batch, and may call no collectives."""
+        """Context in which the script's loader fetches a batch, and must not call collectives."""
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Put what was read for a step where the agent finds it should this worker die in it."""
+        """Put the record of a step's read where the agent finds it if this worker dies in the step."""
 
     def pass_boundary(self) -> bool:
-        """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+        """Begin the next step; False if this worker, like all, stops before it because the world is to change."""
 
     def turn(self) -> None:
-        """A training has ended, and another follows. Raises `WorkerReleased` where other processes run it."""
+        """Go on to the next training, as one has ended. Raises `WorkerReleased` if other processes run it."""
 
     def expect_after_steps(self, following: int) -> None:
         """Set the worker's place after a commit: before its first restartable function (1), or past all (0)."""
 
     def place_after_step(self, following: int) -> None:
-        """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
+        """Set the number of the restartable function after its last step that this worker may run next; 0: none."""
 
     def await_position(self) -> tuple[StepNo, int]:
-        """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
+        """For a newcomer: the step before which the others are, and the restartable function that they are in."""

@@ -1,4 +1,4 @@
-"""A worker's way into a new generation: groups, state, the step to go on with."""
+"""A worker's recovery into a new generation: groups, state, the step to continue with."""
 
 import contextlib
 import threading
@@ -36,7 +36,7 @@ from regrow.train.worker.replica_digests import Sampler
 
 HYDRATE_S: Seconds = 600.0
 PROOF_S: Seconds = 10.0
-"""Longest wait of an update for a newcomer that only proves something."""
+"""Longest wait of an update for a newcomer that reads the state only for a shadow proof."""
 
 
 def site_of(env: WorkerEnv) -> Site:
@@ -46,7 +46,7 @@ def site_of(env: WorkerEnv) -> Site:
 
 @dataclass
 class Recovery:
-    """Carries a worker from one generation into the next.
+    """Brings a worker from one generation into the next.
 
     Args:
         form_s: deadline for re-forming the groups, in seconds.
@@ -69,7 +69,7 @@ class Recovery:
         self._lock = threading.Lock()
         self._receiving: Hydration | Restoration | None = None
         self.restart_index = 0
-        """The restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all run again before they go on; 0: none."""
         self.held_up: Seconds = 0.0
         """Time that the newest update has waited for readers of this worker's state."""
         self.sharded = False
@@ -77,7 +77,7 @@ class Recovery:
         self._stood = not self.link.env.begins
 
     def first_look(self) -> dict[str, int]:
-        """Digests of what this worker has built, for the coordinator to compare; empty where it has no replica."""
+        """Digests of the state that this worker built, which the coordinator compares; empty if it has no replica."""
         if self.sampler is None or self.link.env.world == 1:
             return {}
         found = self.sampler.look()
@@ -91,9 +91,9 @@ class Recovery:
             receiving.cancel()
 
     def join(self, form: orders.FormGeneration) -> Resumed | Adopted:
-        """Stand in this membership.
+        """Join this membership.
 
-        Raises `GenerationHalted` when it is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError` when this
+        Raises `GenerationHalted` if it is given up meanwhile; `RegrowError`, `RuntimeError` or `OSError` if this
         worker cannot reach its peers or their state.
         """
         self.link.board.enter(Phase.RECOVERING, step=form.step, generation=form.generation)
@@ -141,15 +141,15 @@ class Recovery:
     def _offer(self, form: orders.FormGeneration) -> None:
         if len(form.holders) == len(form.members):
             return
-        # At once: nothing that this worker does before its next update changes what the newcomers read.
-        # Newcomers that come to functions between two steps run all that stands there.
+        # At once, since nothing that this worker does before its next update changes the state that newcomers read.
+        # Newcomers that join at functions between two steps run all of those, so they need the state of the commit.
         between = self.state.between
         with between.as_committed(form.step, over=form.over) if form.restart_index else contextlib.nullcontext():
             self.frozen.freeze(form.step, whole_body=form.whole_body)
         self.server.offer(form.generation, form.step, self.accelerator.point())
 
     def withdraw(self, deadline: Instant) -> None:
-        """The update is about to begin: nobody may read this worker's state any more."""
+        """Stop offering this worker's state as its update is about to begin, after a wait for readers."""
         if self.server.offering:
             since = time.monotonic()
             self.server.withdraw(min(deadline, since + PROOF_S) if self.server.for_proofs else deadline)
@@ -178,8 +178,8 @@ class Recovery:
     def _receive(self, form: orders.FormGeneration) -> tuple[Seconds, HydrationReport]:
         """Form the groups and receive state.
 
-        At the same time in a newcomer: its holders need no groups to give it. One with state of its own, or on its way
-        back to a copy, has calls of an older generation to end first, so that its device stands still.
+        A newcomer does both at the same time, since holders send state without groups. A worker that has state, or
+        goes back to a copy, forms its groups first: that ends calls of an older generation, so its device is idle.
         """
         if form.restore is not None or self.control.holds_state:
             form_s, _ = self._enter_groups(form)
@@ -232,7 +232,7 @@ class Recovery:
             self._receiving = reception
         if self.control.is_over(form.generation):
             reception.cancel()
-        # What arrives is written from other threads: nothing of the script's own may still be on its way there.
+        # Other threads write the received bytes, so no work that the script has enqueued may still be under way.
         self.accelerator.wait()
         try:
             return reception.run()

@@ -22,7 +22,7 @@ from regrow.train.worker.failed_device import leave_if_device_failed
 from regrow.train.worker.recovery import Recovery
 
 _END_S: Seconds = 1.0
-"""Of a processor, which a script's short clean-up and Python's own end take less than."""
+"""Processor time that a released worker may still use: a script's clean-up and Python's own exit need less."""
 
 
 class WorkerReleased(SystemExit):
@@ -34,9 +34,9 @@ class WorkerReleased(SystemExit):
 
 
 def report_fault(link: WorkerLink, generation: Generation, step: StepNo, kind: FaultKind, error: Exception) -> None:
-    """Something has gone wrong here, and the coordinator must decide.
+    """Report an error of this worker to the coordinator, which decides what follows.
 
-    Where it is this worker's accelerator, for good, that is known by the end of the process.
+    If this worker's accelerator has failed for good, the process ends instead, which reports that.
     """
     leave_if_device_failed(link, error)
     link.send(facts.WorkerFaulted(link.env.worker, generation, step, kind, report(error)))
@@ -46,11 +46,11 @@ class Rejoin:
     """A worker's time between two generations: its orders, and its work meanwhile.
 
     Args:
-        link: to the agent.
+        link: the channel to the agent.
         control: knows the orders.
-        recovery: carries this worker into a new generation.
+        recovery: brings this worker into a new generation.
         state: the protected state.
-        copies: of the state, in the agent's memory.
+        copies: copies of the state in the agent's memory.
         durable: takes snapshots of the state for the disk; None: there are none.
     """
 
@@ -69,14 +69,14 @@ class Rejoin:
         self._change: WorldChange | None = None
 
     def rejoin(self, give_up: Callable[[], None]) -> StepNo | None:
-        """Wait for a membership and stand in it; the step that this worker adopted from its peers, if any.
+        """Wait for a membership and join it; returns the step that its peers committed for this worker, if any.
 
         Args:
-            give_up: called when nobody uses the old groups any more.
+            give_up: called when no rank uses the old groups any more.
 
-        Raises `WorkerReleased` where the next membership is one without this worker.
+        Raises `WorkerReleased` if the next membership does not include this worker.
         """
-        if self._recovery.groups.halted:  # not where others are still in the step before a planned change
+        if self._recovery.groups.halted:  # before a planned change others may still be in the last step
             give_up()
         while True:
             form = self._control.await_form()
@@ -84,7 +84,7 @@ class Rejoin:
                 if self._control.released is not None:
                     give_up()
                     self._link.board.enter(Phase.OUTSIDE)
-                    end_soon(_END_S)  # those who stay train on meanwhile, maybe on the same cores
+                    end_soon(_END_S)  # the remaining workers go on training, perhaps on the same cores
                     raise WorkerReleased(self._control.released.change)
                 self.snapshot()
                 self._keep()
@@ -95,12 +95,12 @@ class Rejoin:
                 outcome = self._recovery.join(form)
             except GenerationHalted:
                 continue
-            except Exception as error:  # noqa: BLE001  whatever it is, the coordinator must hear of it and decide
+            except Exception as error:  # noqa: BLE001  the coordinator must be informed of any error, and decide
                 if not self._control.is_over(form.generation):
                     report_fault(self._link, form.generation, form.step, FaultKind.HYDRATION, error)
                 continue
             self._control.resized = form.change is not None
-            # It is told again while the new world does not stand; who has stood in it already has heard of it.
+            # A change is sent again until the new world is formed; a worker that has joined it knows it already.
             if form.change is not None and form.change.generation > self._changed_in:
                 self._changed_in, self._change = form.change.generation, form.change
             self._control.reformed = True
@@ -112,7 +112,7 @@ class Rejoin:
         return change
 
     def checkpoint(self) -> None:
-        """At a step's boundary: take the copies of the state that are due."""
+        """At a step's boundary, take the copies of the state that are due."""
         self._copies.tick(self._state, self._control.step)
         self.snapshot()
 
@@ -146,11 +146,11 @@ class Rejoin:
             self._link.send(StateKept(self._link.env.worker, order.step, error))
 
     def finish(self, *, goes_on: bool = False, training: FinishedTraining | None = None) -> bool:
-        """No step is left. Wait until no rank needs this one's state; False when a new membership must be formed.
+        """After the last step, wait until no rank needs this one's state; False if a new membership must be formed.
 
         Args:
-            goes_on: until all have run the last step alone; this is called again at the end of the script.
-            training: that end is one of a training, after which the script has another.
+            goes_on: wait only until all have run the last step; this is called again at the end of the script.
+            training: the training that ends here, if the script has another one after it.
         """
         if self._link.failed:
             return True

@@ -1,6 +1,6 @@
-"""Each worker takes digests of parts of its state now and then, for the coordinator to compare: nobody waits for that.
+"""Digests of parts of the state that each worker takes now and then; the coordinator compares them, and no rank waits.
 
-Which parts follows from the step alone, so replicas take the same ones. Python state is taken whole, tensors in blocks.
+The step alone selects the parts, so replicas take the same ones. Python state is taken whole, tensors in blocks.
 """
 
 import bisect
@@ -31,18 +31,18 @@ _BLOCK_BYTES = 1 << 16
 _MOST_NAMES = 256
 """Most digests sent when all tensors, or a part of them, are compared."""
 _PART_BYTES = 1 << 26
-"""Bytes compared at one step after a recovery: all at once would hold up everyone for seconds if a rank has
+"""Bytes compared at one step after a recovery: all at once would hold up all ranks for seconds if a rank has
 some gigabytes."""
 _MADE_BYTES = 1 << 26
 _MADE_BLOCK = 1 << 14
-"""Of each tensor that the first updates have made three such blocks are told, where all of them are more than that."""
+"""Tensors made by the first updates are sent whole up to `_MADE_BYTES` in all, else as three such blocks of each."""
 _LOOKS_AT_MADE = 4
 _RANKS_A_STEP = 1000
-"""In a larger world the parts are some steps apart, as the coordinator hears of each."""
+"""In a larger world the parts are some steps apart, as the coordinator receives a digest from each rank."""
 
 _Found = TypeVar("_Found")
 _Digests = tuple[dict[str, int], dict[str, int]]
-"""Of tensors, and of Python state."""
+"""Digests of tensors, and of Python state, by name."""
 
 
 class _Piece(NamedTuple):
@@ -54,13 +54,13 @@ class _Piece(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The tensor's, and which bytes of it, where it is not all."""
+        """Name of the tensor, with the range of bytes if it is not the whole tensor."""
         whole = self.stop - self.start == self.entry.nbytes
         return self.entry.name if whole else f"{self.entry.name}[{self.start}:{self.stop}]"
 
 
 class _Begun(NamedTuple):
-    """A sample whose bytes are on their way from their devices: the host of a training runs ahead of these."""
+    """A sample whose bytes are still being copied from devices, which the host of a training runs ahead of."""
 
     fact: StateSampled
     names: list[str]
@@ -71,10 +71,10 @@ class _Begun(NamedTuple):
 
 
 class Sampler:
-    """One worker's part in it.
+    """Takes and reports one worker's digests.
 
     Args:
-        own: protected tensors' names that each rank has for itself, asked each time.
+        own: called each time; returns names of protected tensors that each rank has for itself.
     """
 
     def __init__(
@@ -84,14 +84,14 @@ class Sampler:
         self._pace = CostInterval()
         self._replicated = self._failed = False
         self._whole_from: StepNo | None = None
-        """The first step of those at which all is compared, part by part; None: it was."""
+        """First of the steps at which all state is compared, part by part; None: that is done."""
         self._apart = 1
         self._last: tuple[StepNo, Seconds] | None = None
         self._made = self._looks_at_made = 0
         self._begun: _Begun | None = None
 
     def stand(self, form: orders.FormGeneration, *, again: bool) -> None:
-        """A membership was ordered. `again`: it follows another, so all is compared once, from its first step on."""
+        """Start anew in a membership. `again`: it follows another, so all is compared once, from its first step on."""
         holdings = [member.holding for member in form.members]
         self._replicated = len(set(holdings)) < len(holdings)
         self._pace.world = len(form.members)
@@ -100,7 +100,7 @@ class Sampler:
         self._last = self._begun = None
 
     def tick(self, step: StepNo, *, last: bool) -> None:
-        """At the boundary before `step`, or after the last one: say what is due."""
+        """Report the digests that are due at the boundary before `step`, or after the last one."""
         part = None if last else self._part_at(step)
         whole = last or part is not None
         if self._failed or not self._replicated:
@@ -110,7 +110,7 @@ class Sampler:
             self._report_whole(step, part)
         elif self._made_anew(step):
             self._report_made(step)
-        elif step > 0 and step % self._pace.every == 0:  # what all start from was compared before
+        elif step > 0 and step % self._pace.every == 0:  # the initial state was compared before
             self._report_begun(wait=True)
             self._begin(step)
 
@@ -118,14 +118,14 @@ class Sampler:
         found = self.look(part=part)
         if found is None:
             return
-        if part and not found[0]:  # the first part is told of Python state alone, too
+        if part and not found[0]:  # the first part is sent even if it has Python state only
             self._whole_from = None
             return
         self._link.send(msgspec.structs.replace(self._fact(step), tensors=found[0], python=found[1], whole=True))
         self._last = step, time.perf_counter()
 
     def _begin(self, step: StepNo) -> None:
-        """Take the sample that is due. The device copies the bytes in its order; they are read a step or so later."""
+        """Take the due sample. The device copies the bytes in its own order; they are read about a step later."""
         started = time.perf_counter()
         found = self._guarded(lambda: sampled(self._state, frozenset(self._own()), step))
         if found is None:
@@ -140,7 +140,7 @@ class Sampler:
         self._report_begun(wait=False)
 
     def _report_begun(self, *, wait: bool) -> None:
-        """Tell the sample that was begun, if its bytes are there, or are waited for."""
+        """Report the sample that was begun, if its bytes have arrived; `wait`: wait for them."""
         begun = self._begun
         if begun is None:
             return
@@ -161,7 +161,7 @@ class Sampler:
         return StateSampled(worker, generation, step, {}, {}, variables=self._variables())
 
     def _made_anew(self, step: StepNo) -> bool:
-        """True if updates have made new state that nobody has compared, or the first update may have on some rank."""
+        """True if updates have made new state that was not compared, or the first update may have on some rank."""
         before, self._made = self._made, self._state.made_by_updates()
         if (self._made <= before and step != 1) or self._looks_at_made >= _LOOKS_AT_MADE:
             return False
@@ -186,13 +186,13 @@ class Sampler:
         return (step - self._whole_from) // self._apart
 
     def look(self, *, part: int | None = None, made: bool = False) -> _Digests | None:
-        """As `digests`; None, which is said, where the state cannot be looked at: training does not depend on it."""
+        """As `digests`; None, with a report, if the state cannot be read: training does not depend on it."""
         return self._guarded(lambda: digests(self._state, frozenset(self._own()), part=part, made=made))
 
     def _guarded(self, look: Callable[[], _Found]) -> _Found | None:
         try:
             return look()
-        except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
+        except Exception as error:  # noqa: BLE001  anything that the script's objects raise
             self._failed = True
             text = f"replicas are not compared: {type(error).__name__}: {error}"
             self._link.send(facts.WorkerNoted(self._link.env.worker, text))
@@ -211,9 +211,9 @@ def digests(
 
     Args:
         left_out: tensors that each rank has for itself.
-        sample: some blocks of tensors, which follows from this step.
-        part: this part of all tensors; behind the last one there is nothing. Neither of both: all of them.
-        made: all of what updates have made, or blocks of each tensor of it, and likewise of the others.
+        sample: digest some blocks of tensors, selected by this step.
+        part: digest this part of all tensors; empty after the last part. With neither: all of them.
+        made: digest tensors made by updates, whole or in blocks of each, and likewise the others.
     """
     if sample is not None:
         blocks, python = sampled(state, left_out, sample)
@@ -233,7 +233,7 @@ def _hashed(names: Iterable[str], data: LateBytes) -> dict[str, int]:
 def sampled(
     state: ProtectedState, left_out: frozenset[str], step: StepNo
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """Some blocks of tensors, which follow from the step, on their devices, and digests of Python state, by name."""
+    """Blocks of tensors selected by the step, on their devices, and digests of Python state, by name."""
     inventory, tensors = state.canonical()
     return _sample(_compared(inventory, left_out), tensors, step), _fields(inventory)
 
@@ -253,7 +253,7 @@ def _part(entries: Iterable[TensorEntry], number: int) -> Iterator[_Piece]:
 
 
 def _every(pieces: list[_Piece], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """All pieces, in groups of neighbours where there are many."""
+    """Digests of all pieces, in groups of neighbours if there are many."""
     size = max(1, -(-len(pieces) // _MOST_NAMES))
     found = {}
     for group in _batched(pieces, size):
@@ -281,7 +281,7 @@ def _made(state: ProtectedState, entries: list[TensorEntry], tensors: Mapping[st
 
 
 def _blocks(entry: TensorEntry, *, all_of_it: bool) -> Iterator[_Piece]:
-    """A tensor, or its first, its middle and its last bytes."""
+    """A tensor as one piece, or its first, middle and last blocks."""
     if all_of_it or entry.nbytes <= 3 * _MADE_BLOCK:
         yield _Piece(entry, 0, entry.nbytes)
         return
@@ -290,7 +290,7 @@ def _blocks(entry: TensorEntry, *, all_of_it: bool) -> Iterator[_Piece]:
 
 
 def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], step: StepNo) -> dict[str, torch.Tensor]:
-    """Some blocks: half of them where the bytes are, half from any tensor, since biases are small."""
+    """Some blocks: half drawn by bytes, half by tensors, as small tensors such as biases would rarely be drawn."""
     ends = list(itertools.accumulate(entry.nbytes for entry in entries))
     found = {}
     for number in range(min(_BLOCKS, 2 * len(entries))):
@@ -305,7 +305,7 @@ def _sample(entries: list[TensorEntry], tensors: Mapping[str, torch.Tensor], ste
 
 
 def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Some of a tensor's bytes, without a copy of the others where they lie in a row."""
+    """Some of a tensor's bytes, without a copy of the others if it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     if not plain.is_contiguous():
         return flat_bytes(plain)[start:stop]
@@ -313,7 +313,7 @@ def _bytes(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 
 def _fields(inventory: Inventory) -> dict[str, int]:
-    """The Python state: of every protected object each field by itself."""
+    """Digests of the Python state, one for each field of every protected object."""
     python = msgspec.msgpack.decode(inventory.python)
     found = {"the optimizers' parameter groups": _digest(python["groups"])}
     for kind, suffix in (("settings", ".param_groups"), ("state", ".state"), ("objects", "")):

@@ -1,4 +1,4 @@
-"""A worker that nobody supervises: nothing is ever given up or run again."""
+"""A worker without an agent: no step is ever given up or run again."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ LEAVE_S: Seconds = 2.0
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """Nobody is told, nothing is given up, and the world never changes."""
+    """Do nothing: there is nobody to report to, no step is given up, and the world never changes."""
 
 
 def _yes(*_: Any, **__: Any) -> bool:
@@ -53,13 +53,13 @@ class StandaloneBody:
         self.step = StepNo(0)
 
     def commit(self, last_collective: Callable[[], None]) -> bool:
-        """The body has ended well."""
+        """Count the step whose body ended without an error."""
         self.step = StepNo(self.step + 1)
         return True
 
 
 class StandaloneWaiting:
-    """There is nobody to wait for, and durable checkpoints are `regrow run`'s."""
+    """Waits for nobody; only `regrow run` writes durable checkpoints."""
 
     checkpoint = rejoin = take_change = _nothing
     finish = _yes
@@ -122,12 +122,12 @@ class StandaloneWorker:
         return self.body.step
 
     def await_position(self) -> tuple[StepNo, int]:
-        """There are no others."""
+        """This worker's own position, as there are no others."""
         return self.step, 0
 
 
 def _backends() -> str:
-    """Torch's own, for the processor and for the accelerator, where there is one and torch knows a backend for it."""
+    """Torch's own backends, for the CPU, and for the accelerator if there is one for which torch knows a backend."""
     kind = accelerators.kind() if torch.accelerator.is_available() else ""
     try:
         return f"{kind}:{torch.distributed.get_default_backend_for_device(kind)},cpu:gloo" if kind else "gloo"
@@ -136,9 +136,9 @@ def _backends() -> str:
 
 
 def _leave_torch() -> None:
-    """Let torch's threads end, or sleep, while there is an interpreter: one that needs it later ends this with SIGABRT.
+    """Let torch's threads end, or sleep, before the interpreter does: a thread that needs it later causes SIGABRT.
 
-    After an error the others may be waiting in a collective, and so would this process: then it just ends.
+    After an error the others may wait in a collective, in which this process would wait too: then it just ends.
     """
     if torch.distributed.is_initialized() and getattr(sys, "last_value", None) is None:
         torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Calls outside a script's steps: collectives are refused where newcomers do not call them, and plain ones in hooks."""
+"""Collectives outside a script's steps, refused if newcomers do not call them too; and the surroundings of hooks."""
 
 import threading
 import time
@@ -17,18 +17,18 @@ from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
 
 _LISTENERS = ("between", "past", "set_up", "tape")
-"""They would take a hook's collectives for calls of a body, or of what stands between two."""
+"""Listeners that would take a hook's collectives for calls of a body, or of code between two steps."""
 _BEAT_S: Seconds = 1.0
 
 
 class StrayCalls(CallObserver):
-    """Notes the collectives of one worker, and how many each group has had.
+    """Notes the collectives of one worker, and the number of calls of each group.
 
     Args:
-        board: where its agent sees that it goes on.
-        groups: which of its calls were refused.
-        control: whether others may stand elsewhere.
-        body: whether it is in one.
+        board: shows the worker's progress to its agent.
+        groups: know which calls were refused.
+        control: knows whether others may be at another step.
+        body: knows whether the worker is in a body.
     """
 
     in_hooks = True
@@ -38,10 +38,10 @@ class StrayCalls(CallObserver):
         self._last = ""
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """As `CallObserver.starts`. Raises `UsageError` where others would take the collective for another one."""
+        """As `CallObserver.starts`. Raises `UsageError` if others would take the collective for another one."""
         self._last = name
         if self._control.reformed and not self._body.begun and not self._groups.in_hook:
-            # They are at the next step already; whatever they call there would be taken for the answer to this.
+            # They are at the next step already: any collective that they call there would be matched with this one.
             raise UsageError(
                 f"{name} was called outside a step, and a fault has just brought in ranks that do not call it",
                 hint="mark the function that calls it @regrow.restartable",
@@ -59,7 +59,7 @@ class StrayCalls(CallObserver):
 
 
 class _Refusal(CallObserver):
-    """Refuses the collectives of a hook that runs when the groups are given up."""
+    """Refuses the collectives of a hook that runs after the groups were given up."""
 
     def __init__(self, hook: str) -> None:
         self._hook = hook
@@ -74,9 +74,9 @@ class Beside:
     """Surroundings of the hooks of one worker.
 
     Args:
-        board: where its agent sees that it goes on.
-        groups: of the worker.
-        note: tells people something about the script.
+        board: shows the worker's progress to its agent.
+        groups: the worker's groups.
+        note: reports something about the script to people.
     """
 
     def __init__(self, board: Board, groups: Groups, note: Callable[[str], None]) -> None:
@@ -84,12 +84,12 @@ class Beside:
 
     @contextmanager
     def run(self, hook: str, within: Seconds, *, calls: bool) -> Iterator[None]:
-        """Within this, the script's hook runs.
+        """Context in which the script's hook runs.
 
         Args:
             hook: its name, for people.
-            within: seconds for which it counts as progress; from then on it may be taken for hanging.
-            calls: it may call collectives.
+            within: seconds for which the hook counts as progress; after that the worker may count as hanging.
+            calls: whether the hook may call collectives.
         """
         groups, ended = self._groups, threading.Event()
         kept, observers = {name: getattr(groups, name) for name in _LISTENERS}, groups.observers

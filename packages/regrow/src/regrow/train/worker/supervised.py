@@ -1,4 +1,4 @@
-"""The part in its job of a worker that an agent started."""
+"""Participation of a worker that an agent started in its job."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ class SupervisedWorker:
         alone = "" if link.env.checkpoint_dir is None else "the job was started with --checkpoint-dir"
         self.training = TrainingPlace(link.env.finished, alone=alone)
         self.reads_once = False
-        """True if batches come from an iterator, which does not ask again for its place once it has given one."""
+        """True if batches come from an iterator, which reads its rank only before it has given its first batch."""
         self._state: ProtectedState | None = None
         self._rejoin: Rejoin | None = None
         self._set_up: SetUpCalls | None = None
@@ -90,7 +90,7 @@ class SupervisedWorker:
 
     @classmethod
     def open(cls, link: WorkerLink) -> "SupervisedWorker":
-        """Make the groups of this worker's generation (echo groups for a newcomer) and start to take orders."""
+        """Make the groups of this worker's generation (echo groups for a newcomer), and begin to take orders."""
         env, groups = link.env, Groups()
         worker = cls(link, groups)
         groups.unit = env.spec.unit
@@ -115,12 +115,12 @@ class SupervisedWorker:
         return worker
 
     def _report_groups_error(self, why: str) -> None:
-        """A device's groups have seen an error by themselves; the thread that trains may wait for them for ever."""
+        """Report an error that a device's groups detected: the training thread may wait for them for ever."""
         if not self.control.halted:
             error = StateError(f"the groups of its device have failed ({why})")
             report_fault(self._link, self.control.generation, self.control.step, FaultKind.GROUPS, error)
 
-    # --- who this is -------------------------------------------------------------------------------------------
+    # --- place in the job --------------------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
@@ -144,7 +144,7 @@ class SupervisedWorker:
 
     @property
     def nproc(self) -> int:
-        """Most ranks on this node."""
+        """Largest number of ranks on this node."""
         return self._link.env.spec.nproc
 
     @property
@@ -154,7 +154,7 @@ class SupervisedWorker:
 
     @property
     def generation(self) -> int:
-        """The membership that this worker runs in."""
+        """Number of the membership that this worker runs in."""
         return self.control.generation
 
     @property
@@ -191,7 +191,7 @@ class SupervisedWorker:
 
     @contextmanager
     def echo(self) -> Iterator[None]:
-        """A rehearsal: collectives are answered locally, updates are the rehearsal's own."""
+        """Context of a rehearsal: collectives are answered locally, updates are the rehearsal's own."""
         if not self.reads_once:
             self._stop_listening()
         self._reached(BUILD)
@@ -199,7 +199,7 @@ class SupervisedWorker:
             yield
 
     def _reached(self, stage: str) -> dict[str, Seconds]:
-        """A stage before the loop ends; returns all so far. A standby's are told to nobody: it began before a fault."""
+        """Note the end of a stage before the loop; returns all so far, none for a standby: it began before a fault."""
         stages = self._link.stages
         if stage not in stages.seconds:
             stages.reached(stage, time.monotonic(), internals.compiled())
@@ -207,14 +207,14 @@ class SupervisedWorker:
         return {} if self._link.env.role is Role.STANDBY else stages.seconds
 
     def _stop_listening(self) -> None:
-        """The script has come to its loop."""
+        """Stop noting early reads and set-up calls, as the script has come to its loop."""
         self.early.stop()
         self.groups.early = None
         if self._set_up is not None:
             self._set_up.stop()
 
     def beside(self, hook: str, within: Seconds, *, calls: bool) -> AbstractContextManager[None]:
-        """Within this, a hook of the script runs on all ranks, beside its steps."""
+        """Context in which a hook of the script runs on all ranks, outside its steps."""
         return self._beside.run(hook, within, calls=calls)
 
     def rehearsed(self) -> bool:
@@ -222,15 +222,15 @@ class SupervisedWorker:
         return self.body.updated
 
     def node_store(self) -> AgentStore:
-        """Keys that this node's agent keeps beyond generations."""
+        """Store of keys that this node's agent keeps across generations."""
         return AgentStore(self._link.env.store, self._link.env.token, "")
 
     def send(self, fact: WorkerFact) -> None:
-        """Tell the agent."""
+        """Send a fact to the agent."""
         self._link.send(fact)
 
     def note_of_script(self, text: str, *, doubts: bool = False) -> None:
-        """Tell people something about the script, once, whoever says it. `doubts`: the job does not end with 0."""
+        """Report a note on the script, shown once if several ranks send it. `doubts`: the job does not exit with 0."""
         self._link.send(facts.WorkerNoted(self._link.env.worker, text, doubts=doubts))
 
     def arrive(
@@ -288,9 +288,9 @@ class SupervisedWorker:
     # --- steps -------------------------------------------------------------------------------------------------
 
     def compare(self, *, last: bool = False) -> bool:
-        """At a step's boundary: whether replicas have the same state, where that is to be asked.
+        """At a step's boundary: True if replicas have the same state, or no comparison is due.
 
-        False: they have not; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives do.
+        False: they differ; the coordinator knows, and `rejoin` waits for its verdict. Raises what collectives raise.
 
         Args:
             last: no step follows.
@@ -304,33 +304,33 @@ class SupervisedWorker:
         return comparison is None or comparison.compare(self.control.step, last=last)
 
     def cache(self, until: int) -> Caching | None:
-        """The data cache of this node for a training of `until` steps; None where there is none."""
+        """The data cache of this node for a training of `until` steps; None if there is none."""
         return self.reading.cache(until)
 
     def fetches(self, number: StepNo) -> None:
-        """The batch of a step is about to be fetched."""
+        """Called before the batch of a step is fetched."""
         self._link.board.enter(Phase.DATA, step=number, generation=self.control.generation)
         self._faults.inject(FaultStage.DATA, number)
 
     @contextmanager
     def fetching(self, loader: object) -> Iterator[None]:
-        """Within this, the script's loader fetches a batch, and may call no collectives."""
+        """Context in which the script's loader fetches a batch, and must not call collectives."""
         with self.body.fetching.of(loader):
             yield
         self._stop_listening()
 
     def show_read(self, number: StepNo, read: BatchRecord | None) -> None:
-        """Put what was read for a step where the agent finds it should this worker die in it."""
+        """Put the record of a step's read where the agent finds it if this worker dies in the step."""
         if read is not None:
             self._link.board.show_batch(self.control.generation, number, read)
 
     def pass_boundary(self) -> bool:
-        """The next step begins; False when this worker stops before it, as all do, because the world is to change."""
+        """Begin the next step; False if this worker, like all, stops before it because the world is to change."""
         self._faults.inject(FaultStage.AFTER, StepNo(self.control.step - 1))
         return self.control.pass_boundary()
 
     def turn(self) -> None:
-        """As `Participation.turn`: all ranks end, and new ones run what follows."""
+        """As `Participation.turn`: all workers end, and new ones run the next training."""
         raise WorkerReleased(None)
 
     def expect_after_steps(self, following: int) -> None:
@@ -338,19 +338,19 @@ class SupervisedWorker:
         self.control.first_restart = following
 
     def place_after_step(self, following: int) -> None:
-        """Say which restartable function this worker may run next, of those after its last step; 0: none any more."""
+        """Set the number of the restartable function after its last step that this worker may run next; 0: none."""
         self.control.restart_index = following
         if following == 0:
             self.control.reformed = False
 
     def await_position(self) -> tuple[StepNo, int]:
-        """For a newcomer: where the others stand, and which restartable function since their last step they are in."""
+        """For a newcomer: the step before which the others are, and the restartable function that they are in."""
         form = self.control.peek_form()
         return form.step, 0 if form.over else form.restart_index
 
     @property
     def restart_index(self) -> int:
-        """The restartable function that all run again before they go on; 0: none."""
+        """Number of the restartable function that all run again before they go on; 0: none."""
         return self.body.recovery.restart_index if self.body.recovery is not None else 0
 
     @property
@@ -361,7 +361,7 @@ class SupervisedWorker:
         return self._rejoin
 
     def _stop(self) -> None:
-        """The generation is over: end all that the training thread may be blocked in. From the control thread."""
+        """End everything that may block the training thread, as the generation is over. From the control thread."""
         self.groups.halt()
         self.body.interrupt.set()
         self._copies.wake()

@@ -1,4 +1,4 @@
-"""The way from a computed step into its update."""
+"""The gate between a computed step and its update."""
 
 import time
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class UpdateGate:
     """Lets a worker into its update, or sends it back.
 
     Args:
-        link: to the agent.
+        link: the channel to the agent.
         control: knows the orders.
-        groups: of this worker.
-        faults: on demand.
-        copies: of the state, in the agent's memory.
+        groups: this worker's groups.
+        faults: faults on demand.
+        copies: copies of the state in the agent's memory.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class UpdateGate:
         self.check: NumberCheck | None = None
         """Check that the numbers of the step are finite on all ranks; None: there is none."""
         self.waits: Callable[[], None] = lambda: None
-        """Called while the device is waited for, which may last: what it has done before this body is to be told."""
+        """Called during a wait for the device, which may be long, to report what the device has finished before."""
         self.ready: Callable[[], None] = lambda: None
-        """Called when all is there that the update needs: others may commit the step without this worker then."""
+        """Called when the update has all it needs: from then on others may commit the step without this worker."""
 
     def enter(
         self,
@@ -53,14 +53,14 @@ class UpdateGate:
         interrupted: bool = False,
         asks: bool = False,
     ) -> None:
-        """Protected state is about to change. Raises `GenerationHalted` when it must stay as it is.
+        """Enter the update. Raises `GenerationHalted` if protected state must stay as it is.
 
         Args:
-            last_collective: what all ranks still have to exchange before they update.
+            last_collective: makes the exchange that all ranks still need before they update.
             recovery: knows who reads this worker's state.
             interrupted: the body was cut off in a forward, though it may have gone on.
-            asks: no rank may go on before all have come so far: the body is over, and can still be undone, or it is not
-                known to have done what the others do.
+            asks: all ranks must arrive here before any goes on, since the body is over and can still be undone, or may
+                have done something else than the others' bodies.
         """
         step = self._control.step
         self._groups.draining = True
@@ -69,11 +69,11 @@ class UpdateGate:
         finally:
             self._groups.draining = False
         if self._groups.in_flight or recovery.sharded or asks:
-            # What an abort has cut off looks done. All else a device does in its order, and the update comes behind it.
+            # A collective cut off by an abort looks finished. All other work runs in order, before the update.
             self.accelerator.wait(self.waits)
             self.waits()
             self._groups.in_flight = False
-        # The body may have caught what a collective raised: what it has is not what the others have.
+        # The body may have caught an error of a collective: then its gradients differ from the others'.
         cut_off = interrupted or self._groups.refused or self._groups.broke()
         if cut_off or (self.accelerator.enqueues and self._control.halted):
             raise GenerationHalted(f"step {step} was given up before its gradients were there")
@@ -90,9 +90,9 @@ class UpdateGate:
         self._link.board.enter(Phase.UPDATING)
 
     def _agree(self, step: StepNo) -> None:
-        """Begin the update when all ranks can, or when the verdict says that it has happened.
+        """Begin the update once all ranks are ready, or once the verdict says that the step is committed.
 
-        Raises `GenerationHalted` when the step must run again.
+        Raises `GenerationHalted` if the step must run again.
         """
         if self._control.ready() and self._vote(step):
             self._faults.inject(FaultStage.VOTE, step)
@@ -111,7 +111,7 @@ class UpdateGate:
             return False
         try:
             self._groups.vote()
-        except RuntimeError as error:  # what a collective raises, halted or broken
+        except RuntimeError as error:  # raised by a halted or broken collective
             if not self._over():
                 report_fault(self._link, self._control.generation, step, FaultKind.COLLECTIVE, error)
             return False

@@ -1,7 +1,6 @@
 """Updates in a step's body: which protected optimizers have stepped, what followed, and whether the update is whole.
 
-A body is expected to compute first, with all its collectives, and to update then. The rehearsal shows whether it does;
-a real step can show it too.
+A body should first compute, with all its collectives, and then update. The rehearsal, or a real step, shows if it does.
 """
 
 from collections import Counter
@@ -14,7 +13,7 @@ from torch import nn
 from regrow.devices.accelerators import on_accelerator
 
 _COMPARED_BYTES = 4096
-"""Of larger tensors in objects' state it is only seen that their version has changed."""
+"""Larger tensors in objects' state are compared by version only."""
 
 
 class Updates:
@@ -31,15 +30,15 @@ class Updates:
         """Reason why the body cannot be separated from its update: a collective after it, or a closure; empty: none."""
 
     def watch(self, objects: Iterable[object]) -> None:
-        """These are protected."""
+        """Watch these protected objects."""
         self._objects = list(objects)
 
     def begin(self, *, learning: bool = False) -> None:
-        """A body starts. `learning`: see what it usually does."""
+        """Begin a body. `learning`: record what a body usually changes."""
         self._stepped, self._begun, self._learning, self._mark = Counter(), False, learning, {}
 
     def began(self, *, closure: bool) -> None:
-        """An optimizer is about to step, by a closure that computes its gradients or not."""
+        """An optimizer is about to step. `closure`: it has a closure that computes gradients."""
         self._begun = True
         if closure:
             self.torn_apart = self.torn_apart or "optimizer.step(closure) computes gradients"
@@ -58,11 +57,11 @@ class Updates:
             self.torn_apart = f"{name} is called"
 
     def rest(self) -> None:
-        """End the body: what follows is no part of it."""
+        """End the body: calls that follow are not part of it."""
         self._begun = False
 
     def ended(self) -> None:
-        """The body has ended well: so it is to be."""
+        """Record a body that ended without an error as the usual one."""
         self._begun = False
         if self._stepped:
             self._usual = self._stepped
@@ -71,18 +70,18 @@ class Updates:
 
     @property
     def whole(self) -> bool:
-        """True if everything that this body usually changes in and after its update is changed."""
+        """True if this body has changed everything that it usually changes in and after its update."""
         if not self._stepped or self._stepped != self._usual:
             return False
         return changed(self._mark, witness(self._objects, self._late)) == self._late
 
 
 def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> dict[str, object]:
-    """Something for each protected thing that an optimizer's step leaves alone, which is another when that changes.
+    """Tokens, by name, of all protected state that an optimizer's step leaves alone; a token differs after a change.
 
     Args:
-        objects: what is protected.
-        names: of the answer; None: all.
+        objects: the protected objects.
+        names: names of the wanted tokens; None: all.
     """
     objects = list(objects)
     wanted = None if names is None else set(names)
@@ -99,13 +98,13 @@ def witness(objects: Iterable[object], names: Iterable[str] | None = None) -> di
                 seen[name] = token(settings)
             elif hasattr(thing, "state_dict"):
                 seen[name] = token(thing.state_dict())
-        except Exception:  # noqa: BLE001  the script's own code, which is not made for this moment: it counts as changed
+        except Exception:  # noqa: BLE001  the script's own code, not made for a call here: the object counts as changed
             seen[name] = object()
     return seen
 
 
 def _tensors(objects: list[object]) -> dict[str, object]:
-    """All parameters and buffers that no optimizer has."""
+    """Tokens of all parameters and buffers that no optimizer holds."""
     owned = {
         id(parameter)
         for thing in objects
@@ -124,7 +123,7 @@ def _tensors(objects: list[object]) -> dict[str, object]:
 
 
 def _named(objects: list[object], names: set[str]) -> dict[str, object]:
-    """Some of these, without a walk over all modules."""
+    """Tokens of some of these tensors, without a walk over all modules."""
     seen: dict[str, object] = {}
     for name in names:
         kind, at, *rest = name.split(" ", 2)
@@ -140,12 +139,12 @@ def _named(objects: list[object], names: set[str]) -> dict[str, object]:
 
 
 def changed(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
-    """The names of what is not what it was."""
+    """Names in both whose tokens differ."""
     return {name for name, token in after.items() if name in before and before[name] != token}
 
 
 def token(value: object) -> object:
-    """Something that is another when a value, or what lies in it, has changed."""
+    """A comparable object that differs when a value, or anything in it, has changed."""
     if isinstance(value, dict):
         return tuple((repr(key), token(item)) for key, item in value.items())
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A worker's part in shadow proofs: a rank gives its state and its trace, a newcomer takes its place for a step."""
+"""A worker's part in shadow proofs: a rank sends its state and its trace, a newcomer takes its place for a step."""
 
 import time
 from collections.abc import Iterator
@@ -21,51 +21,51 @@ from regrow.train.worker.body import Body
 from regrow.train.worker.control import Control
 
 COME_S: Seconds = 120.0
-"""Longest time of a rank until its next step, and longest time of that step."""
+"""Longest wait for a rank's next step, and for the end of that step."""
 
 
 class ShadowProofs:
     """The worker's side of a proof.
 
     Args:
-        link: to the agent.
+        link: the channel to the agent.
         control: knows the orders.
-        groups: of this worker.
-        body: of the present step.
+        groups: this worker's groups.
+        body: the body of the present step.
     """
 
     def __init__(self, link: WorkerLink, control: Control, groups: Groups, body: Body) -> None:
         self._link, self._control, self._groups, self._body = link, control, groups, body
         self._asking: Hydration | TraceRequest | None = None
         self._counted: Seconds = 0.0
-        """Part of this process's computing time that was reported."""
+        """Processor time of this process that was reported already."""
         control.on_wanted = self._stop
 
     # --- the rank -----------------------------------------------------------------------------------------------
 
     @property
     def wanted(self) -> str:
-        """Detail in which a newcomer wants this worker's next step; empty: no newcomer does."""
+        """Detail in which a newcomer wants the trace of this worker's next step; empty: no newcomer wants it."""
         recovery = self._body.recovery
         if recovery is None or recovery.server.offering or self._control.halted:
             return ""
         return recovery.server.proof_wanted
 
     def offer(self, step: StepNo) -> None:
-        """The state stands before `step`, and is read until its update."""
+        """Offer the state before `step`, to be read until the step's update."""
         recovery = self._body.recovery
         if recovery is not None:
             recovery.held_up = 0.0
             try:
                 recovery.frozen.freeze(step, whole_body=self._body.whole_body)
-            except RegrowError:  # of a state that cannot be told, of which people hear elsewhere
+            except RegrowError:  # the state cannot be sent, which is reported elsewhere
                 recovery.server.publish(None)
                 return
             recovery.server.offer_proof(self._control.generation, step, recovery.accelerator.point())
 
     @property
     def held_up(self) -> Seconds:
-        """Time that the update has waited for readers since the offer."""
+        """Time that the update waited for readers since the offer."""
         return self._body.recovery.held_up if self._body.recovery is not None else 0.0
 
     def publish(self, trace: bytes | None) -> None:
@@ -74,13 +74,13 @@ class ShadowProofs:
             self._body.recovery.server.publish(trace)
 
     def listen(self, tape: Tape | None) -> None:
-        """Let this hear of all collectives from now on."""
+        """Send all collectives to this tape from now on."""
         self._groups.tape = tape
 
     # --- the newcomer -------------------------------------------------------------------------------------------
 
     def await_order(self) -> ProveReplacement | None:
-        """Wait for something to prove; None: this worker has a place, or is released."""
+        """Wait for an order to prove a replacement; None: this worker has a rank, or is released."""
         if self._link.env.role is Role.RANK or self._body.recovery is None:
             return None
         return self._control.await_proof()
@@ -92,7 +92,7 @@ class ShadowProofs:
 
     @contextmanager
     def in_place(self, order: ProveReplacement) -> Iterator[None]:
-        """Within this, this worker is that rank, as far as its script can see."""
+        """Context in which this worker appears to its script as the rank to be proven."""
         env = self._link.env
         self._control.proving = True
         self._take_rank(order.rank, order.local_rank, order.world or env.world)
@@ -112,7 +112,7 @@ class ShadowProofs:
             self._groups.take_rank(rank, world)
 
     def receive(self, state: ProtectedState, order: ProveReplacement, *, how: str) -> StepNo:
-        """Get the rank's state before its next step, whose number is returned. Raises what `Hydration.run` does."""
+        """Receive the rank's state before its next step; returns that step's number. Raises as `Hydration.run`."""
         asking = Hydration(
             state,
             step=NO_STATE,
@@ -125,7 +125,7 @@ class ShadowProofs:
         self._ask(asking)
         state.variables.withheld = frozenset(order.own)
         try:
-            prompt = self._link.prompt  # the rank waits for this, whatever else the machine does
+            prompt = self._link.prompt  # the rank waits for the reception, even if the machine is busy
             prompt.run(asking.run) if prompt is not None else asking.run()
         finally:
             self._asking = None
@@ -147,14 +147,14 @@ class ShadowProofs:
             raise GenerationHalted("this worker is needed")
 
     def report(self, fact: ReplacementFact) -> None:
-        """Say what came of it. One that was made for this counts all that it has computed, its building included."""
+        """Report the result of a proof. A worker made for proofs adds its processor time, its start included."""
         if isinstance(fact, ReplacementProven) and self._link.env.role is Role.PROVER:
             spent = time.process_time()
             fact, self._counted = msgspec.structs.replace(fact, seconds=spent - self._counted), spent
         self._link.send(fact)
 
     def _stop(self) -> None:
-        """This worker is needed. From the control thread."""
+        """Cut off the proof, as this worker is needed. From the control thread."""
         if not self._control.proving:
             return
         self._body.interrupt.set()
