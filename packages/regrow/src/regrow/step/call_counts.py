@@ -1,40 +1,40 @@
-"""Count of a body's collectives over the whole world up to its update: after too few, the others are asked. Pure.
+"""Number of a body's collectives over the whole world up to its update: after too few, ranks vote. Pure.
 
 A body that skips its reductions (because of a flag left by an earlier one) updates with gradients of its own, while the
-others wait for it. Numbers may vary from step to step, but then they do on all ranks alike: all of them ask in the same
-step, which is a vote. If one asks alone, its vote meets the others' reductions, and no rank commits.
+others wait for it. The number may vary from step to step, but then on all ranks alike: all of them vote in the same
+step. If one rank votes alone, its vote meets the others' reductions, and no rank commits.
 """
 
 from regrow.core.ids import Generation
 
 _SURE = 3
-"""Number of bodies that show a habit."""
+"""Number of bodies after which their usual number of calls counts as known."""
 
 
 class CallCounts:
-    """One worker's. What is known begins anew with each generation, so that all ranks know the same.
+    """Calls of one worker. Counting begins anew with each generation, so that all ranks know the same numbers.
 
     Args:
-        first: the generation in which this worker was to be from the start; another begins behind a fault, and in its
-            first body all ranks ask.
+        first: the generation in which this worker began as a rank; None: it did not. Any other generation follows a
+            fault, and in its first body all ranks vote.
     """
 
     def __init__(self, first: Generation | None) -> None:
         self._first = self._generation = first
         self._least: int | None = None
         self._ever, self._bodies = 0, 0
-        """The least of all bodies of this worker, in all generations, and how many there were."""
+        """The smallest number of calls in a body of this worker in all generations, and the number of bodies."""
         self._calls = 0
         self._counting = self._alone = False
 
     def begin(self, generation: Generation, world: int) -> None:
-        """A body starts, in a world of `world` ranks. One rank alone has nobody to ask, and need not reduce."""
+        """Begin a body, in a world of `world` ranks. A single rank does not vote, and need not reduce."""
         self._calls, self._counting, self._alone = 0, True, world == 1
         if generation != self._generation:
             self._generation, self._least = generation, None
 
     def rehearse(self) -> None:
-        """The body of a rehearsal starts."""
+        """Begin the body of a rehearsal."""
         self._calls, self._counting = 0, True
 
     def called(self, size: int, world: int) -> None:
@@ -43,7 +43,7 @@ class CallCounts:
             self._calls += 1
 
     def asks(self) -> bool:
-        """At the update: whether to ask the others."""
+        """At the update: True if ranks must vote."""
         self._counting = False
         if self._alone:
             return False
@@ -53,15 +53,15 @@ class CallCounts:
 
     @property
     def skipped(self) -> bool:
-        """At the update: whether this first body behind a fault has called nothing, as no body before it has.
+        """At the update: True if this first body after a fault has called no collective, unlike all bodies before.
 
-        All ranks may agree in that, where the fault has left the same in all of them.
+        All ranks may do so alike, if the fault has left the same flag in all of them.
         """
         behind = self._least is None and self._generation != self._first
         return not self._alone and behind and self._calls == 0 and self._ever > 0 and self._bodies >= _SURE
 
     def whole(self) -> None:
-        """The body has ended well."""
+        """Count a body that ended without an error."""
         self._counting = False
         if self._alone:
             return

@@ -41,7 +41,7 @@ class MicroBatchCounts:
     """Number of micro-batches in a step.
 
     Args:
-        counts: their number, or a table of numbers by replicas. The row of a size that is not in it is that of the next
+        counts: the number, or a table of numbers by replicas. A size that is not in the table uses the row of the next
             smaller size, else of the smallest.
 
     Attributes:
@@ -50,7 +50,7 @@ class MicroBatchCounts:
         most: largest possible number of replicas.
 
     Raises:
-        UsageError: there is no row, or one has fewer micro-batches than a size that it is for has replicas.
+        UsageError: there is no row, or a row has fewer micro-batches than a size that uses it has replicas.
     """
 
     def __init__(self, counts: int | Mapping[int, int]) -> None:
@@ -72,15 +72,15 @@ class MicroBatchCounts:
         self.most = table[sizes[-1]]
 
     def of(self, replicas: int) -> int:
-        """Number of a step in a world of this number of replicas."""
+        """Number of micro-batches of a step in a world of this number of replicas."""
         return row_of(self._table, replicas)
 
 
 def deal(count: int, replicas: int, replica: int) -> MicroBatchRange:
-    """The share of one replica: a range, the first replicas having one more where it does not divide.
+    """The share of one replica: a range; the first replicas have one more if the number does not divide evenly.
 
     Raises:
-        UsageError: there are fewer micro-batches than replicas, or no such replica.
+        UsageError: there are fewer micro-batches than replicas, or there is no such replica.
     """
     reason = refusal(count, replicas)
     if reason is not None:
@@ -116,7 +116,7 @@ def is_node(count: int, span: MicroBatchRange) -> bool:
 
 
 def partial_nodes(count: int, share: MicroBatchRange) -> list[MicroBatchRange]:
-    """The largest nodes of the tree over `count` that lie inside `share`, in order: at most 2 log2 of its length."""
+    """The largest nodes of the tree over `count` inside `share`, in order: at most 2 log2 of its length."""
     found: list[MicroBatchRange] = []
 
     def look(at: MicroBatchRange) -> None:
@@ -142,10 +142,10 @@ def fold(count: int, found: Mapping[MicroBatchRange, T], add: Callable[[T, T], T
 
     Args:
         found: values of nodes.
-        add: the value of a node from those of its left and its right child.
+        add: returns the value of a node from those of its left and its right child.
 
     Raises:
-        KeyError: some micro-batch is below none of the nodes.
+        KeyError: a micro-batch is below none of the nodes.
     """
 
     def value(at: MicroBatchRange) -> T:
@@ -167,14 +167,14 @@ def total(values: "list[float]") -> float:
 
 
 class Counter(Generic[T]):
-    """Adds up a share, one micro-batch after another, as a binary counter does.
+    """Adds up a share, one micro-batch after another, like a binary counter.
 
-    It keeps at most 2 log2 of the share's length values at a time, log2 where the share starts at a multiple of a power
-    of two that is not below its length.
+    It keeps at most 2 log2 of the share's length values at a time, and at most log2 if the share starts at a multiple
+    of a power of two that is not below its length.
 
     Args:
         count: micro-batches of the step.
-        add: the value of a node from those of its children; it may write to the first.
+        add: returns the value of a node from those of its children; it may write to the first.
     """
 
     def __init__(self, count: int, add: Callable[[T, T], T]) -> None:
@@ -182,13 +182,13 @@ class Counter(Generic[T]):
         self._kept: list[tuple[MicroBatchRange, T]] = []
 
     def neighbour(self, index: int) -> T | None:
-        """Value to which the next micro-batch's is added at once; None: it is kept as it is."""
+        """Value to which that of micro-batch `index` is added at once; None: it is kept separately."""
         if self._kept and is_node(self._count, MicroBatchRange(self._kept[-1][0].start, index + 1)):
             return self._kept[-1][1]
         return None
 
     def push(self, index: int, value: T, *, added: bool = False) -> None:
-        """The next micro-batch's value; they come in order. `added`: its sum with its neighbour instead."""
+        """Add the next micro-batch's value, in order. `added`: `value` is its sum with its neighbour already."""
         span = MicroBatchRange(index, index + 1)
         if added:
             span = MicroBatchRange(self._kept.pop()[0].start, span.stop)
@@ -199,9 +199,9 @@ class Counter(Generic[T]):
 
     @property
     def nodes(self) -> list[tuple[MicroBatchRange, T]]:
-        """Sums until now: the partial nodes of the micro-batches that have come."""
+        """Sums until now: the partial nodes of the micro-batches pushed so far."""
         return list(self._kept)
 
     def clear(self) -> None:
-        """Start anew."""
+        """Drop all values."""
         self._kept.clear()

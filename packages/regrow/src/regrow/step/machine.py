@@ -1,7 +1,7 @@
 """Position of a worker's state, and the transitions that may follow.
 
-The training thread and the control thread both use this, under the session's lock. The rule that everything rests on:
-once a worker has reported the step of its state, the state stays there until a new generation is formed.
+The training thread and the control thread both use this, under one lock. The rule on which all else depends: once a
+worker has reported the step of its state, the state stays there until a new generation is formed.
 
     Empty ─resume→ Idle(n) ─begin→ Computing(n) ─update→ Updating(n) ─commit→ Idle(n+1)
                      ↑                 │ fail/halt   ↑         │ fail
@@ -9,8 +9,8 @@ once a worker has reported the step of its state, the state stays there until a 
                                        │ fail     update, roll_forward
                                        └──────── Ready(n) ←ready─ Computing(n)
 
-A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: there no other
-rank could give this worker the state after the step, so it may happen everywhere or nowhere. Pure.
+A replicated world goes from Computing to Updating at once. A sharded one votes in between, in Ready: no other rank
+could send this worker the state after the step, so the step must happen on all ranks or on none. Pure.
 """
 
 from dataclasses import dataclass
@@ -32,14 +32,14 @@ class Idle:
 
 @dataclass(frozen=True)
 class Computing:
-    """In the body; no protected state has changed for good."""
+    """In the body; all changes of protected state can still be undone."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class Ready:
-    """All that the update needs is there, and the others are being notified. Nothing protected has changed."""
+    """The update has all it needs, and the others are being notified. No protected state has changed."""
 
     step: StepNo
 
@@ -53,7 +53,7 @@ class Updating:
 
 @dataclass(frozen=True)
 class Stopped:
-    """The attempt was given up. `state_at` is `NO_STATE` when it tore the state."""
+    """The attempt was given up. `state_at` is `NO_STATE` if it tore the state."""
 
     step: StepNo
     state_at: StepNo
@@ -71,28 +71,28 @@ class Committed:
 
 @dataclass(frozen=True)
 class Aborted:
-    """The step did not happen; what the body changed besides protected state must be put back."""
+    """The step did not happen; all changes that the body made must be put back."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class Halted:
-    """The generation is over. `state_at`: where the state stands, or None when only the end of the body will tell."""
+    """The generation is over. `state_at`: step before which the state is; None: the end of the body decides it."""
 
     state_at: StepNo | None
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """The state received is that after `step`, which this worker computed but did not commit itself."""
+    """The worker has the state after `step`, which it computed but did not commit itself."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The worker stands in a new generation with `state@step`."""
+    """The worker is in a new generation with `state@step`."""
 
     step: StepNo
 
@@ -103,7 +103,7 @@ class Transaction:
     def __init__(self) -> None:
         self.state: State = Empty()
         self._sharded = False
-        """True if no other worker could give this one the state after a step: then every step is voted for."""
+        """True if no other worker could send this one the state after a step: then ranks vote at every step."""
         self.halted: Generation | None = None
         """The generation that was given up and not yet replaced."""
         self._stop_before: StepNo | None = None
@@ -130,17 +130,17 @@ class Transaction:
 
     @property
     def is_ready(self) -> bool:
-        """True if the state would go on by one step, if that was the verdict."""
+        """True if a verdict could make the state go on by one step."""
         return isinstance(self.state, Ready)
 
     def ready(self) -> bool:
-        """All that the update needs is there; False outside a body. A halt now leaves the step to the verdict."""
+        """Note that the update has all it needs; False outside a body. A halt now leaves the step to a verdict."""
         if isinstance(self.state, Computing):
             self.state = Ready(self.state.step)
         return isinstance(self.state, Ready)
 
     def stop_before(self, step: StepNo) -> bool:
-        """Go on until just before `step`, and give the generation up there; False when that has begun already."""
+        """Go on until just before `step`, and give the generation up there; False if that step has begun already."""
         if self.halted is not None or self._passed >= step:
             return False
         self._stop_before = step
@@ -157,18 +157,18 @@ class Transaction:
         return True
 
     def begin(self) -> bool:
-        """Start an attempt; False when the generation is over."""
+        """Start an attempt; False if the generation is over."""
         if self.halted is not None or not isinstance(self.state, Idle):
             return False
         self.state = Computing(self.state.step)
         return True
 
     def update(self) -> bool:
-        """Start to change protected state; False when it must stay as it is.
+        """Start to change protected state; False if it must stay as it is.
 
-        In a replicated world a worker that has all its gradients rolls forward, also when the generation was given up
-        meanwhile: another may have done so, and died. In a sharded one it does so when all have voted; once the
-        generation is given up it has said that it is ready, and waits for the verdict.
+        In a replicated world a worker that has all its gradients rolls forward, even if the generation was given up
+        meanwhile: another rank may have done so, and died. In a sharded world it does so when all have voted; if the
+        generation is given up, it has reported that it is ready, and waits for the verdict.
         """
         match self.state:
             case Updating():
@@ -182,7 +182,7 @@ class Transaction:
                 return False
 
     def roll_forward(self, verdict: StepNo) -> bool:
-        """The next generation starts with `state@verdict`: begin the update if that is the state after it."""
+        """Begin the update if the next generation starts with `state@verdict`, the state after the update."""
         match self.state:
             case Ready(step=step) if verdict == step + 1:
                 self.state = Updating(step)
@@ -191,9 +191,9 @@ class Transaction:
                 return False
 
     def commit(self) -> Committed | Aborted:
-        """The body has ended without an error; one that changes nothing has come through `ready` and `update` too.
+        """Commit a body that ended without an error, after `ready` and `update`, even if it changes nothing.
 
-        In a replicated world it need not have.
+        In a replicated world a body that changes nothing may skip these.
         """
         match self.state:
             case Updating(step=step):
@@ -206,12 +206,12 @@ class Transaction:
                 return self.fail()
 
     def rest(self) -> None:
-        """A body without an update has ended well: the state stands where it stood."""
+        """End a body without an update or an error: the state stays at its step."""
         if isinstance(self.state, Computing):
             self.state = Idle(self.state.step)
 
     def fail(self) -> Aborted:
-        """The body has ended with an error, or too late."""
+        """End a body after an error, or too late for a commit."""
         step = self.step
         match self.state:
             case Updating():
@@ -223,7 +223,7 @@ class Transaction:
         return Aborted(step)
 
     def halt(self, generation: Generation) -> Halted:
-        """The generation is given up: no step may begin any more."""
+        """Give up the generation: no step may begin any more."""
         if self.halted is None or generation > self.halted:
             self.halted = generation
         self._stop_before = None
@@ -237,11 +237,11 @@ class Transaction:
         return True
 
     def replaced(self, step: StepNo) -> None:
-        """The own state is now `state@step`."""
+        """Note that this worker's state is now `state@step`."""
         self.state = Stopped(self.step, step)
 
     def resume(self, step: StepNo, *, sharded: bool = False) -> Resumed | Adopted:
-        """A new generation stands and this worker has `state@step`.
+        """Enter a new generation with `state@step`.
 
         Args:
             sharded: its ranks have different parts of the state.

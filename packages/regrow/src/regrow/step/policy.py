@@ -17,15 +17,15 @@ class Policy:
     """Settings by the number of replicas. They hold from the first step in a world of that size on, on every rank.
 
     The learning rate that the script and its schedule have set is multiplied by a factor at each update; neither the
-    optimizer's nor the schedule's own state changes. With a constant global batch a step is as many samples in every
-    world, so the schedule goes on from where it was.
+    optimizer's nor the schedule's own state changes. With a constant global batch a step has the same number of samples
+    in every world, so the schedule simply goes on.
 
     Attributes:
-        learning_rate: a rule, or a table of rates by replicas, of which the ratio to that of `base` counts.
-        base: the number of replicas that the script's own learning rate is meant for.
+        learning_rate: a rule, or a table of rates by replicas; the factor is the ratio to the rate of `base`.
+        base: the number of replicas for which the script's own learning rate is meant.
         settings: named values by replicas, for `session.setting(name)`; every row has the same names.
 
-    In tables, the row of a size that is not in them is that of the next smaller size, else of the smallest.
+    A size that is not in a table uses the row of the next smaller size, else of the smallest.
 
     Raises:
         UsageError: an unknown rule, a size or a rate that is not positive, rows with different names.
@@ -36,7 +36,7 @@ class Policy:
     settings: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Checks all values, so that none is found wrong when the world changes."""
+        """Check all values, so that no error appears only when the world changes."""
         if self.base < 1:
             raise UsageError(f"base={self.base} replicas", hint="name the size that the learning rate is meant for")
         if isinstance(self.learning_rate, str):
@@ -66,7 +66,7 @@ class Policy:
         return row_of(self.learning_rate, replicas) / row_of(self.learning_rate, self.base)
 
     def setting(self, name: str, replicas: int) -> Any:
-        """A named value. Raises `UsageError` where there is no such name."""
+        """A named value. Raises `UsageError` if there is no such name."""
         row: Mapping[str, Any] = row_of(self.settings, replicas) if self.settings else {}
         if name not in row:
             raise UsageError(f"the policy has no setting {name!r}", hint=f"it has: {', '.join(sorted(row)) or 'none'}")

@@ -1,9 +1,9 @@
-"""Judgement of which replica's state is wrong, over the statements of all ranks at one boundary. Pure.
+"""Judgement of which replica's state is wrong, by the statements of all ranks at one boundary. Pure.
 
-All ranks hear the same statements, so all come to the same verdict without another message.
+All ranks receive the same statements, so all come to the same verdict without another message.
 
-A rank is a *witness* if its state has come about in its own memory since all agreed last. A rank that has received
-state from others since then says nothing about who is right: it may have received from the wrong one.
+A rank is a *witness* if its state was computed in its own memory since all ranks agreed last. A rank that has received
+state from others since then is no evidence: it may have received the wrong state.
 """
 
 import math
@@ -18,8 +18,8 @@ from regrow.core.ids import Rank
 class Statement:
     """Statement of one rank about its state.
 
-    `holding`: equal for ranks that should have the same state. `distance`: after a run again, how far its former state
-    of this step was from the present one, None if it has none to compare; `was_witness`: of that former state.
+    `holding`: equal for ranks that should have the same state. `distance`: after steps were run again, the distance of
+    its former state of this step from the present one, None if it has none; `was_witness`: `witness` at that time.
     """
 
     rank: Rank
@@ -32,14 +32,14 @@ class Statement:
 
 @dataclass(frozen=True)
 class Agree:
-    """All replicas have the same state. `wrong`: whose state had been wrong before the run again."""
+    """All replicas have the same state. `wrong`: ranks whose state was wrong before steps were run again."""
 
     wrong: tuple[Rank, ...] = ()
 
 
 @dataclass(frozen=True)
 class Differ:
-    """Some have not. `wrong`: who, by a strict majority; `undecided`: of whom one is, but it cannot be said who."""
+    """Replicas differ. `wrong`: wrong ranks, by a strict majority; `undecided`: ranks of which an unknown one is."""
 
     wrong: tuple[Rank, ...]
     undecided: tuple[Rank, ...]
@@ -76,15 +76,15 @@ def _odd(replicas: Sequence[Statement]) -> list[Rank]:
     if votes < 2 or 2 * votes <= len(witnesses):
         return []
     odd = [each.rank for each in witnesses if each.digest != digest]
-    # Who has received state is to blame only where no witness can have given it wrong state.
+    # A rank that has received state is to blame only if no witness can have sent it wrong state.
     return odd or [each.rank for each in replicas if each.digest != digest]
 
 
 def _farther(replicas: Sequence[Statement]) -> list[Rank]:
-    """Ranks whose former state was farther than the nearest from the state that the run again led to.
+    """Ranks whose former state was farther than the nearest from the state after steps were run again.
 
-    Being different is no proof: a wrong parameter spoils the gradients that all ranks sum up, so the others' state was
-    off too, but only by what came through the gradients.
+    A difference alone is no proof: a wrong parameter spoils the gradients that all ranks sum, so the others' states
+    were wrong too, but only by the effect of the gradients.
     """
     known = {each.rank: each.distance for each in replicas if each.distance is not None}
     if len(known) < 2:
@@ -92,6 +92,6 @@ def _farther(replicas: Sequence[Statement]) -> list[Rank]:
     distances = {rank: math.inf if math.isnan(distance) else distance for rank, distance in known.items()}
     nearest = min(distances.values())
     farther = [each for each in replicas if each.rank in known and distances[each.rank] > nearest]
-    # Who had received its state may have received it wrong: the one that it came from is to blame, if it is there.
+    # A rank that had received its state may have received a wrong one: blame witnesses first, if there are any.
     blamed = [each.rank for each in farther if each.was_witness]
     return blamed or [each.rank for each in farther]

@@ -14,38 +14,38 @@ class Gradients(Protocol):
     """Adds up over the micro-batches of a rank, and reduces over ranks once a step."""
 
     def divides_by(self, shares: int) -> int:
-        """Divisor that the sum over all ranks already contains if data is dealt out to `shares` shares at a time."""
+        """Divisor that the reduction over ranks already applies if data is dealt out to `shares` shares at a time."""
         ...
 
     def start(self, share: MicroBatchRange) -> None:
-        """A step begins: no parameter has a gradient. `share`: the micro-batches to come."""
+        """Begin a step, without any gradients. `share`: the micro-batches to come."""
         ...
 
     def open(self, index: int, *, last: bool) -> None:
-        """The forward of a micro-batch follows; `last`: none follows it."""
+        """Called before the forward of a micro-batch; `last`: it is the last one."""
         ...
 
     def expect(self, scale: float) -> None:
-        """The backward of the last one follows; what `finish` will be called with. Reductions may begin."""
+        """Called before the backward of the last micro-batch, with the `scale` of `finish`. Reductions may begin."""
         ...
 
     def close(self, index: int) -> None:
-        """Its backward is done."""
+        """Called after the backward of a micro-batch."""
         ...
 
     def finish(self, scale: float) -> None:
-        """All are done: every parameter's `grad` becomes the sum over all ranks, times `scale`."""
+        """Called after all micro-batches: every parameter's `grad` becomes the sum over all ranks, times `scale`."""
         ...
 
     def abandon(self) -> None:
-        """The step is over, done or not: leave nothing behind."""
+        """Clean up when the step is over, complete or not."""
         ...
 
 
 class Averaged:
-    """Gradients pile up in `grad`, and DDP or FSDP2 reduces them in the backward of the last micro-batch.
+    """Accumulates gradients in `grad`; DDP or FSDP2 reduces them in the backward of the last micro-batch.
 
-    The order of summation follows the world, so the last bits do too.
+    The order of summation depends on the world, and so do the last bits.
     """
 
     def __init__(self, state: ProtectedState, modules: Modules) -> None:
@@ -53,7 +53,7 @@ class Averaged:
         self._expected = False
 
     def divides_by(self, shares: int) -> int:
-        """DDP and FSDP take the mean over all ranks that read data of their own."""
+        """`shares`, as DDP and FSDP take the mean over all ranks that read data of their own."""
         group = ddp.group_of(self._modules.replicated)
         wrapped = group is not None or self._modules.sharded
         if shares > 1 and not wrapped:
@@ -69,22 +69,22 @@ class Averaged:
         return shares
 
     def start(self, share: MicroBatchRange) -> None:
-        """Drop what an earlier step may have left."""
+        """Drop gradients that an earlier step may have left."""
         self._state.drop_gradients()
 
     def open(self, index: int, *, last: bool) -> None:
-        """Reduce in the last backward alone."""
+        """Reduce in the last backward only."""
         self._expected = last
         self._synchronize(last)
 
     def expect(self, scale: float) -> None:
-        """DDP and FSDP reduce by themselves."""
+        """Do nothing, as DDP and FSDP reduce by themselves."""
 
     def close(self, index: int) -> None:
-        """The gradient is in `grad`."""
+        """Do nothing, as the gradient is in `grad`."""
 
     def finish(self, scale: float) -> None:
-        """They are reduced already; one pass over them, where `scale` is not 1."""
+        """Scale the gradients, which are reduced already, if `scale` is not 1."""
         self._expected = False
         if scale == 1.0:
             return

@@ -1,4 +1,4 @@
-"""DDP's buckets after a backward that was cut off: laid out anew in time, and without the others, who keep theirs."""
+"""New layout of DDP's buckets after a backward was cut off: in time, and without other ranks, which keep theirs."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -10,10 +10,10 @@ from regrow.train.gradients.wrappers import Modules
 
 
 class Settling:
-    """Lays buckets out anew where that is due.
+    """Lays out DDP's buckets again when that is due.
 
     Args:
-        local: within it, collectives are answered locally.
+        local: returns a context in which collectives are answered locally.
     """
 
     def __init__(self, local: Callable[[], AbstractContextManager[None]]) -> None:
@@ -21,14 +21,14 @@ class Settling:
         self._hooks: list[RemovableHandle] = []
 
     def settle(self, modules: Modules) -> None:
-        """Before a forward: do what is due and possible."""
+        """Before a forward, lay out the buckets that are due, as far as possible."""
         if modules.unsettled:
             with self._local():
                 modules.settle()
             self._unhook(modules)
 
     def cut_off(self, modules: Modules, error: BaseException) -> None:
-        """A step ended by `error`: make ready for the next. In a body of several forwards, they settle buckets too."""
+        """Prepare for the next step after `error` ended one. Forwards settle buckets too, if a body has several."""
         modules.reset(error)
         if modules.unsettled and not self._hooks:
 

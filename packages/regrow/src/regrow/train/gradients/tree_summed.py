@@ -1,9 +1,9 @@
-"""World-invariant mode: the same bits whatever the number of replicas.
+"""World-invariant mode: the same bits for any number of replicas.
 
-The gradient of each micro-batch is computed apart, by the same operations on the same data with the same random numbers
-wherever that happens, and all are added in one tree that the number of micro-batches alone decides
-(`regrow.step.dealing`). No wrapper of a model reduces anything: DDP and the replicate dimension of HSDP are left out.
-The sums over ranks of parameters without FSDP run beside the last backward, those of HSDP follow it.
+The gradient of each micro-batch is computed separately, on every rank by the same operations on the same data with the
+same random numbers, and all are added in one tree that depends on the number of micro-batches only
+(`regrow.step.dealing`). No wrapper of a model reduces anything: DDP and the replicate dimension of HSDP are bypassed.
+The sums over ranks of parameters without FSDP overlap with the last backward, those of HSDP follow it.
 """
 
 import itertools
@@ -34,18 +34,17 @@ _HINT = "leave invariant mode, or"
 
 
 class TreeSummed:
-    """Adds the gradients of a rank's micro-batches as a binary counter does, and those of all ranks along the tree.
+    """Adds the gradients of a rank's micro-batches like a binary counter, and those of all ranks along the tree.
 
-    Each parameter's gradient is added as soon as it is there, so that no whole gradient but the partial nodes is kept:
-    at most 2 log2 of the number of this rank's micro-batches. A parameter that no micro-batch uses gets a gradient of
-    zeros.
+    Each parameter's gradient is added as soon as it is computed, so only the values of partial nodes are kept: at most
+    2 log2 of the number of this rank's micro-batches. A parameter that no micro-batch uses gets a gradient of zeros.
 
     Args:
         count: micro-batches of a step.
-        shard_size: over how many ranks FSDP shards; it stays as it is when replicas come and go.
+        shard_size: number of ranks over which FSDP shards; it does not change with the number of replicas.
 
     Raises:
-        UsageError: something in the model cannot be the same in all worlds.
+        UsageError: a part of the model cannot have the same bits in all worlds.
     """
 
     def __init__(self, state: ProtectedState, modules: Modules, *, count: int, shard_size: int) -> None:
@@ -57,14 +56,14 @@ class TreeSummed:
         self._plain = [each for each in state.parameters() if each.requires_grad and not is_distributed(each)]
         self._counters: list[Counter[torch.Tensor]] = [Counter(count, _added) for _ in self._plain]
         self._accumulating = [_accumulation_of(each) for each in self._plain]
-        """Held, as autograd itself holds them for the time of a graph alone, and the hooks with them."""
+        """Nodes kept alive with their hooks, as autograd keeps them only as long as a graph exists."""
         for at, parameter in enumerate(self._plain):
             self._accumulating[at].register_prehook(partial(self._comes, at, parameter))
             parameter.register_post_accumulate_grad_hook(partial(self._came, at))  # type: ignore[no-untyped-call]
         self._index = _NONE
         self._last_of = [_NONE] * len(self._plain)
         self._joins = [False] * len(self._plain)
-        """True if the gradient on its way is added to its neighbour's."""
+        """True if the gradient that is being computed is added to its neighbour's."""
         self._queue: _Queue | None = None
         self._replicas: dist.ProcessGroup | None = ddp.group_of(modules.replicated)
         ddp.take_over_buffers(modules.replicated)
@@ -75,7 +74,7 @@ class TreeSummed:
             self._check_owners()
 
     def divides_by(self, shares: int) -> int:
-        """FSDP takes the mean over its shard dimension; all else is a sum."""
+        """The shard size, as FSDP takes the mean over its shard dimension; all else is a sum."""
         if self._replicas is None and not self._modules.sharded and shares > 1:
             self._replicas = dist.group.WORLD
         if self._replicas is None and self._plain and shares > 1:
@@ -93,23 +92,23 @@ class TreeSummed:
         return self._shard_size
 
     def start(self, share: MicroBatchRange) -> None:
-        """Nothing is summed up yet."""
+        """Begin a step with empty sums."""
         self._clear()
         self._state.drop_gradients()
         self._buffers = self._versions()
 
     def open(self, index: int, *, last: bool) -> None:
-        """DDP reduces nothing."""
+        """Keep DDP from reducing."""
         self._index = index
         ddp.synchronize(self._modules.replicated, False)
 
     def expect(self, scale: float) -> None:
-        """Sum over ranks from now on what the last backward completes, while it goes on."""
+        """From now on, sum gradients over ranks as the last backward completes them."""
         if self._replicas is not None and self._replicas.size() > 1:
             self._queue = _Queue(self._chunks(PIECE_BYTES), partial(self._sum_up, scale, self._replicas))
 
     def close(self, index: int) -> None:
-        """Add what FSDP has, and zeros for what was not used."""
+        """Add FSDP's gradients, and zeros for unused parameters."""
         for at, parameter in enumerate(self._plain):
             if self._last_of[at] != index:
                 parameter.grad = None
@@ -128,7 +127,7 @@ class TreeSummed:
                 counter.push(index, flat)
 
     def finish(self, scale: float) -> None:
-        """Add over ranks, along the tree."""
+        """Sum over ranks, along the tree."""
         changed = next((name for name, v in self._versions().items() if self._buffers.get(name) != v), None)
         if changed is not None:
             raise UsageError(
@@ -148,7 +147,7 @@ class TreeSummed:
         self._clear()
 
     def abandon(self) -> None:
-        """Forget what was summed up; DDP reduces again."""
+        """Drop all sums, and let DDP reduce again."""
         self._clear()
         ddp.synchronize(self._modules.replicated, True)
 
@@ -170,16 +169,16 @@ class TreeSummed:
     # --- parameters without FSDP -------------------------------------------------------------------------------
 
     def _comes(self, at: int, parameter: torch.Tensor, _: object) -> None:
-        """A backward is about to add to a parameter's gradient.
+        """Called before a backward adds to a parameter's gradient.
 
-        It does so in the neighbour's memory, while its own is in the processor's cache, and frees that at once.
+        It adds in the neighbour's memory, while the new gradient is in the CPU's cache, and frees the latter at once.
         """
         if self._index not in (_NONE, self._last_of[at]):
             neighbour = self._counters[at].neighbour(self._index)
             parameter.grad, self._joins[at] = neighbour, neighbour is not None
 
     def _came(self, at: int, parameter: torch.Tensor) -> None:
-        """A backward has added to a parameter's gradient."""
+        """Called after a backward has added to a parameter's gradient."""
         gradient = parameter.grad
         if self._index == _NONE or gradient is None:
             return
@@ -201,9 +200,9 @@ class TreeSummed:
             self._queue.done(at)
 
     def _chunks(self, limit: int) -> list[list[int]]:
-        """The places of parameters in groups of one dtype and device and about `limit` bytes, the last ones first.
+        """Indices of parameters in groups of one dtype and device and about `limit` bytes, the last ones first.
 
-        That is about the order in which a backward comes to them, and the same on all ranks.
+        This is roughly the order in which a backward reaches them, and is the same on all ranks.
         """
         chunks: list[list[int]] = []
         size = 0
@@ -221,10 +220,10 @@ class TreeSummed:
     def _sum_up(self, scale: float, group: dist.ProcessGroup, chunk: list[int]) -> "_Summed":
         nodes = [_values(self._counters[at]) for at in chunk]
         for at in chunk:
-            self._counters[at].clear()  # the memory is wanted again
+            self._counters[at].clear()  # frees the memory
         with torch.no_grad():
             places, flats = _flattened(nodes)
-        # As it would be without other ranks: the order of a norm's sum may follow the memory.
+        # The layout that gradients have without other ranks, since the order of a norm's sum may depend on it.
         likes = [torch.empty_like(first, device="meta") for first, *_ in nodes]
         return _Summed(chunk, places, likes, flats[0], start_tree_reduce(flats, self._count, scale, group))
 
@@ -235,9 +234,9 @@ class TreeSummed:
 
 @dataclass(frozen=True)
 class _Summed:
-    """Some parameters' gradients, which are being summed over all ranks.
+    """Gradients of some parameters, which are being summed over all ranks.
 
-    likes: what they are like, without memory. total: where the sum will be, each at its place.
+    likes: meta tensors with the gradients' layouts. total: flat tensor of the sums; each begins at its place.
     """
 
     chunk: list[int]
@@ -247,7 +246,7 @@ class _Summed:
     work: Work | None
 
     def wait(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """The parameters' places, and their gradients. Raises what collectives do."""
+        """The parameters' indices, and their gradients. Raises what collectives raise."""
         if self.work is not None:
             self.work.wait()
         for at, start, like in zip(self.chunk, self.places, self.likes, strict=True):
@@ -258,11 +257,11 @@ class _Summed:
 
 
 class _Queue:
-    """Begins to sum up one chunk of parameters after another, in an order that is the same on all ranks.
+    """Begins to sum one chunk of parameters after another, in an order that is the same on all ranks.
 
     Args:
-        chunks: places of parameters.
-        begin: begins with a chunk, all of whose gradients are there.
+        chunks: indices of parameters.
+        begin: begins to sum a chunk whose gradients are all complete.
     """
 
     def __init__(self, chunks: list[list[int]], begin: Callable[[list[int]], _Summed]) -> None:
@@ -272,14 +271,14 @@ class _Queue:
         self.begun: list[_Summed] = []
 
     def done(self, at: int) -> None:
-        """The gradient of one parameter is there."""
+        """Note that the gradient of one parameter is complete."""
         self._missing[self._chunk_of[at]] -= 1
         while len(self.begun) < len(self._chunks) and not self._missing[len(self.begun)]:
             self.begun.append(self._begin(self._chunks[len(self.begun)]))
 
 
 def _accumulation_of(parameter: torch.Tensor) -> Any:
-    """The node of every graph that adds to a parameter's `grad`; `torch.autograd.grad` does not run it."""
+    """The autograd node that adds to a parameter's `grad` in every graph; `torch.autograd.grad` does not run it."""
     with torch.enable_grad():
         made: Any = parameter.view_as(parameter).grad_fn
     return made.next_functions[0][0]
@@ -294,7 +293,7 @@ def _values(counter: Counter[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _flattened(nodes: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], list[torch.Tensor]]:
-    """Several parameters' nodes as one: the places of the parameters, which are aligned, and a flat tensor a node."""
+    """Nodes of several parameters as one: the aligned start of each parameter, and a flat tensor for each node."""
     align = _ALIGN_BYTES // nodes[0][0].element_size()
     places, end = [], 0
     for first, *_ in nodes:
@@ -309,7 +308,7 @@ def _flattened(nodes: Sequence[Sequence[torch.Tensor]]) -> tuple[list[int], list
 
 
 def refuse_what_varies(modules: Modules) -> None:
-    """Raise `UsageError` for what cannot be bitwise the same in all worlds."""
+    """Raise `UsageError` for parts of a model that cannot be bitwise the same in all worlds."""
     roots: list[torch.nn.Module] = [*modules.replicated, *modules.plain]
     for root in roots:
         for name, module in root.named_modules():

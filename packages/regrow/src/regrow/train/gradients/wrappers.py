@@ -1,4 +1,4 @@
-"""Care that data-parallel wrappers need around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
+"""Handling of data-parallel wrappers around a step: DDP's buckets and buffers, FSDP2's state of an iteration."""
 
 from collections.abc import Sequence
 
@@ -11,14 +11,14 @@ from regrow.comm.torch_private.ddp_hooks import HookStates
 
 
 class Modules:
-    """The wrapped modules among what a script protects.
+    """The wrapped modules among a script's protected objects.
 
     Args:
-        objects: what it protects.
+        objects: the protected objects.
         recovers: whether a step may be given up and run again here.
 
     Raises:
-        UsageError: one of them is wrapped in a way in which no step can be run again.
+        UsageError: a module is wrapped in a way that does not allow a step to run again.
     """
 
     def __init__(self, objects: Sequence[object] = (), *, recovers: bool = False) -> None:
@@ -32,7 +32,7 @@ class Modules:
         self.add(objects)
 
     def add(self, objects: Sequence[object]) -> None:
-        """More is protected. Raises `UsageError` for what cannot run a step again."""
+        """Add protected objects. Raises `UsageError` for wrappers that cannot run a step again."""
         if self._recovers:
             fsdp.refuse_first_form(objects)
         known = {id(each) for each in self._objects}
@@ -54,16 +54,16 @@ class Modules:
             self._buffered += ddp.take_over_buffers(replicas)
 
     def complete(self) -> None:
-        """The loop begins: find the DDP modules that were made around protected parameters since, or elsewhere.
+        """As the loop begins, find the DDP modules that were made around protected parameters later, or elsewhere.
 
-        Raises `UsageError` for one whose step cannot be run again.
+        Raises `UsageError` for one that cannot run a step again.
         """
         self._take(ddp.made_elsewhere(self._objects, self._replicas))
         if self._recovers:
             self._hooks = HookStates(self._replicas, self._objects)
 
     def check_hooks(self) -> None:
-        """After the rehearsal. Raises `UsageError` for communication hooks whose state is not protected."""
+        """Check after the rehearsal. Raises `UsageError` for communication hooks whose state is not protected."""
         self._hooks.refuse_changed()
 
     @property
@@ -73,7 +73,7 @@ class Modules:
 
     @property
     def plain(self) -> list[nn.Module]:
-        """The modules that DDP does not wrap; parts of them FSDP2 may shard."""
+        """The modules that DDP does not wrap; FSDP2 may shard parts of them."""
         return list(self._plain)
 
     @property
@@ -83,20 +83,20 @@ class Modules:
 
     @property
     def spanning(self) -> list[object]:
-        """The process groups in which the same places of all replicas are."""
+        """The process groups of corresponding ranks of all replicas."""
         return [module.process_group for module in self._replicas]
 
     def buckets(self) -> str:
-        """Text of which gradients are reduced together, to be compared between workers."""
+        """The layout of gradients in buckets as text, to be compared between workers."""
         return ddp.buckets(self._replicas)
 
     @property
     def buffered(self) -> list[DistributedDataParallel]:
-        """Those whose buffers are the same on all ranks between two steps."""
+        """The modules whose buffers are the same on all ranks between two steps."""
         return list(self._buffered)
 
     def share_buffers(self) -> None:
-        """Give all ranks the buffers that count. A collective: raises what those raise."""
+        """Give all ranks the buffers that DDP would broadcast. A collective: raises what those raise."""
         ddp.share_buffers(self._buffered)
 
     @property
@@ -105,24 +105,24 @@ class Modules:
         return bool(self._unsettled)
 
     def settle(self, *, all_of_them: bool = False) -> None:
-        """Give buckets their final layout; where collectives are answered locally."""
+        """Give buckets their final layout; to be called while collectives are answered locally."""
         self._unsettled = ddp.settle_buckets(self._replicas if all_of_them else self._unsettled)
         if all_of_them:
             self._unsettled = []
 
     def reset(self, error: BaseException) -> None:
-        """After a step that `error` ended: make ready for the next one."""
+        """Prepare for the next step after `error` ended one."""
         pipeline.reset_unfinished(error)
         self._unsettle(ddp.reset_unfinished(self._replicas))
         fsdp.reset_unfinished(self._sharded)
 
     def expect_nothing(self) -> None:
-        """A body has ended between a forward whose gradients were to be reduced and the end of that."""
+        """Reset DDP after a body that ended before an expected reduction of gradients was complete."""
         self._unsettle(ddp.reset_all(self._replicas))
 
     def _unsettle(self, reset: list[DistributedDataParallel]) -> None:
         self._unsettled += [module for module in reset if module not in self._unsettled]
 
     def overwritten(self) -> None:
-        """The state may have been written to by other means: no whole copy of parameters may stay."""
+        """Drop FSDP's gathered copies of parameters, as the state may have been written by other means."""
         fsdp.reshard(self._sharded)

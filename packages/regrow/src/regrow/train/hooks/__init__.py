@@ -1,1 +1,1 @@
-"""Functions of a script that are called when the world or its groups change, or that ask outside of the training."""
+"""Functions of a script that are called when the world or its groups change, or that request external results."""

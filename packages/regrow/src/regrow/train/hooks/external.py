@@ -1,7 +1,7 @@
-"""Results from outside of the training that cannot be asked for twice: of a simulator, a browser, a paid service.
+"""Results from outside of the training that cannot be requested twice: of a simulator, a browser, a paid service.
 
-Each is drawn once, and given again to a body that runs again: to a survivor from its own memory, to a rank that is
-replaced from its node's agent. Where no copy is left it is drawn again, which is told. See decision 0113.
+Each is drawn once, and returned again to a body that runs again: to a survivor from its own memory, to a replaced rank
+from its node's agent. If no copy is left it is drawn again, which is reported. See decision 0113.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from regrow.train.worker.participation import Participation
 
 T = TypeVar("T")
 MOST_BYTES = 64 << 20
-"""Of the results of one rank in one step."""
+"""Largest size of the kept results of one rank in one step."""
 MOST_COPIED = 32 << 20
-"""Of these, what the agent is given at most; less where all ranks of a node would fill a quarter of its table."""
+"""Largest size of those that the agent keeps; less if all ranks of a node would fill a quarter of its table."""
 _KEPT_STEPS = 2
-"""The present one, and the one before: this worker may have committed it alone."""
+"""The present step, and the one before, which this worker may have committed alone."""
 _MOST_OBJECTS = 1_000
 Place = tuple[int, int, StepNo]
-"""World, rank and step of the job of a draw."""
+"""World size, rank, and step of the job, of a draw."""
 
 
 class _Newest(msgspec.Struct, array_like=True, frozen=True):
-    """The newest step of a rank on a node, how many draws were begun in it, and the generation of that."""
+    """The newest step of a rank on a node, the number of draws begun in it, and the generation in which it ran."""
 
     world: int
     step: int
@@ -62,7 +62,7 @@ class ExternalDraws:
         self._worker = worker
         self._kept: dict[Place, list[bytes]] = {}
         self._copies: dict[str, StepNo] = {}
-        """Names of copies with the agent, and their steps."""
+        """Names of copies that the agent keeps, and their steps."""
         self._calls = 0
         self._reported: set[str] = set()
         self._store: AgentStore | None = None
@@ -72,15 +72,15 @@ class ExternalDraws:
         self._last = StepNo(-1)
         """Newest step in which this worker has drawn."""
         self._joins = self._untold = False
-        """True for a newcomer; true if lost workers may have drawn in its first step without a trace on this node."""
+        """`_joins`: a newcomer. `_untold`: lost workers may have drawn in its first step, unknown on this node."""
         self._joined = StepNo(-1)
-        """That step; -1: there is none."""
+        """The first step of such a newcomer; -1: there is none."""
         self.used = False
         self.outside: dict[int, object] = {}
-        """Objects that draws are made with: nobody can put them back, and nobody has to protect them."""
+        """Objects with which draws are made: they cannot be put back, and need no protection."""
 
     def arrives(self) -> None:
-        """The rehearsal is over: those who come later to this node are to know that its ranks have not drawn yet."""
+        """Called after the rehearsal: record for later workers of this node that its ranks have not drawn yet."""
         worker = self._worker
         self._joins = worker.newcomer
         if self._joins:
@@ -90,7 +90,7 @@ class ExternalDraws:
             self._write(_Newest(worker.world, worker.step, 0, worker.groups.generation))
 
     def stands(self, change: WorldChange | None) -> None:
-        """A new generation stands, in a world that has changed, or in the same one."""
+        """Called in a new generation; `change`: of the world's size, None if it is the same."""
         if self._joins:
             self._untold = change is None or change.kind == "fault"
         self._joins = False
@@ -98,7 +98,7 @@ class ExternalDraws:
             self._write(msgspec.structs.replace(newest, generation=self._worker.groups.generation))
 
     def begins(self, step: StepNo, *, rehearsal: bool) -> None:
-        """A body begins."""
+        """Called as a body begins."""
         self._calls = 0
         if rehearsal:
             return
@@ -115,7 +115,7 @@ class ExternalDraws:
             self._asked(methodcaller("delete_key", name))
         kept, newest = self._kept.get(place), self._newest
         back = step <= self._last or (newest is not None and newest.step > step)
-        if kept or not (back or (step == self._joined and not self._knows_all(step))):  # else that record says more
+        if kept or not (back or (step == self._joined and not self._knows_all(step))):  # else the old record is better
             self._begun(place, len(kept or ()))
 
     def draw(self, step: StepNo, make: Callable[[], Any], like: object, *, rehearsal: bool) -> Any:
@@ -137,12 +137,12 @@ class ExternalDraws:
             self._doubt(step, "it was too large to be kept")
         return self._made(place, call, make)
 
-    # --- the draw itself -----------------------------------------------------------------------------------------
+    # --- the draw ------------------------------------------------------------------------------------------------
 
     def _made(self, place: Place, call: int, make: Callable[[], Any]) -> Any:
         kept, body = self._kept[place], self._worker.body
         self._begun(place, call + 1)
-        # A halt ends forward passes of a body at their next module: nothing of a draw may be lost in that way.
+        # A halt ends a body's forward pass at its next module: a draw must not be lost in that way.
         body.entered, entered = False, body.entered
         try:
             before = _generators()
@@ -193,16 +193,16 @@ class ExternalDraws:
         self._asked(lambda store: store.set(name, packed))
 
     def _look(self) -> None:
-        """Learn how far another worker of this rank has come here, where this one has just become it."""
+        """When this worker has got its rank, learn how far the rank's former worker on this node has come."""
         if self._looked_for == self._worker.rank:
             return
         self._looked_for, self._newest = self._worker.rank, self._reported_newest()
         for name in self._asked(lambda store: store.list_keys()) or ():
-            if name.startswith("external/") and name.count("/") == 4:  # nobody else may be left to delete it
+            if name.startswith("external/") and name.count("/") == 4:  # perhaps no other worker is left to delete it
                 self._copies[name] = StepNo(int(name.split("/")[3]))
 
     def _copied(self, place: Place, call: int) -> bytes | None:
-        """Result that another worker of this rank has drawn there; None: none, or it is lost, which is told."""
+        """Result that the rank's former worker has drawn there; None: there is none, or it is lost (reported)."""
         (world, _, step), newest = place, self._newest
         if step <= self._last:
             if not call:
@@ -219,13 +219,13 @@ class ExternalDraws:
         return found
 
     def _knows_all(self, step: StepNo) -> bool:
-        """True if this rank has drawn in the step on this node alone, and its agent has been there all the time."""
+        """True if this rank has drawn in the step on this node only, and the node's agent has not changed meanwhile."""
         newest = self._newest
         exact = newest is not None and newest.step >= step - 1 and self._is_exact(newest)
         return exact or (self._worker.one_node and self._read(FIRST_SPAWNED) == b"1")
 
     def _is_exact(self, newest: _Newest) -> bool:
-        """True if the rank was on this node in the generation before this one: it has not drawn elsewhere since."""
+        """True if the rank was on this node in the generation before this one, so it has not drawn elsewhere since."""
         return newest.generation >= self._worker.groups.generation - 1
 
     def _begun(self, place: Place, draws: int) -> None:
@@ -245,7 +245,7 @@ class ExternalDraws:
         return self._asked(lambda store: store.get(name) if store.check([name]) else None)
 
     def _asked(self, ask: Callable[[AgentStore], T]) -> T | None:
-        """Answer of the agent; None where there is none, or it cannot be had, which is told."""
+        """Answer of the agent; None if there is no agent, or it does not answer (reported)."""
         try:
             if self._store is None:
                 self._store = self._worker.node_store()
@@ -263,7 +263,7 @@ def _name(place: Place, call: int) -> str:
 
 
 def _generators() -> bytes:
-    """States of the global generators."""
+    """States of the global random generators."""
     device = accelerators.random_state()
     states = [random.getstate(), np.random.get_state(), torch.get_rng_state().numpy()]
     return encode([*states, None if device is None else device.cpu().numpy()])
@@ -279,7 +279,7 @@ def _put_generators(states: bytes) -> None:
 
 
 def _packed(value: object, path: str, generators: bytes = b"") -> bytes:
-    """A value as bytes, and the generators' states behind it where it has changed them. Raises `UsageError`."""
+    """A value as bytes, with the generators' states after the draw if it changed them. Raises `UsageError`."""
     tensors: list[list[object]] = []
 
     def lift(path: str, tensor: torch.Tensor) -> str:
@@ -299,7 +299,7 @@ def _packed(value: object, path: str, generators: bytes = b"") -> bytes:
 
 
 def _unpacked(packed: bytes) -> Any:
-    """The value anew, with the generators as they were behind it."""
+    """A new copy of the value; sets the generators as they were after the draw."""
     encoded, tensors, generators = msgspec.msgpack.decode(packed)
 
     def resolve(name: str) -> torch.Tensor:
@@ -314,7 +314,7 @@ def _unpacked(packed: bytes) -> Any:
 
 
 def _objects_of(make: object) -> dict[int, object]:
-    """Objects that a function works with, by their ids: those that it and the functions that it calls can name."""
+    """Objects that a function, or functions that it calls, can name, by their ids."""
     found: dict[int, object] = {}
     near = [make]
     while near and len(found) < _MOST_OBJECTS:
@@ -326,7 +326,7 @@ def _objects_of(make: object) -> dict[int, object]:
         elif isinstance(each, MethodType):
             near += [each.__self__, each.__func__]
         elif isinstance(each, FunctionType) and is_script(each.__code__.co_filename):
-            with contextlib.suppress(ValueError):  # a variable that is not set yet
+            with contextlib.suppress(ValueError):  # raised for a variable that is not set yet
                 near += [cell.cell_contents for cell in each.__closure__ or ()]
             near += [each.__globals__[name] for name in each.__code__.co_names if name in each.__globals__]
             near += each.__defaults__ or ()

@@ -1,4 +1,4 @@
-"""Resources that a script or a library builds on the groups by itself, and must build anew when these are formed anew.
+"""Hooks to rebuild resources that a script or a library builds on the groups, whenever groups are formed again.
 
 See decision 0101.
 """
@@ -12,7 +12,7 @@ from regrow.train.state.protected import ProtectedState
 from regrow.train.worker.participation import Participation
 
 RegroupHook = Callable[[int], None]
-"""Called with the number of the generation whose groups are given up, or stand."""
+"""Called with the number of the generation whose groups are given up, or were formed."""
 
 
 @dataclass
@@ -21,11 +21,11 @@ class _Pair:
     after: RegroupHook | None
     within: Seconds
     held: int | None = None
-    """Generation whose groups `after` was last told of; None: given up since."""
+    """Generation with which `after` was last called; None: its groups were given up since."""
 
 
 class RegroupHooks:
-    """The functions of one worker's script.
+    """The `on_regroup` hooks of one worker's script.
 
     Args:
         worker: how this process takes part in a job.
@@ -39,7 +39,7 @@ class RegroupHooks:
         return bool(self._pairs)
 
     def add(self, before: RegroupHook | None, after: RegroupHook | None, *, within: Seconds) -> None:
-        """Call these at every change. Groups that stand already are told to `after` at once; its errors are raised."""
+        """Add hooks for every change. If groups are formed already, call `after` at once; its errors are raised."""
         pair = _Pair(before, after, within)
         if not self._worker.newcomer:
             self._open(pair, self._worker.groups.generation)
@@ -47,7 +47,7 @@ class RegroupHooks:
         self._worker.body.awaits_causes = True
 
     def give_up(self) -> None:
-        """The groups are given up. What `before` raises is told, and the job goes on: `after` decides."""
+        """Call `before` hooks when the groups are given up. Their errors are reported, and the job goes on."""
         for pair in reversed(self._pairs):
             held, pair.held = pair.held, None
             if held is None or pair.before is None:
@@ -55,7 +55,7 @@ class RegroupHooks:
             try:
                 with self._worker.beside(_named("before", pair.before), pair.within, calls=False):
                     pair.before(held)
-            except Exception as error:  # noqa: BLE001  whatever it is, the state here is still good
+            except Exception as error:  # noqa: BLE001  the state here is still good after any error
                 why = report(error)
                 self._worker.note_of_script(
                     f"{_named('before', pair.before)} raised {why.type}: {why.message} ({why.where}); the job goes "
@@ -63,10 +63,10 @@ class RegroupHooks:
                 )
 
     def stand(self, state: ProtectedState) -> bool:
-        """The groups stand: tell those who have not heard of them. False: an error was told, and they are given up.
+        """Call `after` hooks that were not called for the present groups. False: an error gave the groups up again.
 
         Args:
-            state: the protected state, which is that of no body.
+            state: the protected state, while no body runs.
         """
         try:
             for pair in self._pairs:
@@ -79,7 +79,7 @@ class RegroupHooks:
         return True
 
     def _open(self, pair: _Pair, generation: int) -> None:
-        pair.held = generation  # also where it fails: what it has made until then is to be given up
+        pair.held = generation  # also if it fails: the part that it has built must be given up
         if pair.after is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""Notice to a script that the world changes its size."""
+"""Notification of a script when the world changes its size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ class ScaleEvent:
     """The world has another size, or other nodes, from this step on.
 
     Attributes:
-        kind: `grow`; `shrink`, as somebody asked for it; `preempt`, as a node is given back (`before` and `after` may
-            be equal then: its ranks have moved); `move`, as ranks go on on another node; `fault`, as a lost rank had no
+        kind: `grow`; `shrink`, by request; `preempt`, if a node is given back (`before` and `after` may then be equal,
+            if its ranks have moved); `move`, if ranks continue on another node; `fault`, if a lost rank had no
             replacement.
-        before: replicas so far.
-        after: replicas from now on.
-        deadline: seconds that are left to a worker that must leave; None: there is no hurry.
-        reason: who asked for it, or what has happened; for people.
+        before: number of replicas so far.
+        after: number of replicas from now on.
+        deadline: seconds that are left to a worker that must leave; None: there is no deadline.
+        reason: the requester, or the event, for people.
         step: the first step in the new world.
-        leaving: this worker is not in the new world: its process ends when the hooks have returned.
+        leaving: True if this worker is not in the new world: its process ends when the hooks have returned.
     """
 
     kind: str
@@ -38,17 +38,17 @@ Hook = Callable[[ScaleEvent], None]
 
 
 class ScaleHooks:
-    """The functions that a script wants to be called."""
+    """The `on_scale` hooks of a script."""
 
     def __init__(self) -> None:
         self._hooks: list[Hook] = []
 
     def add(self, hook: Hook) -> None:
-        """Call it at every change, after those that were added before it."""
+        """Add a hook, called at every change after those that were added before it."""
         self._hooks.append(hook)
 
     def notify(self, change: WorldChange | None, step: StepNo, *, leaving: bool = False) -> None:
-        """The world has changed so before `step`; what a hook raises is the script's error."""
+        """Call the hooks for a change of the world before `step`. Raises what a hook raises."""
         if change is None or change.kind not in _KINDS:
             return
         event = ScaleEvent(change.kind, change.before, change.after, change.deadline, change.reason, step, leaving)

@@ -1,1 +1,1 @@
-"""The shadow proof: whether a newcomer in a rank's place computes what the rank does, bit for bit, or why not."""
+"""The shadow proof: does a newcomer in a rank's place compute the same as the rank, bit for bit, and if not, why."""

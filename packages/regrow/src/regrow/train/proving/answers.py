@@ -1,4 +1,4 @@
-"""Answers of collectives by value: kept by the rank that got them, up to a bound, and given to its shadow."""
+"""Answers of collectives by value: the rank that got them keeps them, up to a bound, and its shadow receives them."""
 
 import torch
 
@@ -6,21 +6,21 @@ from regrow.train.proving.trace import Trace
 from regrow.train.values.arrays import flat_bytes
 
 MOST_BYTES = 40 << 20
-"""KeptAnswers of one step; with what else there is of it in one message."""
+"""Bound for the kept answers of one step, which are sent with the rest of the trace in one message."""
 _MOST_OF_REDUCTIONS = MOST_BYTES // 2
-"""Nothing before the update reads what comes of the reduction of gradients, unless it clips them: that need not be
-kept where it is large."""
+"""Bound for reduced gradients: nothing before the update reads them, unless it clips them, so large ones need not be
+kept."""
 
 
 class KeptAnswers:
-    """Keeps them in a trace."""
+    """Keeps answers in a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self._answers = trace.answers
         self._bytes = self._reduced = 0
 
     def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
-        """Keep an answer if there is room. From the thread that has it."""
+        """Keep an answer if there is room. Called from the thread that received it."""
         size = sum(each.nbytes for each in outputs if not each.is_sparse)
         if self._bytes + size > MOST_BYTES or (backward and self._reduced + size > _MOST_OF_REDUCTIONS):
             return True
@@ -33,17 +33,17 @@ class KeptAnswers:
 
 
 class GivenAnswers:
-    """Gives those of another rank's trace.
+    """Gives the answers in another rank's trace.
 
     Args:
-        trace: of the rank.
+        trace: the rank's trace.
     """
 
     def __init__(self, trace: Trace) -> None:
         self._answers = trace.answers
 
     def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
-        """Put the rank's answer into the tensors; False: it is not known, or is of another shape."""
+        """Put the rank's answer into the tensors; False: it is not known, or has another size."""
         found = self._answers.get(key)
         if found is None or [len(data) for data in found] != [each.nbytes for each in outputs]:
             return False

@@ -1,4 +1,4 @@
-"""A number for a value that a rank has computed; the same in two processes for the same bits."""
+"""Digests of values that a rank has computed; the same in two processes for the same bits."""
 
 import numpy as np
 import torch
@@ -10,11 +10,11 @@ from regrow.train.values.arrays import flat_bytes
 
 _WHOLE_BYTES = 4 << 20
 _BLOCKS = 64
-"""Blocks of a larger tensor that are looked at, together as large as that."""
+"""Number of blocks of a larger tensor that are digested, together `_WHOLE_BYTES` large."""
 
 
 def digest_tensor(tensor: torch.Tensor) -> int:
-    """Of the piece that is here, its shape and its type; of a large one some blocks, the same on all ranks."""
+    """Digest of the local part of a tensor, its shape and dtype; of a large one some blocks, the same on all ranks."""
     here = local(tensor).detach()
     total = xxhash.xxh3_64(f"{here.dtype}|{tuple(here.shape)}|{here.layout}\n".encode())
     if here.is_sparse:
@@ -39,17 +39,17 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def digest_bytes(data: bytes) -> int:
-    """Of bytes."""
+    """Digest of bytes."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def digest_text(text: str) -> int:
-    """Of what a value is written as."""
+    """Digest of a string."""
     return digest_bytes(text.encode("utf-8", "surrogatepass"))
 
 
 def digest_array(array: np.ndarray) -> int:
-    """Of a plain array's values; of one of objects, of what they are written as."""
+    """Digest of a plain array's values; of an array of objects, of its `repr`."""
     if array.dtype.hasobject:
         return digest_text(repr(array)[:10_000])
     return digest_text(f"{array.dtype}|{array.shape}|") ^ digest_bytes(np.ascontiguousarray(array).tobytes())

@@ -1,4 +1,4 @@
-"""State of a script that Python's attributes do not show: torch's settings, objects written in C, hooks."""
+"""State of a script that is not in Python attributes: torch's settings, objects written in C, hooks."""
 
 import contextvars
 import sqlite3
@@ -17,7 +17,7 @@ _SHORT = 60
 
 
 def settings() -> Iterator[tuple[str, SeenAround]]:
-    """Torch's own, which a script may switch in the middle of its run."""
+    """Torch's global settings, which a script may change while it runs."""
     kind = "cpu"
     values = {
         "torch.get_default_dtype()": torch.get_default_dtype(),
@@ -32,7 +32,7 @@ def settings() -> Iterator[tuple[str, SeenAround]]:
 
 
 def hooks(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, SeenAround]]:
-    """The hooks of what is protected, by module: a state dictionary has none of them."""
+    """The hooks of protected modules, which are in no state dictionary."""
     for name, module in modules:
         for kind in _HOOKS:
             registered = getattr(module, kind, None) or {}
@@ -42,7 +42,7 @@ def hooks(modules: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, SeenA
 
 
 def look(value: object) -> SeenAround | None:
-    """An object written in C, by what it tells of itself; None: it is none of these."""
+    """Digest of an object written in C, by its own methods; None: it is none of the known kinds."""
     if isinstance(value, contextvars.ContextVar):
         return SeenAround(digest_text(repr(value.get(None))), "context", repr(value.get(None))[:_SHORT])
     if isinstance(value, sqlite3.Connection):
@@ -62,7 +62,7 @@ def look(value: object) -> SeenAround | None:
 
 
 def put_in_place(path: str, module: ModuleType) -> Iterator[tuple[str, SeenAround]]:
-    """Functions of a library's module that go by another name than their own, as those that a script has patched."""
+    """Functions of a library's module whose name is not their own, like those that a script has patched."""
     for key, value in list(vars(module).items()):
         if isinstance(value, FunctionType) and key[:1] != "_" and value.__name__ != key:
             whole = f"{value.__module__}.{value.__qualname__}"

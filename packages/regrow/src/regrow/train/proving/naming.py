@@ -1,4 +1,4 @@
-"""Why a newcomer is not equal to the rank, in words: the first thing that differs, and what in the script may cause it.
+"""The reason in words why a newcomer differs from a rank: the first difference, and its likely cause in the script.
 
 Pure.
 """
@@ -13,13 +13,13 @@ _MOST = 3
 _MOST_CALLS = 2
 _RANKS = re.compile(r"rank|is_main|is_master|is_chief", re.IGNORECASE)
 _LAST = re.compile(r"((?:\(\))?\.)?([A-Za-z_][A-Za-z_0-9]*)$")
-"""The last name of a path: an attribute behind a dot, but behind a call's a variable of the function."""
+"""The last name of a path: after a dot an attribute, but after `().` a variable of the function."""
 _HIDDEN = ("switch", "hooks", "patched", "context", "digest", "file", "database")
 _ORDER = (
     *("generator", "clock", *_HIDDEN, "environment", "count", "number", "setting", "text"),
     *("tensor", "cache", "memo", "list"),
 )
-"""Order of naming several differences: what a body reads comes before what it only gathers."""
+"""Order in which differences are named: values that a body reads come before those that it only gathers."""
 _LIKELY = {
     "generator": "a generator of random numbers that is not protected",
     "clock": "a clock",
@@ -43,13 +43,13 @@ _LIKELY = {
 
 
 def refutation(rank: Trace, newcomer: Trace, found: list[Difference], *, rank_number: Rank) -> str:
-    """Place and cause, for people.
+    """Place and cause of a difference, for people.
 
     Args:
-        rank: what it computed, looked at closely.
-        newcomer: what its shadow did.
-        found: what differs, in order.
-        rank_number: whose shadow it was.
+        rank: detailed trace of the rank.
+        newcomer: trace of its shadow.
+        found: the differences, in order.
+        rank_number: the rank that was shadowed.
     """
     first = next((each for each in found if each.kind is not Computation.LOGGED), found[0])
     where = f"at step {rank.step} a newcomer in the place of rank {rank_number}"
@@ -84,13 +84,13 @@ def likely(rank: Trace, newcomer: Trace, rank_number: Rank) -> list[str]:
     if not text:
         memos = [path for path, seen in newcomer.around.items() if seen.what == "memo" and _mentions(path, used)]
         text = [f"`{path}`, which remembers what it has returned, in each process for itself" for path in memos]
-        # What a library's code has read, or what has no name of its own: it is known by what holds it.
+        # Values that a library's code has read, or that have no name of their own, are named by their holder.
         text += _sentences([each for each in differing if _mentions_some(each[0], used)], rank_number)
     return text[:_MOST] + [f"the body calls {call}" for call in newcomer.called][:_MOST_CALLS]
 
 
 def _sentences(differing: list[_Differing], rank_number: Rank) -> list[str]:
-    """In words, the likeliest first; what something else holds that was told is left out."""
+    """Differences in words, the likeliest first, without those inside a value that is named already."""
     text: list[str] = []
     seen: set[str] = set()
     for path, theirs, mine in sorted(differing, key=lambda each: (_place(each), len(each[0]))):
@@ -109,7 +109,7 @@ def _place(differing: _Differing) -> int:
 
 
 def _mentions(path: str, used: set[str]) -> bool:
-    """True if the body has used the last name of this path. Any part of the environment may have been read."""
+    """True if the body has used the last name of this path, or the path is in the environment or torch."""
     if path.startswith(("os.environ[", "torch.", "the ")):
         return True
     last = _LAST.search(re.sub(r"\[.*?\]", "", path))

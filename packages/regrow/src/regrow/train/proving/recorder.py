@@ -1,4 +1,4 @@
-"""Writes down what a body computes, in order, while it runs; the same code for the rank and for its shadow."""
+"""Recording of all that a body computes, in order, while it runs; the same code for the rank and for its shadow."""
 
 import os
 import random
@@ -35,17 +35,17 @@ class Answers(Protocol):
     """Destination, or source, of the answers of collectives."""
 
     def take(self, key: str, outputs: list[torch.Tensor], *, backward: bool) -> bool:
-        """A call is answered, in these tensors. Whether the answer is the rank's own from now on."""
+        """Take the answer of a call from these tensors, or put it there. False: they do not hold the rank's answer."""
         ...
 
 
 class Recorder:
-    """Hears of one body, from any thread.
+    """Records one body, from any thread.
 
     Args:
-        trace: is filled.
-        answers: of its collectives.
-        over: whether it is to be given up now, by an error in its next collective.
+        trace: the trace that is filled.
+        answers: destination or source of the answers of collectives.
+        over: returns True if the body is to be given up, by an error in its next collective.
     """
 
     def __init__(self, trace: Trace, answers: Answers, *, over: Callable[[], bool] = lambda: False) -> None:
@@ -57,13 +57,13 @@ class Recorder:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._lost = self._loose = False
-        """True if an answer is not the rank's; true if only one of a reduction of gradients is not."""
+        """`_lost`: an answer is not the rank's. `_loose`: an answer is not, perhaps only of a gradients' reduction."""
         self._hooks: list[Any] = []
 
-    # --- what happens -------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------
 
     def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """As `Tape.given`. Raises `GenerationHalted` where the body is to be given up."""
+        """As `Tape.given`. Raises `GenerationHalted` if the body is to be given up."""
         if self.paused:
             return None
         if self._over():
@@ -111,7 +111,7 @@ class Recorder:
             self._note(Computation.LOGGED, self._again(f"log {name}"), digest, label, f"{number:.9g}")
 
     def watch(self, parameters: Mapping[str, torch.Tensor], modules: Iterable[tuple[str, nn.Module]] = ()) -> None:
-        """From now on hear of gradients as they are computed, and of these modules' outputs."""
+        """Record gradients as they are computed, and these modules' outputs, from now on."""
         for name, parameter in parameters.items():
             if parameter.requires_grad and parameter.is_leaf:
                 try:
@@ -141,10 +141,10 @@ class Recorder:
         return look
 
     def ended(self, changed: Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]) -> None:
-        """The body has ended well.
+        """Complete the record after a body without an error.
 
         Args:
-            changed: digests of the tensors and of the Python state that it may have changed, where they mean something.
+            changed: returns digests of the tensors and of the Python state that updates may have changed.
         """
         self.stop()
         for name, digest in _generators():
@@ -153,23 +153,23 @@ class Recorder:
             return
         try:
             tensors, python = changed()
-        except Exception as error:  # noqa: BLE001  whatever the script's objects raise when they are asked
+        except Exception as error:  # noqa: BLE001  anything that the script's objects raise
             self._fail(error)
             return
         for name, number in tensors.items():
             self._add(Computation.UPDATED, name, number, f"{name} after the update")
         for name, number in python.items():
-            # An object of the script's may keep a clock, or what a process has for itself.
+            # An object of the script may keep a clock, or values that each process has for itself.
             kind = Computation.UPDATED if name.endswith(_OF_OPTIMIZERS) else Computation.LOGGED
             self._add(kind, f"after {name}", number, f"{name} after the update")
 
     def stop(self) -> None:
-        """Hear no more."""
+        """Stop recording."""
         self.paused = True
         while self._hooks:
             self._hooks.pop().remove()
 
-    # --- writing down -------------------------------------------------------------------------------------------
+    # --- entries ------------------------------------------------------------------------------------------------
 
     def _again(self, name: str) -> str:
         with self._lock:
@@ -207,7 +207,7 @@ def _digest_all(tensors: list[torch.Tensor]) -> int:
 
 
 def digest_generator(generator: object) -> int:
-    """Of where a generator of random numbers stands."""
+    """Digest of a random generator's state."""
     match generator:
         case torch.Generator():
             return digest_bytes(generator.get_state().numpy().tobytes())
@@ -239,7 +239,7 @@ def _digest_state(state: Any) -> int:
 
 
 def _caller() -> tuple[bool, str]:
-    """True if torch's engine makes this call, as DDP's reducer does; else also the script's line that makes it."""
+    """True if autograd makes this call, as for DDP's reducer; else False, and the script's line that makes it."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and is_own_file(frame.f_code.co_filename):
         frame = frame.f_back

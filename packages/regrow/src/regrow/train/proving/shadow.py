@@ -1,4 +1,4 @@
-"""A loop's part in shadow proofs: as the rank that is looked at, and as the newcomer that runs a step in its shadow."""
+"""A loop's part in shadow proofs: as the rank that is recorded, and as the newcomer that shadows one of its steps."""
 
 import sys
 import time
@@ -39,25 +39,25 @@ from regrow.train.worker.participation import ProofParty
 from regrow.train.worker.replica_digests import digests
 
 _WHOLE_BYTES = 1 << 30
-"""Of a larger state some blocks are compared after the update."""
+"""If the state is larger, only some blocks of it are compared after the update."""
 _SHORT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 
 
 class ShadowedLoop(StepOwner, Protocol):
-    """The loop whose steps are looked at, or stand in for another rank's."""
+    """The loop whose steps are recorded, or shadow those of another rank."""
 
     def stands_for(self, step: Step | None) -> None:
-        """The script is in this step, which is none of this worker's own; None: no more."""
+        """Set the step that the script runs instead of one of this worker's own; None: that is over."""
 
     def skips_the_rest(self, step: Step, innermost: FrameType) -> None:
-        """Take the next turn of the loop without what stands behind the step's body."""
+        """Go to the next iteration of the loop without the code after the step's body."""
 
     def cut_off(self, error: BaseException) -> None:
-        """The body was ended by an error: make ready for the next."""
+        """Prepare for the next body after an error has ended one."""
 
 
 class _Ran(NamedTuple):
-    """One step in a rank's shadow."""
+    """Result of one step in a rank's shadow."""
 
     step: StepNo
     rank: Trace
@@ -70,8 +70,8 @@ class Shadow:
     """Proofs in one loop.
 
     Args:
-        loop: whose steps.
-        context: what the loop rests on.
+        loop: the loop that runs the steps.
+        context: the loop's.
     """
 
     def __init__(self, loop: ShadowedLoop, context: LoopContext) -> None:
@@ -83,12 +83,12 @@ class Shadow:
         self._listener: BodyListener | None = None
         self._proving = False
         self.can_skip = False
-        """True if the code behind a body can be left out, by the text of the script's loop."""
+        """True if the code after a body can be skipped, by the text of the script's loop."""
 
     # --- both ----------------------------------------------------------------------------------------------------
 
     def enters(self) -> None:
-        """The script comes into a body."""
+        """Called when the script enters a body."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -116,13 +116,13 @@ class Shadow:
             self._recorder.logged(numbers)
 
     def read(self, batch: object, what: str) -> None:
-        """The body has read this itself: a micro-batch."""
+        """The body has read this micro-batch itself."""
         if self._recorder is not None:
             self._recorder.batch(batch, what)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Within this, what is done is none of the body's: it is not written down."""
+        """Context of work that does not belong to the body and is not recorded."""
         recorder = self._recorder
         if recorder is not None:
             recorder.paused = True
@@ -133,7 +133,7 @@ class Shadow:
                 recorder.paused = False
 
     def left(self, error: BaseException | None) -> None:
-        """The script is out of the body."""
+        """Called when the script has left the body."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None:
             return
@@ -150,7 +150,7 @@ class Shadow:
         self._spent += time.monotonic() - since
 
     def _changed(self) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Digests of what updates have made, without what each rank or the end of the step changes too."""
+        """Digests of the updated state, without buffers, which each rank or the end of the step changes too."""
         state = self._context.protected()
         buffers = frozenset(state.buffers_of_no(()))
         sample = self._recorder.trace.step if self._recorder and state.nbytes() > _WHOLE_BYTES else None
@@ -159,7 +159,7 @@ class Shadow:
     # --- the rank -------------------------------------------------------------------------------------------------
 
     def begins(self, number: StepNo, batch: object) -> None:
-        """A step of this worker's own begins: let a newcomer see it, if one wants to."""
+        """Called before a step of this worker's own: record it for a newcomer if one wants it."""
         proofs = self._context.worker.proofs
         if proofs is None or not (how := proofs.wanted):
             return
@@ -171,7 +171,7 @@ class Shadow:
         self._spent = time.monotonic() - since
 
     def ends(self, *, well: bool) -> None:
-        """A step of this worker's own is over; `well`: it has happened here."""
+        """Called after a step of this worker's own; `well`: it was committed here."""
         recorder, proofs = self._recorder, self._context.worker.proofs
         if recorder is None or proofs is None or self._proving:
             return
@@ -189,7 +189,7 @@ class Shadow:
     # --- the newcomer ---------------------------------------------------------------------------------------------
 
     def prove(self) -> Iterator[Step]:
-        """A newcomer waits: do what it is asked to prove, until it has a place."""
+        """Run the proofs that are ordered while a newcomer waits, until it gets a rank."""
         proofs = self._context.worker.proofs
         while proofs is not None and (order := proofs.await_order()) is not None:
             why = self.cannot()
@@ -199,7 +199,7 @@ class Shadow:
             yield from self._proof(order)
 
     def cannot(self) -> str:
-        """Why nothing can be compared here, for people; empty: it can."""
+        """Reason for people why nothing can be compared here; empty: it can."""
         if self._context.regroups:
             return "what it builds with session.on_regroup stands among ranks, and not in a shadow"
         if self._context.worker.reads_once:
@@ -215,14 +215,14 @@ class Shadow:
         return ""
 
     def _proof(self, order: ProveReplacement) -> Iterator[Step]:
-        """Twice where something differs: what differs once only is no reason to do without newcomers."""
+        """Run a proof, and repeat it if something differs: only what differs twice counts against newcomers."""
         first = yield from self._attempt(order, PLAIN)
         if first is None:
             return
         if not counts(first.found):
             self._proven(order, first)
             return
-        if why := self.cannot():  # known since this body
+        if why := self.cannot():  # the body may have shown it
             self._unproven(order, why, permanent=True)
             return
         second = yield from self._attempt(order, CLOSELY)
@@ -256,7 +256,7 @@ class Shadow:
             self._recorder, self._proving, self._error = None, False, None
             self._loop.stands_for(None)
             variables.put_back(before)
-            # A body that was cut off has left some, to which the next would add, and the stage of its scaler.
+            # A body that was cut off has left gradients, to which the next would add, and its scaler's stage.
             give_gradients(state.parameters(), gradients)
             grad_scalers.begin_anew(self._context.objects)
         return ran
@@ -283,7 +283,7 @@ class Shadow:
                 step = Step(self._loop, number, batch, rehearsal=True, proof=True)
             except _SHORT_OF_MEMORY:
                 raise
-            except Exception as error:  # noqa: BLE001  whatever a script's loader raises
+            except Exception as error:  # noqa: BLE001  anything that a script's loader raises
                 raised = f"its loader raises {type(error).__name__}: {error}"
             if step is not None:
                 self._loop.stands_for(step)
@@ -292,14 +292,14 @@ class Shadow:
         trace.failed = recorder.failed
         found = differences(theirs, trace)
         if raised:
-            # What comes before the error, or the error itself.
+            # Report the first difference before the error, or the error itself.
             found = [each for each in found if each.newcomer != "not there"][:1]
             found.append(Difference(Computation.RAISED, raised[:400], "", ""))
         return _Ran(number, theirs, trace, found, time.monotonic() - begun)
 
     @contextmanager
     def _in_place(self, proofs: ProofParty, order: ProveReplacement) -> Iterator[None]:
-        """Within this, this worker is that rank, with collectives that are answered locally."""
+        """Context in which this worker has that rank, with collectives that are answered locally."""
         try:
             with proofs.in_place(order), self._context.worker.echo():
                 self._context.follow_place()
@@ -317,7 +317,7 @@ class Shadow:
         return "" if error is None else f"its body raises {type(error).__name__}: {error}"
 
     def shadowed(self, step: Step, error: BaseException | None, innermost: FrameType) -> bool:
-        """The body of a step in another rank's shadow is over; whether its exception is absorbed."""
+        """Called after the body of a step in another rank's shadow; True if its exception is absorbed."""
         self.left(error)
         self._error = error
         if error is not None and not isinstance(error, Exception):
@@ -327,7 +327,7 @@ class Shadow:
         self._loop.skips_the_rest(step, innermost)
         return error is not None
 
-    # --- what is told ---------------------------------------------------------------------------------------------
+    # --- reports --------------------------------------------------------------------------------------------------
 
     def _proven(self, order: ProveReplacement, ran: _Ran) -> None:
         worker, proofs = self._context.worker, self._context.worker.proofs
@@ -357,7 +357,7 @@ class Shadow:
 
 
 def _not_comparable(ran: _Ran) -> str:
-    """Why what differs says nothing about newcomers; empty: it does."""
+    """Reason why a difference says nothing about newcomers; empty: it does."""
     if ran.rank.threads != ran.newcomer.threads:
         return (
             f"the rank computes with {ran.rank.threads} threads and a newcomer with {ran.newcomer.threads}: "
@@ -367,7 +367,7 @@ def _not_comparable(ran: _Ran) -> str:
 
 
 def _describe(found: Difference, rank: Rank) -> str:
-    """A difference in words; a value that is long is not shown."""
+    """A difference in words, without long values."""
     if found.rank and found.newcomer:
         return f"{found.label} is {found.rank} on rank {rank} and {found.newcomer} in a newcomer"
     return f"{found.label} differs between rank {rank} and a newcomer"

@@ -1,7 +1,7 @@
 """Unprotected state of a script, by the place where it is kept: counters, caches, clocks, generators, settings.
 
 If a newcomer computes something else than a rank, a difference in this state is the likely cause. The search covers
-the places where a script can keep it: variables of its running functions and modules, what they hold, the environment.
+the places where a script can keep it: variables of its running functions and modules, all they hold, the environment.
 """
 
 import dis
@@ -34,20 +34,20 @@ _MOST = 20_000
 _WIDE = 256
 _SHORT = 60
 _SECONDS = 0.5
-"""Longest time of a look."""
+"""Longest time of a search."""
 _OF_MODULES = frozenset(vars(nn.Module())) - {"training"}
 _OF_OURS = frozenset({"REGROW_WORKER_ENV", "RANK", "LOCAL_RANK", "_"})
-"""Of the environment: what is another for each worker, or set by us when it takes a place."""
+"""Environment variables that differ between workers, or that regrow sets when a worker gets its rank."""
 _STARTED = time.time(), time.monotonic()
 Visit = tuple[str, object, int]
 
 
 def surroundings(frames: Iterable[FrameType], left_out: Iterable[object]) -> dict[str, SeenAround]:
-    """All that there is of it now.
+    """The script's unprotected state as it is now.
 
     Args:
-        frames: of the script, innermost first.
-        left_out: what is protected, and so is the same on all who have the same state.
+        frames: frames of the script, innermost first.
+        left_out: protected objects, which are the same on all ranks with the same state.
     """
     found: dict[str, SeenAround] = {
         f"os.environ[{key!r}]": SeenAround(digest_text(value), "environment", repr(value)[:_SHORT])
@@ -86,7 +86,7 @@ _ATOMS = (int, float, complex, str, bytes, bool, type(None))
 
 
 def _entry(value: object) -> SeenAround | None:
-    """Digest of a value itself; None: the value is only a container."""
+    """Digest of a value itself; None: the value is only a holder of others."""
     try:
         return _look(value)
     except Exception:  # noqa: BLE001  a script's objects may raise anything when they are looked at
@@ -124,7 +124,7 @@ def _look(value: object) -> SeenAround | None:
 
 
 def _is_clock(value: float) -> bool:
-    """True if this may be a clock's reading since this process began, in seconds or nanoseconds."""
+    """True if this may be a clock's reading since this process began, in seconds, milliseconds or nanoseconds."""
     now = time.time(), time.monotonic()
     number = float(value) if abs(value) < 1e300 else 0.0
     within = [(since - 3600, until) for since, until in zip(_STARTED, now, strict=True)]
@@ -136,7 +136,7 @@ def _is_clock(value: float) -> bool:
 def _held(path: str, value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, dict):
         for at, (key, each) in enumerate(itertools.islice(list(value.items()), _WIDE)):
-            # Addresses are in the words of most other keys, such as weak references.
+            # The `repr` of most other keys, such as weak references, contains addresses.
             plain = isinstance(key, str | int | float | tuple)
             yield f"{path}[{key!r:.40}]" if plain else f"{path}[{type(key).__name__} {at}]", each
         return
@@ -198,11 +198,11 @@ def _attributes(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def names_read(code: CodeType, *, after: int = -1) -> set[str]:
-    """The variables that this code reads before it binds them, and, with a dot in front, attributes.
+    """Variables that this code reads before it binds them, and, with a dot in front, attributes.
 
     Args:
-        code: of a function or a module.
-        after: from this instruction on.
+        code: code of a function or a module.
+        after: only instructions after this offset count.
     """
     read: set[str] = set()
     bound = set() if after >= 0 else set(code.co_varnames)  # a call's own variables come and go with it
@@ -223,9 +223,9 @@ _OF_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR"})
 
 
 class BodyListener:
-    """Sees which code a body runs, and what it calls that is another at each call or in each process.
+    """Records which code a body runs, and its calls whose results differ at each call or in each process.
 
-    Meanwhile Python's profile function of this thread is its own.
+    Meanwhile it uses Python's profile function of this thread.
     """
 
     def __init__(self) -> None:
@@ -235,18 +235,18 @@ class BodyListener:
         self._before: Any = None
 
     def start(self, frames: Iterable[FrameType]) -> None:
-        """Listen from now on. `frames`: those of the script that are under way."""
+        """Listen from now on. `frames`: the running frames of the script."""
         for frame in frames:
             self._takes(frame.f_code, after=frame.f_lasti)
         self._before = sys.getprofile()
         sys.setprofile(self._trace)
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         sys.setprofile(self._before)
 
     def reads(self) -> tuple[list[str], list[str]]:
-        """The names that the body has used, and what it has called."""
+        """Names that the body has used, and the calls whose results differ."""
         return sorted(self.names), list(self.called.values())
 
     def _takes(self, code: CodeType, *, after: int = -1) -> None:

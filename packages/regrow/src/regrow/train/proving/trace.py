@@ -22,10 +22,10 @@ class Computation(StrEnum):
 
 
 class Computed(msgspec.Struct, frozen=True, array_like=True):
-    """A digest of something that a rank has computed.
+    """Digest of a value that a rank has computed.
 
-    `key`: what it is matched by. `label`: what people call it, `text`: its value where that is short. `free`: it
-    depends on no answer of a collective that was not kept by value. `backward`: given by the reduction of gradients.
+    `key`: matches entries of two traces. `label`: name for people; `text`: the value if it is short. `free`: it depends
+    on no answer of a collective that was not kept by value. `backward`: it comes from the reduction of gradients.
     """
 
     kind: Computation
@@ -38,7 +38,7 @@ class Computed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeenAround(msgspec.Struct, frozen=True, array_like=True):
-    """A value that the script keeps: a digest, its kind of thing in words, and itself where that is short."""
+    """A value that the script keeps: its digest, its kind in words, and the value itself if it is short."""
 
     digest: int
     what: str
@@ -48,9 +48,9 @@ class SeenAround(msgspec.Struct, frozen=True, array_like=True):
 class Trace(msgspec.Struct):
     """One rank's step.
 
-    `answers`: of its collectives by the call's key, as bytes. `around`: what the script keeps, by where it keeps it, as
-    the body began. `used`: names that the body has used, and what it has called that is another each time; only where
-    it was looked at closely. `held`: how long the rank was held up.
+    `answers`: answers of its collectives as bytes, by the call's key. `around`: values that the script kept as the body
+    began, by place. `used`: names that the body has used; `called`: functions that it has called whose results differ
+    each time; both only in detailed traces. `held`: how long the rank was held up.
     """
 
     step: StepNo
@@ -62,11 +62,11 @@ class Trace(msgspec.Struct):
     held: Seconds = 0.0
     threads: int = 0
     failed: str = ""
-    """Why it is not whole, where it could not be looked at."""
+    """Reason why the trace is incomplete; empty: it is complete."""
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first entry that differs. `rank`, `newcomer`: what each had, for people; empty: it is long."""
+    """An entry that differs. `rank`, `newcomer`: the value of each, for people; empty if it is long."""
 
     kind: Computation
     label: str
@@ -75,9 +75,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 def differences(rank: Trace, newcomer: Trace) -> list[Difference]:
-    """All that differs, in the rank's order. Where the newcomer lacked an answer, nothing that rests on it is compared.
+    """All differences, in the rank's order. Entries that depend on an answer that the newcomer lacked are not compared.
 
-    Where only what was logged is in it, nothing that counts differs: clocks and throughputs, as a rule.
+    Differences of logged numbers only do not count: these are usually clocks and throughputs.
     """
     mine, theirs = _by_key(newcomer.entries), _by_key(rank.entries)
     whole = all(entry.free for entry in newcomer.entries)
@@ -96,7 +96,7 @@ def differences(rank: Trace, newcomer: Trace) -> list[Difference]:
 
 
 def counts(found: Iterable[Difference]) -> bool:
-    """True if a difference touches the training itself, not only what is logged."""
+    """True if a difference affects the training itself, not only logged numbers."""
     return any(each.kind is not Computation.LOGGED for each in found)
 
 

@@ -1,1 +1,1 @@
-"""The rehearsal of a loop's body, and what it shows of the script. Start with `rehearsal.py`."""
+"""The rehearsal of a loop's body, and the checks of the script that it allows. Start with `rehearsal.py`."""

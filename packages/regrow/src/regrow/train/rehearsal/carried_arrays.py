@@ -1,7 +1,7 @@
-"""Arrays that bodies hand to the next body outside of what is protected, in scripts that have environments.
+"""Unprotected arrays that bodies pass on to the next body, in scripts with environments.
 
-An observation in a variable, a replay buffer that nobody protects: a step that runs again would begin with what its
-first try has left, and a newcomer with what its script has built.
+Examples are an observation in a variable, and an unprotected replay buffer: a step that runs again would begin with the
+values that its first attempt left, and a newcomer with those that its script has built.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -30,11 +30,11 @@ class _Held(NamedTuple):
 
 
 class CarriedArrays:
-    """Variables of the script's calls that hold arrays, as they are before a body.
+    """Variables of the script's frames that hold arrays, as they are before a body.
 
     Args:
-        frames: of the script, innermost first: the loop's.
-        protected: ids of what is protected, and of what that holds.
+        frames: frames of the script, innermost first: the loop's.
+        protected: ids of protected objects, and of all that these hold.
     """
 
     def __init__(self, frames: Iterable[FrameType], protected: Collection[int]) -> None:
@@ -42,7 +42,7 @@ class CarriedArrays:
         self._before = self._look()
 
     def refuse_changed(self) -> None:
-        """Raises `UsageError` where a body has changed one that the next body may read."""
+        """Raise `UsageError` if a body has changed an array that the next body may read."""
         found = loop_read(self._frames)
         reads = None if found is None else found[1]
         for name, now in self._look().items():
@@ -52,7 +52,7 @@ class CarriedArrays:
             if reads is not None and (
                 name in reads.harmless or (before.value is not now.value and name not in reads.first)
             ):
-                continue  # which the body makes or fills anew before it reads it, or only adds to
+                continue  # the body makes or fills it anew before it reads it, or only adds to it
             at = next((path for path, token in now.arrays.items() if before.arrays.get(path) != token), name)
             raise UsageError(
                 f"the loop's body changes arrays in `{name}` ({type(now.value).__name__}: {at}), which is not "

@@ -1,4 +1,4 @@
-"""A stretch of a script that counts for nothing: collectives are answered locally, and its changes are undone."""
+"""A part of a script that has no effect: collectives are answered locally, and its changes are undone."""
 
 import contextlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from regrow.train.worker.participation import Participation
 
 @contextlib.contextmanager
 def echoed(worker: Participation, state: ProtectedState, modules: Modules) -> Iterator[None]:
-    """Within this, collectives are answered locally; afterwards the state is as it was. `Rehearsed` ends it early."""
+    """Context in which collectives are answered locally; its end restores the state. `Rehearsed` ends it early."""
     kept = state.capture() if worker.holds_initial_state else None
     attributes = state.modes.attributes()
     state.begin(closely=True)
@@ -19,7 +19,7 @@ def echoed(worker: Participation, state: ProtectedState, modules: Modules) -> It
         try:
             yield
         except Rehearsed:
-            state.attributes.put_back()  # as far as this rehearsal goes
+            state.attributes.put_back()  # this rehearsal ends here
         finally:
             modules.settle(all_of_them=True)
     state.modes.learn(attributes)

@@ -1,8 +1,8 @@
-"""Environments of reinforcement learning, whosever class they are: what their steps change, down to their generators.
+"""Environments of reinforcement learning, of any class, and all that their steps change, including their generators.
 
-An environment is what has `reset` and a `step` that is given something (an action); early stopping may have that form
-too, and matters as much. What it holds is gone through, also where the objects are a library's: a vector of
-environments holds the script's own.
+An environment has `reset`, and a `step` with an argument (an action); early stoppers may look the same, and matter as
+much. All that it holds is looked at, even in objects of a library, since a vector of environments holds the script's
+own.
 """
 
 import inspect
@@ -38,7 +38,7 @@ def is_environment(thing: object) -> bool:
 
 
 def drawn_so_far(generator: Generator) -> object:
-    """Something that is another when somebody has drawn from it."""
+    """A token of a random generator that differs once a number was drawn."""
     if isinstance(generator, torch.Generator):
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, np.random.Generator):
@@ -49,7 +49,7 @@ def drawn_so_far(generator: Generator) -> object:
 
 
 def is_generator_state(thing: object) -> bool:
-    """True for what `torch.get_rng_state()` or `numpy.random.get_state()` returns, which is no plain value."""
+    """True for a value of `torch.get_rng_state()` or `numpy.random.get_state()`, which is not a plain value."""
     if isinstance(thing, torch.Tensor):
         return thing.dtype is torch.uint8 and thing.shape == (_OF_TORCH,) and thing.device.type == "cpu"
     return isinstance(thing, tuple) and len(thing) == 5 and isinstance(thing[0], str) and thing[0] == "MT19937"
@@ -69,7 +69,7 @@ def look(environment: object) -> dict[str, object]:
 
 
 def difference(before: dict[str, object], after: dict[str, object]) -> str:
-    """The path of something that is not what it was; empty: nothing, but for what a clock has said."""
+    """Path of something that has changed, except readings of a clock; empty: nothing."""
     for path in [*after, *before]:
         one, other = before.get(path, _ABSENT), after.get(path, _ABSENT)
         if one != other and not (_is_clock(one) or _is_clock(other)):
@@ -102,7 +102,7 @@ def _tokens(start: object) -> Iterator[tuple[str, object]]:
 
 
 def parts_of(path: str, thing: object) -> Iterable[tuple[str, object]]:
-    """Things that a container or an object of Python's holds, by path."""
+    """Objects that a container or a Python object holds, by path."""
     if isinstance(thing, dict):
         return [(f"{path}[{key!r:.40}]", each) for key, each in list(thing.items())[:_WIDE]]
     if isinstance(thing, list | tuple) or type(thing).__name__ == "deque":
@@ -116,7 +116,7 @@ def parts_of(path: str, thing: object) -> Iterable[tuple[str, object]]:
 
 
 def array_token(array: np.ndarray | torch.Tensor, most: int = _BYTES) -> object:
-    """Something that is another once an array has changed; of more than `most` bytes little is looked at."""
+    """A token that differs once an array has changed; of an array of more than `most` bytes it covers little."""
     shape = tuple(array.shape)
     if isinstance(array, torch.Tensor):
         if array.layout is not torch.strided or array.is_meta or array.nbytes > most:

@@ -1,7 +1,7 @@
-"""Iterators that a script keeps for itself: how far each is, and whether somebody has taken something from it.
+"""Iterators that a script keeps for itself: the position of each, to find out if an item was taken from it.
 
-Python tells of no iterator how far it is. So what one holds is compared, by identity: the variables of a generator, the
-attributes of an object, the iterators within it. Whoever takes something binds one of them anew.
+Python does not show the position of an iterator. So the objects that it holds are compared by identity: the variables
+of a generator, the attributes of an object, the iterators within it. Taking an item binds one of them anew.
 """
 
 import gc
@@ -18,16 +18,16 @@ _MOST = 500
 
 
 def is_iterator(thing: object) -> bool:
-    """True if taking from this uses it up; files do not count."""
+    """True for an iterator, from which an item can be taken once; files do not count."""
     if isinstance(thing, GeneratorType):
-        # One that runs is what the loop asks for its step: the script's own way around `session.steps`.
+        # A running generator is the one that gives the loop its steps: the script's wrapper of `session.steps`.
         return thing.gi_frame is not None and not thing.gi_running and not _is_ours(thing)
     kind = type(thing)
     return hasattr(kind, "__next__") and not is_own_name(kind.__module__) and not isinstance(thing, io.IOBase)
 
 
 def is_scripts_own(thing: object) -> bool:
-    """True if this is an iterator that does not ask regrow for steps, as the loop's own does."""
+    """True for an iterator that does not get its items from regrow, unlike the loop's."""
     return is_iterator(thing) and not any(
         isinstance(each, GeneratorType) and _is_ours(each) for each in position(thing)
     )
@@ -39,7 +39,7 @@ def _is_ours(generator: "GeneratorType[object, object, object]") -> bool:
 
 
 def position(iterator: object) -> list[object]:
-    """Objects that an iterator holds now; other objects once something is taken from it. They are kept alive."""
+    """Objects that an iterator holds now, which change when an item is taken. The caller keeps them alive."""
     found: list[object] = []
     near, seen = [iterator], set[int]()
     while near and len(found) < _MOST:
@@ -54,7 +54,7 @@ def position(iterator: object) -> list[object]:
 
 
 def advanced(before: list[object], after: list[object]) -> bool:
-    """True if something was taken between two positions of one iterator."""
+    """True if an item was taken between two positions of an iterator."""
     return len(before) != len(after) or not all(map(_same, before, after))
 
 

@@ -1,4 +1,4 @@
-"""Gradients that a body leaves without an update: who gathers them over several steps loses them in a fault."""
+"""Gradients that a body leaves without an update: a script that gathers them over steps loses them in a fault."""
 
 import weakref
 from collections.abc import Iterable, Iterator
@@ -19,12 +19,12 @@ INSIDE_ONE = (
 
 
 class Leftovers:
-    """The gradients that are there when a rehearsed body has ended without an update.
+    """The gradients left by a rehearsed body that made no update.
 
-    A scaler's first overflow, or a loss that is not finite, leaves gradients too; there the next body clears them.
+    A scaler's first overflow, or a loss that is not finite, leaves gradients too; the next body clears those.
 
     Args:
-        parameters: that are protected.
+        parameters: the protected parameters.
     """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
@@ -35,7 +35,7 @@ class Leftovers:
 
     @contextmanager
     def refuse_to_add(self) -> Iterator[None]:
-        """Within this, a second body is rehearsed. It meets a `UsageError` where it adds to what the first has left."""
+        """Context of a second rehearsal, which raises `UsageError` if it adds to gradients that the first has left."""
         hooks = []
         for parameter in self._left:
             if (gradient := parameter.grad) is not None:
@@ -50,10 +50,10 @@ class Leftovers:
 
 
 class GatheredGradients:
-    """The same in the first steps themselves: `if step % n == 0` makes its update in the very first body.
+    """The same check in the first steps, since `if step % n == 0` makes an update in the very first body.
 
-    Those steps have happened, so it is told, not refused. Gradients keep their values here: that a body adds to one
-    that was left is known by its version. None is kept alive, so that a body that drops them has their memory.
+    Those steps are committed, so a finding is reported, not refused. Gradients keep their values here: their versions
+    show that a body adds to one that was left. None is kept alive, so that a body that drops them frees their memory.
     """
 
     def __init__(self) -> None:
@@ -63,14 +63,14 @@ class GatheredGradients:
         self._hooks: list[RemovableHandle] = []
 
     def begins(self) -> None:
-        """A body begins."""
+        """Watch the gradients left by the last body, as a body begins."""
         for parameter, gradient, version in self._left:
             look = partial(self._look, gradient, version)
             with suppress(RuntimeError):  # torch knows no such hook for this kind of tensor
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(look))  # type: ignore[no-untyped-call]
 
     def ended(self, parameters: Iterable[torch.Tensor], *, updated: bool) -> None:
-        """A step is over. What it has left counts where it has made no update."""
+        """Note the gradients that a step has left, if it has made no update."""
         while self._hooks:
             self._hooks.pop().remove()
         kept = [] if updated else [each for each in parameters if _has_gradient(each)]
@@ -78,7 +78,7 @@ class GatheredGradients:
 
     def _look(self, left: "weakref.ref[torch.Tensor]", version: int, parameter: torch.Tensor) -> None:
         gradient = left()
-        # Cleared, and then added to, it would be two versions further.
+        # A gradient that was cleared and then added to would be two versions further.
         self.found |= gradient is not None and parameter.grad is gradient and gradient._version == version + 1
 
 

@@ -1,4 +1,4 @@
-"""Environments that show observations, for certain: early stoppers and schedules have `reset` and `step` too."""
+"""Objects that certainly are environments with observations: early stoppers have `reset` and `step` too."""
 
 import ast
 import dis
@@ -14,11 +14,11 @@ from regrow.train.script.source import parsed
 
 
 class Players:
-    """Those of these objects that show observations, as they are before a body.
+    """The environments with observations among some objects, as they are before a body.
 
     Args:
         things: any objects.
-        frames: of the script.
+        frames: frames of the script.
     """
 
     def __init__(self, things: Iterable[object], frames: Iterable[FrameType]) -> None:
@@ -33,19 +33,19 @@ class Players:
         return self._of_libraries or bool(self._looks)
 
     def played(self) -> bool:
-        """True if the body has played: a step has changed one of them. Those of libraries may not show it."""
+        """True if the body has stepped one of them; always True if one is a library's, which may not show it."""
         return self._of_libraries or any(
             environments.difference(look, environments.look(each)) for each, look in self._looks
         )
 
 
 def shows(thing: object) -> bool:
-    """True for an environment whose `reset` returns something else than itself, None or a truth value."""
+    """True for an environment whose `reset` returns something else than itself, None or a bool."""
     return environments.is_environment(thing) and any(each is not None for each in _ends_of_reset(thing))
 
 
 def _ends_of_reset(thing: object) -> Iterable[str | None]:
-    """The attribute that each `return` of `reset` gives; empty: anything else; None: nothing that is shown."""
+    """For each `return` of `reset`: the returned attribute's name; empty: another value; None: no observation."""
     code = getattr(inspect.unwrap(type(thing).reset), "__code__", None)  # type: ignore[attr-defined]
     if code is None:
         return [""]
@@ -75,7 +75,7 @@ def _has_spaces(thing: object) -> bool:
 
 
 _SOME = object()
-"""A thing that the text does not tell: it is given to a function, or held by another."""
+"""An object that the text does not determine: it is a function's argument, or held by another object."""
 
 
 def _is_one(thing: object, among: Iterable[object]) -> bool:
@@ -83,7 +83,7 @@ def _is_one(thing: object, among: Iterable[object]) -> bool:
 
 
 def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:
-    """Things whose `reset` the script of a call takes something from: early stoppers are reset by a statement."""
+    """Objects whose `reset` returns a value that the script of a frame uses; early stoppers' returns no used value."""
     tree = parsed(frame)
     if tree is None:
         return

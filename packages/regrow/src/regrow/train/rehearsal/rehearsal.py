@@ -1,4 +1,4 @@
-"""The rehearsal: what is gone through before the first step, and what can be seen in it of the script."""
+"""The rehearsal: a run of the loop's body before the first step, and the checks of the script during it."""
 
 import contextlib
 import sys
@@ -25,15 +25,15 @@ from regrow.train.worker.participation import Participation
 _WATCHED_STEPS = 2
 _GATHERING_STEPS = 4
 _ROOM = 4 << 20
-"""For the names and shapes of tensors, which are in the same message."""
+"""Room for the names and shapes of tensors, which are in the same message."""
 
 
 class Rehearsal:
-    """Runs the loop's body against echo groups, once or twice, and looks at what it does.
+    """Runs the loop's body against echo groups, once or twice, and observes it.
 
     Args:
-        owner: of the steps.
-        context: what the loop rests on.
+        owner: the runner of the steps.
+        context: the loop's.
     """
 
     def __init__(self, owner: StepOwner, context: LoopContext) -> None:
@@ -43,13 +43,13 @@ class Rehearsal:
         self._seeded: set[str] = set()
         self._gathering, self._steps = GatheredGradients(), 0
         self.step: Step | None = None
-        """The one that is being rehearsed."""
+        """The step that is being rehearsed."""
 
     def run(self, *steps: object) -> Iterator[Step]:
-        """The steps to be rehearsed; they count for nothing. Raises `UsageError` for what a fault could not mend.
+        """Yield the steps to be rehearsed, which have no effect. Raises `UsageError` for a script that cannot recover.
 
         Args:
-            steps: the iterators that the script goes through.
+            steps: the iterators that the script uses.
         """
         worker, state = self._context.worker, self._context.protected()
         if worker.holds_initial_state:
@@ -65,9 +65,9 @@ class Rehearsal:
             worker.note_of_script(too_large)
 
     def prove_loader(self) -> None:
-        """Behind the rehearsal, what it has changed being as before: make ready for step 0.
+        """Prepare the loader for step 0, after the rehearsal and its changes were undone.
 
-        Raises `UsageError` where the loader gives another batch there now.
+        Raises `UsageError` if the loader now gives another batch for that step.
         """
         batches = self._context.data()
         if self._context.worker.holds_initial_state and (note := batches.prove(self._owner.began)):
@@ -94,16 +94,16 @@ class Rehearsal:
         self._context.protected().between.ends()
         self.iterated(step)
         variables.leave_alone(self._context.draws.outside)
-        variables.take()  # what has changed is learnt
+        variables.take()  # learns which variables have changed
         variables.put_back(before)
         if variables.untouched is not None:
             variables.untouched.rehearsed(refuses=worker.holds_initial_state)
 
     def replayed(self, echoing: contextlib.ExitStack) -> Step | None:
-        """For a newcomer: the step that the others have committed, where they are in what follows it; else None.
+        """For a newcomer: the last committed step, if the others are in a function after it; else None.
 
         Args:
-            echoing: within this collectives are answered locally from now on.
+            echoing: entered with a context in which collectives are answered locally.
         """
         worker = self._context.worker
         number, inside = (StepNo(0), 0) if worker.holds_initial_state else worker.await_position()
@@ -114,7 +114,7 @@ class Rehearsal:
         return Step(self._owner, before, self._context.data().batch(before), rehearsal=True, replay=True)
 
     def asked(self) -> None:
-        """The script asks for a step: its own plain variables go with that."""
+        """Called when the script requests a step: remember its plain variables for the step."""
         if not self._context.worker.rehearses:
             return
         variables = self._context.protected().variables
@@ -123,14 +123,14 @@ class Rehearsal:
             self._context.worker.note_of_script(variables.notes.pop())
 
     def watch_first_steps(self) -> None:
-        """A step begins: in the first ones a script does what it does only after a step that has happened."""
+        """Watch the first steps, since some code of a script runs only after a step that was committed."""
         self._gathering.begins()
         if self._to_watch and self._context.worker.rehearses:
             self._to_watch -= 1
             self._watch(sys._getframe(1))
 
     def _watch(self, innermost: FrameType) -> None:
-        if self._unprotected is not None:  # of a body that was cut off
+        if self._unprotected is not None:  # left by a body that was cut off
             self._unprotected.stop()
         if self._context.worker.holds_initial_state:
             state, objects, frames = self._context.protected(), self._context.objects, script_frames(innermost)
@@ -140,25 +140,25 @@ class Rehearsal:
             )
 
     def left(self) -> None:
-        """The rehearsed body has ended. Raises `UsageError` where it has drawn or taken from what nobody protects."""
+        """Called after the rehearsed body. Raises `UsageError` if it used unprotected generators or iterators."""
         if self._unprotected is not None:
             self._unprotected.refuse_drawn()
             self._seeded |= self._unprotected.seeded
-            if self.step is not None and self._context.data().dealer is None:  # which fetches in the body
+            if self.step is not None and self._context.data().dealer is None:  # a dealer fetches in the body
                 self._unprotected.refuse_taken()
 
     def ended(self) -> None:
-        """The body of a step has ended.
+        """Called after the body of a step.
 
-        Raises `UsageError` where it has drawn from a generator that the rehearsed one had seeded before.
+        Raises `UsageError` if it has drawn, without seeding, from a generator that the rehearsed body had seeded.
         """
         if self._unprotected is not None:
             self._unprotected.refuse_unseeded(self._seeded)
 
     def iterated(self, step: Step) -> None:
-        """The script asks for what follows `step`.
+        """Called when the script requests the step after `step`.
 
-        Raises `UsageError` where it has not entered it, or has changed what nobody protects.
+        Raises `UsageError` if it has not entered `step`, or has changed unprotected objects.
         """
         if not step.entered:
             raise UsageError("the body of the loop did not enter its step", hint="write `with step as batch:`")
@@ -176,7 +176,7 @@ class Rehearsal:
         most = self._steps == _GATHERING_STEPS or self._gathering.found or not step.committed
         try:
             updated = most or state.parameters_changed()
-        except StateError:  # a step whose update was taken over from another rank
+        except StateError:  # the state after the step was received from another rank
             updated = True
         self._gathering.ended(state.parameters(), updated=updated)
         if self._gathering.found:
@@ -218,7 +218,7 @@ def beyond_a_message(state: ProtectedState, most: int = MAX_FRAME_BYTES - _ROOM)
 
 
 def check_update(worker: Participation, state: ProtectedState) -> None:
-    """A body ends. Raises `UsageError` where it has changed parameters past all protected optimizers."""
+    """Called after a body. Raises `UsageError` if it has changed parameters without a protected optimizer."""
     if worker.rehearsed():
         return
     if state.parameters_changed():

@@ -1,4 +1,4 @@
-"""Generators that a body seeds anew before it draws from them: where they stood is nothing to what it draws."""
+"""Random generators that a body seeds before it draws from them: their former state does not affect its numbers."""
 
 import random
 import sys
@@ -13,13 +13,13 @@ from regrow.train.rehearsal.environments import drawn_so_far
 
 
 class Seeding:
-    """Sees which of a script's generators are seeded while they stand where they stood.
+    """Finds out which of a script's generators are seeded before anything is drawn from them.
 
-    Meanwhile Python's profile function of this thread is its own; where the script has one, nothing is seen. Of numpy's
-    generators nothing is seen either, as their calls are not told to a profile function.
+    Meanwhile it uses Python's profile function of this thread; if the script has set one, nothing is found. Nothing is
+    found of numpy's generators either, as their calls are not reported to a profile function.
 
     Args:
-        generators: all that are looked at.
+        generators: the generators to watch.
     """
 
     def __init__(self, generators: Iterable[Generator]) -> None:
@@ -31,13 +31,13 @@ class Seeding:
             sys.setprofile(self._trace)
 
     def stop(self) -> None:
-        """See no more."""
+        """Stop watching."""
         if self._listening and getattr(sys.getprofile(), "__self__", None) is self:
             sys.setprofile(None)
         self._listening = False
 
     def seeded(self, generator: Generator) -> bool:
-        """True if the script gave a seed before anything was drawn."""
+        """True if the script seeded the generator before anything was drawn."""
         return id(generator) in self._seeded
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -46,6 +46,6 @@ class Seeding:
         generator = arg.__self__
         if self._stood.get(id(generator)) is None or id(generator) in self._seeded:
             return
-        given = arg.__name__ == "manual_seed" or frame.f_locals.get("a") is not None  # else the system's own is drawn
+        given = arg.__name__ == "manual_seed" or frame.f_locals.get("a") is not None  # else it is seeded by the system
         if given and drawn_so_far(generator) == self._stood[id(generator)]:
             self._seeded.add(id(generator))

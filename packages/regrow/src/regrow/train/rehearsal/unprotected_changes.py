@@ -1,7 +1,7 @@
 """Unprotected objects that a loop's body changes: averages, scalers, schedulers, random generators, iterators.
 
-They are looked for where a script can keep them: in the variables of its running functions, and in the objects and
-containers that these hold.
+The search covers the places where a script can keep them: the variables of its running functions, and the objects and
+containers in these.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from regrow.train.worker.updates import token
 _DEEP = 3
 _WIDE = 256
 _AT_MOST = 5_000
-"""Most objects that are looked at, and most items of a container."""
+"""Largest number of objects that are looked at, and of parts of a nested state."""
 _OF_MODULES = frozenset(vars(nn.Module()))
 _SAMPLED = 16
-"""Elements of a tensor that tell whether it was written: `.data` does not count versions."""
+"""Elements of a tensor that show if it was written: writes by `.data` do not count versions."""
 Looked = nn.Module | LRScheduler | torch.amp.GradScaler | Generator
 _OWN_GENERATORS = frozenset(map(id, OF_LIBRARIES))
-"""Of the libraries, which are seeded for each body."""
+"""Ids of the libraries' global generators, which are seeded for each body."""
 
 
 class Unprotected:
@@ -51,11 +51,11 @@ class Unprotected:
 
     Args:
         state: the protected state.
-        objects: the same, as the script gave it.
-        frames: the script's.
-        seeds: whether it matters which generators are seeded before they are drawn from.
+        objects: the protected objects as the script gave them.
+        frames: frames of the script.
+        seeds: whether to find out which generators are seeded before they are drawn from.
         first: whether the body that follows is the first.
-        outside: ids of objects that nobody can put back, nor has to.
+        outside: ids of objects of `step.external`, which cannot and need not be put back.
     """
 
     def __init__(
@@ -93,24 +93,24 @@ class Unprotected:
                 self._iterators[name] = each
         self._seeding = Seeding(each for each in self._things.values() if seeds and isinstance(each, Generator))
         self.seeded: set[str] = set()
-        """The generators that the body has seeded before it drew from them."""
+        """Names of generators that the body has seeded before it drew from them."""
         self._players = Players([*self._environments.values(), *objects] if first else (), frames)
         self._arrays = CarriedArrays(frames, known | mine | set(self._tensors)) if self._players else None
         self.look()
 
     def look(self) -> None:
-        """Compare with now from here on."""
+        """Take the present state as the one with which later states are compared."""
         self._looks = {name: self._look(thing) for name, thing in self._things.items()}
         self._inner = {name: environments.look(each) for name, each in self._environments.items()}
         self._roots, self._put_away = self._variables(), self._generator_states(set())
         self._places = {name: iterators.position(each) for name, each in self._iterators.items()}
 
     def stop(self) -> None:
-        """Nothing more happens that is to be looked at."""
+        """Stop watching the generators."""
         self._seeding.stop()
 
     def refuse_changed(self) -> None:
-        """Raises `UsageError` where something has changed, random generators left out."""
+        """Raise `UsageError` if something has changed, except random generators."""
         if self._arrays is not None and self._players.played():
             self._refuse_environments()
             self._arrays.refuse_changed()
@@ -120,7 +120,7 @@ class Unprotected:
         self._refuse_environments()
 
     def refuse_drawn(self) -> None:
-        """Raises `UsageError` where the body has drawn from a generator that it had not seeded before."""
+        """Raise `UsageError` if the body has drawn from a generator that it had not seeded before."""
         self.stop()
         for name, thing in self._things.items():
             if isinstance(thing, Generator) and self._seeding.seeded(thing):
@@ -130,7 +130,7 @@ class Unprotected:
         self._refuse_swapped()
 
     def refuse_unseeded(self, seeded: Collection[str]) -> None:
-        """Raises `UsageError` where the body has drawn from one of these, which it has not seeded this time."""
+        """Raise `UsageError` if the body has drawn from one of these generators without seeding it this time."""
         self.stop()
         for name, thing in self._things.items():
             if name in seeded and isinstance(thing, Generator) and not self._seeding.seeded(thing):
@@ -150,7 +150,7 @@ class Unprotected:
         for name, state in self._generator_states(mine).items():
             holder = re.split(r"[.\[]", name, maxsplit=1)[0]
             kept = holder in self._roots and self._roots[holder] is roots.get(holder)
-            if kept and state not in known:  # one thing has several names, and the next look may come by another
+            if kept and state not in known:  # a state may be found under another name at the next look
                 raise UsageError(
                     f"the loop's body puts another state of a generator into `{name}`, which is not protected: after a "
                     "fault ranks would draw others",
@@ -165,7 +165,7 @@ class Unprotected:
         return variables
 
     def _generator_states(self, mine: set[int]) -> dict[str, object]:
-        """States of generators that the script has put away in containers and objects; plain variables are followed."""
+        """Generator states that the script keeps in containers and objects; plain variables are followed elsewhere."""
         return {
             name: flat_bytes(each).numpy().tobytes() if isinstance(each, torch.Tensor) else token(each)
             for name, each in reachable(self._frames)
@@ -185,7 +185,7 @@ class Unprotected:
                 )
 
     def refuse_taken(self) -> None:
-        """Raises `UsageError` where something was taken from an iterator that the script keeps for itself."""
+        """Raise `UsageError` if an item was taken from an iterator that the script keeps for itself."""
         for name, each in self._iterators.items():
             if iterators.advanced(self._places[name], iterators.position(each)):
                 raise UsageError(
@@ -198,7 +198,7 @@ class Unprotected:
                 )
 
     def refuse_waiting(self) -> None:
-        """Raises `UsageError` for what is made to change, though it has not yet: it may at the first epoch's end."""
+        """Raise `UsageError` for schedulers and averages that will change later, perhaps at the first epoch's end."""
         for name, thing in self._things.items():
             sets_rate = isinstance(thing, LRScheduler) and any(thing.optimizer is mine for mine in self._optimizers)
             average = isinstance(thing, AveragedModel) and not any(
@@ -235,7 +235,7 @@ def _first(tensor: torch.Tensor) -> bytes:
 
 
 def _inside(objects: Iterable[object]) -> Iterator[object]:
-    """Protected objects, and the schedulers inside schedulers and their wrappers, which belong to them."""
+    """Protected objects, and the schedulers inside schedulers and wrappers, which belong to them."""
     for thing in objects:
         yield thing
         if isinstance(thing, LRScheduler):
@@ -263,8 +263,8 @@ def _below(things: Iterable[object]) -> Iterator[object]:
 
 
 def _state_covers(protected: object, thing: Looked) -> bool:
-    """True if the state of a protected object contains that of something it holds."""
-    with contextlib.suppress(Exception):  # the script's own code, which is not made for this moment
+    """True if the state of a protected object contains that of `thing`."""
+    with contextlib.suppress(Exception):  # the script's own code, not made for a call here
         parts = list(_parts(own_state(protected)))
         if isinstance(thing, nn.Module):
             reported = {each.data_ptr() for each in parts if isinstance(each, torch.Tensor)}
@@ -300,7 +300,7 @@ def _parts(state: object) -> Iterator[object]:
 
 
 def reachable(frames: Iterable[FrameType]) -> Iterator[tuple[str, object]]:
-    """Objects that the script can reach, each once, with the name by which it does."""
+    """Objects that the script can reach, each once, with its name in the script."""
     seen: set[int] = set()
     near: list[tuple[str, object]] = []
     for frame in frames:

@@ -1,4 +1,4 @@
-"""Optimizers that step in a body, or in a training of its own, though the script did not protect them: refused."""
+"""Refusal of optimizers that step in a body, or in a training with its own loop, without being protected."""
 
 from collections.abc import Callable, Iterable
 
@@ -16,13 +16,13 @@ _OF_SLICES = (
 
 
 class UnprotectedOptimizers:
-    """Sees every optimizer step, by torch's global hook.
+    """Checks every optimizer step, by torch's global hook.
 
     Args:
-        state: what is protected, asked each time.
-        body: whether the script is in the body of a step.
-        training: whether it is in a function that is the whole training.
-        goes_on: is told of one that steps; whether training goes on all the same.
+        state: returns the protected state; called each time.
+        body: returns True if the script is in the body of a step.
+        training: returns True if the script is in a function that is the whole training.
+        goes_on: called with the error; returns True if training goes on all the same.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class UnprotectedOptimizers:
         self._hook = register_optimizer_step_pre_hook(self._steps)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         self._hook.remove()
 
     def _steps(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) in self._known or not (self._body() or self._training()):
             return
-        # Wrappers (Accelerate's) show the state of the optimizer that they wrap as theirs.
+        # Wrappers (Accelerate's) return the state of the wrapped optimizer as their own.
         state = self._state()
         if not any(optimizer is mine or optimizer.state is mine.state for mine in state.optimizers()):
             mine = {id(parameter) for parameter in state.parameters()}

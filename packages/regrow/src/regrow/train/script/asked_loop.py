@@ -1,4 +1,4 @@
-"""The `for` loop of a script that asks for steps, by the instruction with which it asks."""
+"""The `for` loop of a script that requests steps, found by the instruction that requests one."""
 
 import ast
 import dis
@@ -12,16 +12,16 @@ _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 
 class Asking(NamedTuple):
-    """Place in the code at which a call asks for the next step."""
+    """Place in the code at which a call requests the next step."""
 
     code: CodeType
     instruction: int
 
 
 def asking_frame(frame: FrameType | None) -> FrameType | None:
-    """The call that asks for a step, `frame` or beyond the libraries' generators that pass it on.
+    """The frame that requests a step: `frame`, or the caller of libraries' generators that pass steps on.
 
-    None: a generator of the script's own, which may give the loop what it has made of the step.
+    None: a generator of the script requests it, which may give its loop something made from the step.
     """
     while frame is not None and frame.f_code.co_flags & _GENERATORS:
         frame = None if is_script(frame.f_code.co_filename) else frame.f_back
@@ -29,13 +29,13 @@ def asking_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def asking(frame: FrameType | None) -> Asking | None:
-    """As `asking_frame`, to be called while it asks."""
+    """Place of the request in `asking_frame`; to be called during the request."""
     found = asking_frame(frame)
     return None if found is None else Asking(found.f_code, found.f_lasti)
 
 
 def loop_at(frame: FrameType, instruction: int) -> ast.For | None:
-    """The loop that asks at this instruction, if its body begins on a line of its own."""
+    """The loop that requests steps at this instruction, if its body begins on a line of its own."""
     asks = [each for each in dis.get_instructions(frame.f_code) if each.offset <= instruction]
     tree = parsed(frame) if asks and asks[-1].opname == "FOR_ITER" else None
     if tree is None:

@@ -1,9 +1,9 @@
-"""Keep the variables that a step's body binds after a body was cut off, so that `return loss` still works.
+"""Bind the variables of a step's body after the body was cut off, so that `return loss` still works.
 
-If one function of the script goes through the steps, its variables keep what an earlier body bound. A function with
-nothing but the `with` begins empty in each step, and `del loss` removes a variable: there a body that was cut off,
-unseen by the script, would end the job by an `UnboundLocalError`. So these variables get small copies of what the last
-complete body bound.
+If a function of the script iterates over the steps, its variables keep the values of an earlier body. But a function
+that only has the `with` begins without variables in each step, and `del loss` removes one: there a body that was cut
+off, which the script does not see, would end the job by an `UnboundLocalError`. So these variables get small copies of
+the values from the last complete body.
 """
 
 import copy
@@ -20,9 +20,9 @@ from regrow.core.errors import UsageError
 from regrow.train.script.namespaces import Namespace
 
 _SMALL = 1_024
-"""Elements of a tensor that is kept as it is."""
+"""Largest number of elements of a tensor that is kept as it is."""
 _LEAVES = 100
-"""Values in a container, at most: of a larger one nothing is kept."""
+"""Largest number of values in a container that is kept."""
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
@@ -42,7 +42,7 @@ class _NotKept(Exception):
 
 
 class BodyBindings:
-    """The variables that bodies bind, by the code that has the `with`; `writes`: whether they may be bound again."""
+    """The variables that bodies bind, by the code with the `with`. `writes`: regrow may bind them again."""
 
     def __init__(self, *, writes: bool = True) -> None:
         self._writes = writes
@@ -51,13 +51,13 @@ class BodyBindings:
         self._code: CodeType | None = None
 
     def enters(self, frame: FrameType) -> None:
-        """The body of a step begins in this call."""
+        """The body of a step begins in this frame."""
         self._code, self._before = frame.f_code, set(Namespace("body", frame).read())
 
     def leaves(self, frame: FrameType, *, whole: bool) -> None:
-        """It has ended; `whole`: it came to its end, and was not cut off."""
+        """The body has ended; `whole`: it reached its end, and was not cut off."""
         if frame.f_code is not self._code:
-            return  # something between us and the script enters and leaves, an `ExitStack` for example
+            return  # not the script itself entered the step, but an `ExitStack` for example
         space = Namespace("body", frame)
         now = space.read()
         if not self._writes:
@@ -70,7 +70,7 @@ class BodyBindings:
             for name in now.keys() - self._before:
                 try:
                     kept[name] = _kept(now[name], _LEAVES)
-                except Exception:  # noqa: BLE001  what a script's objects do when they are copied is not known
+                except Exception:  # noqa: BLE001  a copy of a script's objects may raise anything
                     continue
             return
         missing = {name: _given(value) for name, value in self._bound.get(frame.f_code, {}).items() if name not in now}
@@ -79,7 +79,7 @@ class BodyBindings:
 
 
 def _refuse_read_behind(frame: FrameType, bound: Collection[str]) -> None:
-    """Raises `UsageError` where a function begins empty in each step, and reads behind the body what that binds."""
+    """Raise `UsageError` for a function that runs once per step and reads the body's variables after the body."""
     behind = [each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti]
     if not any("JUMP_BACKWARD" in each.opname or each.argval == "committed" for each in behind):
         read = [each.argval for each in behind if each.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_DEREF"))]
@@ -99,7 +99,7 @@ def _kept(value: object, room: int) -> object:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, dict) and len(value) <= room and _is_mere(type(value)):
-        # Of its own kind: what Hugging Face's models return is one with attributes.
+        # Keep the class: Hugging Face's models return a dictionary with attributes.
         made: dict[object, object] = copy.copy(value)
         for key, item in value.items():
             made[key] = _given(_kept(item, room // max(1, len(value))))

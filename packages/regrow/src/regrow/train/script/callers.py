@@ -1,4 +1,4 @@
-"""Callers of the steps: the script's frames, iterators that count between them and us, loops around the loop."""
+"""Callers of the steps: the script's frames, iterators that count the steps, loops around the loop."""
 
 import dis
 import gc
@@ -21,9 +21,9 @@ _COUNT: dict[type, str] = {
     itertools.pairwise: "itertools.pairwise(...)",
 }
 READ_AHEAD = frozenset({_COUNT[itertools.groupby], _COUNT[itertools.pairwise]})
-"""These ask for the next step while the script has still to do what follows the last one."""
+"""Iterators that request the next step before the script has run the code after the last one."""
 _PASS_ON: tuple[type, ...] = (
-    tuple,  # in which zip and chain keep theirs
+    tuple,  # zip and chain hold their iterators in one
     map,
     filter,
     itertools.chain,
@@ -43,7 +43,7 @@ def script_frames(innermost: FrameType | None = None) -> list[FrameType]:
         if is_script(frame.f_code.co_filename):
             mine.append(frame)
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
-            break  # what is around that has started the script
+            break  # the frames around it have started the script
     return mine
 
 
@@ -54,11 +54,11 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def counted_by(*steps: object) -> str:
-    """Name what counts the items of these iterators, one of which is being asked for the next; empty: nothing known.
+    """Name the iterator that counts items of these, one of which is running now; empty: none is known.
 
-    A rehearsal is an item like any other to such a counter, and a newcomer's begins at 0 in the middle of the training.
+    Such a counter counts a rehearsal like a step, and a newcomer's begins at 0 in the middle of the training.
     """
-    # A running generator does not show what it refers to, so those on the stack are found by their frames.
+    # A running generator does not show its referents, so generators on the stack are found by their frames.
     between = {
         id(frame)
         for frame in itertools.takewhile(_passes_on, _outwards(sys._getframe(1)))
@@ -87,9 +87,9 @@ def _passes_on(frame: FrameType) -> bool:
 
 
 def script_loops() -> bool:
-    """True if the script's own code loops over the steps; False where a library or an adapter does it for the script.
+    """True if the script's own code loops over the steps; False if a library or an adapter does it for the script.
 
-    Such a loop calls the script's callbacks once for a step, and not again with a body that runs again.
+    The loop of a library calls the script's callbacks once for a step, and not again with a body that runs again.
     """
     engine = __name__.partition(".")[0]
     for frame in _outwards(sys._getframe(1)):
@@ -102,7 +102,7 @@ def script_loops() -> bool:
 
 
 def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
-    """The innermost frame whose present call stands in the body of a `for` loop that may have several turns."""
+    """The innermost frame whose present call is in the body of a `for` loop that may have several iterations."""
     for frame in frames:
         loops = _loops_at(frame.f_code, frame.f_lasti)
         if loops and not turn_once(frame, loops):
@@ -111,7 +111,7 @@ def loop_around(frames: Iterable[FrameType]) -> FrameType | None:
 
 
 def _loops_at(code: CodeType, at: int) -> int:
-    """Number of `for` loops whose bodies contain the instruction at this place."""
+    """Number of `for` loops whose bodies contain the instruction at this offset."""
     heads = {each.offset for each in dis.get_instructions(code) if each.opname == "FOR_ITER"}
     return len(
         {

@@ -1,6 +1,6 @@
-"""Statements, calls and turns of loops that a script comes to for certain, by its text and the values at hand.
+"""Statements, calls and iterations that a script certainly reaches, by its text and the present values.
 
-In doubt a thing is not certain: whoever asks would refuse a script for it.
+In doubt the answer is "not certain", since callers refuse a script for what is certain.
 """
 
 import ast
@@ -28,7 +28,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
 
 
 def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
-    """First statements of a block that are come to if it is, and whether its end may not be come to."""
+    """The first statements of a block, which are reached if the block is; and True if its end may not be reached."""
     found: list[ast.stmt] = []
     for each in block:
         ends = may_end(each)
@@ -40,15 +40,15 @@ def come_to(block: Iterable[ast.stmt]) -> tuple[list[ast.stmt], bool]:
 
 
 def is_come_to(block: Iterable[ast.stmt], line: int) -> bool:
-    """True if a call in this line is made each time that the block is come to."""
+    """True if a call in this line is made each time that the block is reached."""
     return any(each.lineno <= line <= last_line(each) for each in certain_calls(come_to(block)[0]))
 
 
 def may_end(statement: ast.stmt, behind: int = 0) -> bool:
-    """True if what follows a statement may not be come to: it returns, raises, leaves a loop, or ends the process.
+    """True if the code after a statement may not be reached: it returns, raises, leaves a loop, or ends the process.
 
     Args:
-        behind: only what is behind this line, where the statement is no loop.
+        behind: if the statement is no loop, only its parts from this line on count.
     """
     least = 0 if isinstance(statement, _LOOPS) or not hasattr(statement, "body") else behind
     if isinstance(statement, ast.While) and isinstance(statement.test, ast.Constant):
@@ -57,7 +57,7 @@ def may_end(statement: ast.stmt, behind: int = 0) -> bool:
 
 
 def may_leave(body: Iterable[ast.stmt], line: int) -> bool:
-    """True if a call whose present line is this may end with an error or with the process, by its own text."""
+    """True if a function that is at this line may, by its own text, still raise or end the process."""
     for each in body:
         for part in _parts(each, in_loop=True):
             if line_of(part) >= line and (isinstance(part, ast.Raise) or _exits(part)):
@@ -66,7 +66,7 @@ def may_leave(body: Iterable[ast.stmt], line: int) -> bool:
 
 
 def _parts(start: ast.AST, *, in_loop: bool) -> Iterator[ast.AST]:
-    """A node and what is in it, without functions and classes that are made there, and without jumps in own loops."""
+    """A node and all in it, without functions and classes defined there, and without jumps within inner loops."""
     near = [(start, in_loop)]
     while near:
         node, inside = near.pop()
@@ -91,7 +91,7 @@ def _exits(node: ast.AST) -> bool:
 
 
 def called_in(parts: Iterable[ast.AST]) -> set[str]:
-    """Names of functions and methods that these parts call, and of errors that they raise; `RAISE` for any."""
+    """Names of functions and methods that these parts call, and of errors that they raise; `RAISE` if they raise."""
     found: set[str] = set()
     for each in (each for part in parts for each in ast.walk(part)):
         if isinstance(each, ast.Raise):
@@ -104,7 +104,7 @@ def called_in(parts: Iterable[ast.AST]) -> set[str]:
 def is_tried(block: ast.AST, line: int) -> bool:
     """True if an error in this line may be caught within the block."""
     for each in ast.walk(block):
-        catches = isinstance(each, ast.With) or getattr(each, "handlers", None)  # any manager may
+        catches = isinstance(each, ast.With) or getattr(each, "handlers", None)  # any context manager may catch
         if not catches or not isinstance(each, ast.With | ast.Try | ast.TryStar):
             continue
         if each.body[0].lineno <= line <= last_line(each.body[-1]):
@@ -113,9 +113,9 @@ def is_tried(block: ast.AST, line: int) -> bool:
 
 
 def calling(names: Iterable[str], trees: Iterable[ast.Module], *, without: Collection[str]) -> set[str]:
-    """These names, and those of functions in these texts that call one of them, or one that does.
+    """These names, and those of functions in these texts that call one of them, directly or indirectly.
 
-    Functions whose names are in `without` count for nothing.
+    Functions whose names are in `without` are ignored.
     """
     parts = (each for tree in trees for each in ast.walk(tree))
     callers: dict[str, set[str]] = {}
@@ -133,7 +133,7 @@ def calling(names: Iterable[str], trees: Iterable[ast.Module], *, without: Colle
 
 
 def certain_calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
-    """Calls that are made if these statements are come to."""
+    """Calls that are made if these statements are reached."""
     near: deque[ast.AST] = deque(statements)
     while near:
         node = near.popleft()
@@ -154,7 +154,7 @@ def certain_calls(statements: Iterable[ast.stmt]) -> Iterator[ast.Call]:
 
 
 def turns_again(loop: ast.While, line: int, there: Mapping[str, object]) -> bool:
-    """True if a loop in whose body this line is has another turn for certain: it never ends, or counts and goes on.
+    """True if the loop around this line certainly has another iteration, as it never ends or its counter allows it.
 
     Args:
         there: variables that only this loop's own text changes.

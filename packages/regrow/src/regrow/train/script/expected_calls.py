@@ -1,7 +1,7 @@
-"""Predict from a script's text whether it calls collectives between its steps, before the first such call.
+"""Predict from a script's text if it calls collectives between its steps, before the first such call.
 
-A call behind a guard (`if step.number % 1000 == 0: evaluate()`) is not seen in the rehearsal. If the text of the loop
-leads to the name of a collective, all ranks prepare for one from the first step on; it costs a newcomer one more body.
+A guarded call (`if step.number % 1000 == 0: evaluate()`) is not seen in the rehearsal. If the text of the loop leads to
+the name of a collective, all ranks prepare for one from the first step on; it costs a newcomer one more body.
 """
 
 import ast
@@ -28,23 +28,23 @@ COLLECTIVES = frozenset(
     }
 )
 _MOST_SEARCHED = 16_000_000
-"""Characters of the script's files that are searched for names: of a larger program the rest is not known."""
+"""Characters of the script's files that are searched for names; the rest of a larger program is ignored."""
 _MOST_PARSED = 1_000_000
-"""Characters of those in which such a name stands, which are parsed, some 1.5 s."""
+"""Characters of files with such a name that are parsed, which takes some 1.5 s."""
 
 _WORDS = re.compile(r"\w+").findall
 _LEAVES = (ast.Constant, ast.expr_context, ast.boolop, ast.operator, ast.unaryop, ast.cmpop)
-"""Nodes without names in them: half of the nodes of a tree."""
+"""Nodes that contain no names: half of the nodes of a tree."""
 
 Uses = dict[str, set[str]]
-"""Names that a name leads to: for a function those in it, for a variable those that it was made of."""
+"""Names to which a name leads: for a function those in it, for a variable those in the assigned expression."""
 
 
 def may_call_collectives(innermost: FrameType | None) -> bool:
-    """True if the loop that asks for a step there, or a function it calls, names a collective after the step's body.
+    """True if the loop that requests a step, or a function that it calls, names a collective after the step's body.
 
-    Names are followed wherever the script's own files define them, so the answer is True too often rather than too
-    rarely. It is False if the loop's text cannot be read, and for collectives that a library calls by itself.
+    Names are followed through all of the script's own files, so the answer is True too often rather than too rarely.
+    It is False if the loop's text cannot be read, and for collectives that a library calls by itself.
     """
     frame = asking_frame(innermost)
     loop = loop_at(frame, frame.f_lasti) if frame is not None else None
@@ -91,7 +91,7 @@ def _within(most: int, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _read(text: str, uses: Uses) -> None:
-    """Add what the names in a text lead to."""
+    """Add the names to which those in a text lead."""
     tree = tree_of(text)
     ahead: list[tuple[ast.AST, tuple[set[str], ...]]] = [] if tree is None else [(tree, ())]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
@@ -113,7 +113,7 @@ def _read(text: str, uses: Uses) -> None:
 
 
 def _children(node: ast.AST) -> Iterator[ast.AST]:
-    """As `ast.iter_child_nodes`, without those that have no names in them."""
+    """As `ast.iter_child_nodes`, without nodes that contain no names."""
     for field in node._fields:
         value = getattr(node, field, None)
         if isinstance(value, list):
@@ -125,7 +125,7 @@ def _children(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _names(node: ast.AST, *, without: str = "") -> Iterator[str]:
-    """The names in it, attributes' too, but for the bodies of `with <without> ...:`."""
+    """Names in a node, attributes included, except in the bodies of `with <without> ...:`."""
     ahead = [node]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
         node = ahead.pop()

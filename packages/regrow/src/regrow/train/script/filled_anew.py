@@ -1,4 +1,4 @@
-"""Variables above a loop whose old content no body reads: lists it only adds to, storages it fills anew."""
+"""Variables above a loop whose old contents no body reads: lists it only adds to, arrays that it fills first."""
 
 import ast
 import types
@@ -14,16 +14,16 @@ _JUMPS = (ast.Break, ast.Continue, ast.Return, ast.Raise, ast.Yield, ast.YieldFr
 
 
 def only_added_to(body: list[ast.stmt], there: Mapping[str, object]) -> set[str]:
-    """Names of containers that bodies only add to."""
+    """Names of containers to which bodies only add."""
     names = {each.id for part in body for each in ast.walk(part) if isinstance(each, ast.Name)}
     return {each for each in names & set(there) if _only_adds(body, each, there[each])}
 
 
 def harmless(body: list[ast.stmt], there: Mapping[str, object]) -> set[str]:
-    """Names of containers and arrays that bodies only add to, or fill as a whole before they read them.
+    """Names of containers and arrays to which bodies only add, or which they fill completely before they read them.
 
     Args:
-        body: of the loop.
+        body: the loop's body.
         there: variables as they are now.
     """
     names = {each.id for part in body for each in ast.walk(part) if isinstance(each, ast.Name)}
@@ -46,7 +46,7 @@ def _only_adds(body: list[ast.stmt], name: str, value: object) -> bool:
 
 
 def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
-    """Statements one after the other, also those of a `with`, behind what it opens."""
+    """Statements in order, with those of a `with` after its context expressions."""
     for each in body:
         if isinstance(each, ast.With):
             for item in each.items:
@@ -57,7 +57,7 @@ def _flat(body: list[ast.stmt]) -> Iterator[ast.stmt | ast.expr]:
 
 
 def _fills(body: list[ast.stmt], name: str, there: Mapping[str, object]) -> bool:
-    """True if the first thing that a body does with this is to fill it."""
+    """True if a body fills the variable with this name before any other use."""
     first = next((each for each in _flat(body) if _uses(each, name)), None)
     match first:
         case ast.Expr(ast.Call(ast.Attribute(ast.Name(of), empties))) if _uses(first, name) == 1:
@@ -77,7 +77,7 @@ def _is_all(place: ast.expr) -> bool:
 
 
 def _goes_through(bounds: list[ast.expr], name: str, there: Mapping[str, object]) -> bool:
-    """True if `range` of these bounds has each place of the first dimension."""
+    """True if `range` with these bounds covers the whole first dimension of the variable."""
     if len(bounds) == 2 and isinstance(bounds[0], ast.Constant) and bounds[0].value == 0:
         bounds = bounds[1:]
     thing = there[name]
@@ -97,7 +97,7 @@ def _goes_through(bounds: list[ast.expr], name: str, there: Mapping[str, object]
 
 
 def _fills_in_turns(body: list[ast.stmt], name: str, turn: str) -> bool:
-    """True if each turn of a loop writes its own place first, and touches no other."""
+    """True if each iteration of a loop writes its own element first, and uses no other."""
     parts = [each for part in body for each in ast.walk(part)]
     if any(isinstance(each, _JUMPS) or _writes(each, turn) for each in parts):
         return False

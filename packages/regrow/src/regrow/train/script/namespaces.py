@@ -1,4 +1,4 @@
-"""The variables of functions and modules under way, read and written from outside."""
+"""The variables of running functions and of modules, read and written from outside."""
 
 import inspect
 import signal
@@ -12,21 +12,21 @@ from regrow.core.process.rewriting import WRITES_THROUGH, bind
 _FAST = inspect.CO_OPTIMIZED | inspect.CO_NEWLOCALS
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _OURS = 4
-"""References to that copy: the frame's, two of ours, and the counter's. More: the script has called `locals()`."""
+"""References to the copy in `f_locals`: the frame's, two here, the counter's. More: the script called `locals()`."""
 
 
 def is_fast(frame: FrameType) -> bool:
-    """True if the variables of a call are a function's, which `f_locals` shows as a copy before Python 3.13."""
+    """True if the frame is a function's, whose variables `f_locals` returns as a copy before Python 3.13."""
     return frame.f_code.co_flags & _FAST == _FAST
 
 
 class Namespace:
-    """The variables of one function call, with those of functions around it that it uses; or those of a module.
+    """The variables of one function call, with those of enclosing functions that it uses; or those of a module.
 
     Args:
-        name: where it is, alike on all ranks.
-        frame: of the call.
-        module: the variables of its module instead.
+        name: the place, the same on all ranks.
+        frame: the call's frame.
+        module: True for the variables of its module instead.
     """
 
     def __init__(self, name: str, frame: FrameType, *, module: bool = False) -> None:
@@ -56,14 +56,14 @@ class Namespace:
         self._let_go(there)
 
     def _let_go(self, there: Mapping[str, object]) -> None:
-        """The copy that Python keeps with the frame would hold a step's tensors beyond their time."""
+        """Clear the copy that Python keeps with the frame, which would keep a step's tensors alive."""
         copied = not WRITES_THROUGH and is_fast(self.frame)
         if copied and isinstance(there, dict) and sys.getrefcount(there) <= _OURS:
             there.clear()
 
 
 def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
-    """The variables of calls and of their modules, each once, innermost first; those of generators are left out."""
+    """Namespaces of frames and of their modules, each once, innermost first, without those of generators."""
     found: list[Namespace] = []
     seen: set[int] = set()
     names: dict[str, int] = {}
@@ -75,7 +75,7 @@ def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
 
     for frame in frames:
         code, variables = frame.f_code, frame.f_globals
-        # What a generator passes on it may have begun to count before the step, or after.
+        # A generator that passes steps on may count them before the step, or after.
         if is_fast(frame) and not code.co_flags & _GENERATORS:
             add(f"{code.co_qualname} ({variables.get('__name__')})", frame, module=False)
         if id(variables) not in seen:
@@ -85,7 +85,7 @@ def namespaces(frames: Iterable[FrameType]) -> list[Namespace]:
 
 
 def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, object]]) -> set[str]:
-    """The variables from outside that functions of these modules use, and the functions of these that they call."""
+    """Outer variables that functions of these modules use, directly or in functions that they call."""
     known = {id(module) for module in modules}
     used: set[str] = set()
     near = list(functions)
@@ -101,7 +101,7 @@ def names_used(functions: Iterable[object], modules: Iterable[Mapping[str, objec
 
 
 def functions_elsewhere() -> Iterator[object]:
-    """The script's functions that may run at any time: signal handlers and threads. They keep their own variables."""
+    """Functions of the script that may run at any time: signal handlers and threads, which have their own variables."""
     for number in signal.valid_signals():
         yield signal.getsignal(number)
     for thread in threading.enumerate():

@@ -1,7 +1,7 @@
-"""The next turn of a script's loop without what it has still to do in this one, as if it had written `continue` there.
+"""Skipping to the next iteration of a script's loop, as if the script had `continue` after the step's body.
 
-A loop that may be left behind its step's body must not come to that where the step has not happened: it would be left
-a step too early, and the script cannot be brought back into it.
+If a loop may be left by code after its step's body, that code must not run if the step was not committed: the loop
+would be left a step too early, and the script cannot be brought back into it.
 """
 
 import ast
@@ -22,23 +22,23 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 class TakenStep(Protocol):
-    """The step that a loop holds."""
+    """The step that the script's loop holds."""
 
     committed: bool
 
     def become(self, following: Any) -> None:
-        """Stand for the step that follows."""
+        """Become the step that follows."""
 
 
 S = TypeVar("S", bound=TakenStep)
 
 
 class Turns(Generic[S]):
-    """The turns of the script's loop, each of which begins by asking for a step.
+    """The iterations of the script's loop, each of which begins by requesting a step.
 
     Args:
-        taken: told of the step with which a loop was sent to its next turn.
-        sends: whether a loop may be sent there.
+        taken: called with the step with which a loop was sent to its next iteration.
+        sends: whether a loop may be sent to its next iteration.
     """
 
     def __init__(self, taken: Callable[[S], None], *, sends: bool) -> None:
@@ -47,32 +47,32 @@ class Turns(Generic[S]):
         self._asked: Asking | None = None
 
     def goes_through(self, iterator: Iterator[Any]) -> None:
-        """The script goes through this: the steps, and later what gives it these."""
+        """Note an iterator that the script uses: the steps first, then one that passes them on."""
         self._walks.append(weakref.ref(iterator))
 
     def walks(self) -> list[object]:
-        """Iterators that the script goes through, the steps first; None in place of those it has let go."""
+        """Iterators that the script uses, the steps first; None in place of those that are gone."""
         return [each() for each in self._walks]
 
     def asks(self, frame: FrameType) -> None:
-        """The next step is asked for, there or beyond."""
+        """Note that this frame, or a caller of it, requests the next step."""
         self._asked = asking(frame)
 
     def forget(self) -> None:
-        """Forget the last caller: it is no loop of steps, so it has no next turn to be sent to."""
+        """Forget the last requester: it is no loop of steps, so it has no next iteration."""
         self._asked = None
 
     def known(self, frame: FrameType) -> bool:
-        """True if the loop that asks for the next step, in this frame or a caller's, can be sent to its next turn."""
+        """True if the loop that requests steps, in this frame or a caller's, can be sent to its next iteration."""
         self.asks(frame)
         asker = asking_frame(frame)
         return self._asked is not None and asker is not None and loop_at(asker, self._asked.instruction) is not None
 
     def not_left(self, step: S | None, innermost: FrameType, *, always: bool = False) -> None:
-        """Take the loop's next turn if the script might leave the loop after a step that was not committed.
+        """Skip to the loop's next iteration if the script might leave the loop after a step that was not committed.
 
         Args:
-            always: also where it cannot be left there.
+            always: skip even if the loop cannot be left there.
         """
         if not self._sends or self._asked is None or step is None or step.committed:
             return
@@ -81,7 +81,7 @@ class Turns(Generic[S]):
             skip_to_next(turn, partial(self._take, step))
 
     def refuse_left(self, innermost: FrameType) -> None:
-        """Raises `UsageError` where the loop might be left behind this body, and may not be sent to its next turn."""
+        """Raise `UsageError` if the loop might be left after this body, and must not be sent to its next iteration."""
         if not self._sends and self._asked and (turn := turn_of(self._asked, innermost, guarded=True)) is not None:
             raise UsageError(
                 f"the loop whose body begins in line {turn.first} of {turn.frame.f_code.co_filename} may be left "
@@ -90,7 +90,7 @@ class Turns(Generic[S]):
             )
 
     def _take(self, step: S) -> bool:
-        """With the same object, which the script holds; False: there is no further turn."""
+        """Give the script's step object the next step; False: there is no further iteration."""
         asked, steps = self._asked, self._walks[0]() if self._walks else None
         following = next(steps, None) if steps is not None else None
         self._asked = asked
@@ -102,15 +102,15 @@ class Turns(Generic[S]):
 
 
 def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False, guarded: bool = False) -> Turn | None:
-    """The present turn of the `for` loop that has asked, if it may be left behind the statement that is under way.
+    """The present iteration of the requesting `for` loop, if the loop may be left after the running statement.
 
-    None: it cannot, as far as its text says, or that cannot be read.
+    None: it cannot be left there by its text, or the text cannot be read.
 
     Args:
-        asked: where.
-        innermost: a call within that statement.
-        always: also where it cannot be left there.
-        guarded: not where it is left behind a step that was committed only.
+        asked: place of the request.
+        innermost: a frame within that statement.
+        always: return it even if the loop cannot be left there.
+        guarded: ignore exits that are taken only after a committed step.
     """
     frame = innermost
     while frame is not None and frame.f_code is not asked.code:
@@ -128,7 +128,7 @@ def turn_of(asked: Asking, innermost: FrameType | None, *, always: bool = False,
 
 
 def _leaves(statement: ast.AST, guarded: bool = False) -> bool:
-    """True if the loop may be left in this statement; `guarded`: but for what is done only if `step.committed`."""
+    """True if the loop may be left in this statement; `guarded`: ignore code that runs only if `step.committed`."""
     ahead = [statement]
     while ahead:  # no recursion: an expression may be nested deeper than Python's calls
         node = ahead.pop()

@@ -1,4 +1,4 @@
-"""Loops that have one turn, as far as their source and the values that it names prove it: `for epoch in range(1)`."""
+"""Loops of one iteration, as proven by their source and the values of its names: `for epoch in range(1)`."""
 
 import argparse
 import ast
@@ -17,12 +17,12 @@ class _Unknown(Exception):
 
 
 def turn_once(frame: FrameType, loops: int) -> bool:
-    """True if each `for` loop around this frame's present line goes through exactly one value.
+    """True if each `for` loop around this frame's present line iterates over exactly one value.
 
-    The values are those of now: a name that the loop's body assigns proves nothing.
+    Names are evaluated now, so a name that the loop's body assigns proves nothing.
 
     Args:
-        frame: of the script.
+        frame: a frame of the script.
         loops: expected number of loops; if the source shows another number, the answer is False.
     """
     tree = parsed(frame)
@@ -31,7 +31,7 @@ def turn_once(frame: FrameType, loops: int) -> bool:
 
 
 def _around(tree: ast.Module, frame: FrameType) -> Iterator[ast.For]:
-    """The loops of this frame's own code whose bodies have its present line."""
+    """The loops of this frame's own code whose bodies contain its present line."""
     line, first = frame.f_lineno, frame.f_code.co_firstlineno
     for node in ast.walk(tree):
         if isinstance(node, ast.For) and node.lineno >= first and _spans(node.body, line):

@@ -1,4 +1,4 @@
-"""Names that the body of a loop may read before it writes them, by its text: they carry something from turn to turn."""
+"""Names that a loop's body may read before it writes them, by its text: they carry values between iterations."""
 
 import ast
 import contextlib
@@ -15,9 +15,9 @@ from regrow.train.script.source import last_line, parsed
 class BodyReads(NamedTuple):
     """Names of a loop's body, by its text.
 
-    `first`: they may be read before they are written. `harmless`: no body reads what another has left in them.
-    `added_to`: of the latter, containers that bodies only add to.
-    `written`: some turn may write them; `certain`: each does. `outside`: they are read elsewhere in the file.
+    `first`: may be read before they are written. `harmless`: no body reads contents that another body has left.
+    `added_to`: the harmless containers to which bodies only add.
+    `written`: some iteration may write them; `certain`: each does. `outside`: are read elsewhere in the file.
     """
 
     first: set[str]
@@ -29,7 +29,7 @@ class BodyReads(NamedTuple):
 
 
 def read_first(frame: FrameType) -> BodyReads | None:
-    """Names of this call that the loop at its present line reads, and those of the loop of epochs around it.
+    """Names in the loop at this frame's present line, or in the loop of epochs around that loop.
 
     None: there is no such loop, or its text cannot be read.
     """
@@ -55,7 +55,7 @@ def read_first(frame: FrameType) -> BodyReads | None:
     elsewhere = names_used(called, [frame.f_globals])
     order, inside = ReadOrder(), set(map(id, named))
     certain = order.block(body, set())
-    order.block(of_steps, set())  # an epoch's own: bound above its steps, which carry it
+    order.block(of_steps, set())  # names bound above an epoch's steps, which the steps carry on
     others = (each for each in ast.walk(tree) if isinstance(each, ast.Name) and id(each) not in inside)
     outside = {each.id for each in others if not _stores(each)}
     first = order.read | (elsewhere - written)
@@ -66,8 +66,8 @@ def read_first(frame: FrameType) -> BodyReads | None:
 
 
 def loop_read(frames: Iterable[FrameType]) -> tuple[FrameType, BodyReads] | None:
-    """The innermost of these calls that goes through steps in a loop whose text is known, and what that reads."""
-    with contextlib.suppress(RecursionError):  # of a text that is nested too deeply
+    """The innermost of these frames that iterates over steps in a loop whose text is known, with the loop's names."""
+    with contextlib.suppress(RecursionError):  # raised for a text that is nested too deeply
         for frame in frames:
             if not frame.f_code.co_flags & inspect.CO_GENERATOR and (reads := read_first(frame)) is not None:
                 return frame, reads
@@ -79,13 +79,13 @@ def _has_epochs(node: ast.expr) -> bool:
 
 
 class ReadOrder:
-    """Names that may be read in statements before they are written. Loops inside have one turn at least."""
+    """Collects names that statements may read before they write them. Inner loops count as having an iteration."""
 
     def __init__(self) -> None:
         self.read: set[str] = set()
 
     def block(self, body: list[ast.stmt], written: set[str]) -> set[str]:
-        """Go through statements; returns the names that are written behind them for certain."""
+        """Process statements; returns the names that are certainly written after them."""
         for each in body:
             written = self._statement(each, written)
         return written
@@ -128,7 +128,7 @@ class ReadOrder:
         return written | stored
 
     def _expression(self, node: ast.AST, written: set[str]) -> set[str]:
-        """Functions and comprehensions inside read what they name."""
+        """Process an expression; functions and comprehensions in it count as reading the names in them."""
         self._loads(node, written)
         stored = {each.target.id for each in ast.walk(node) if isinstance(each, ast.NamedExpr)}
         return written | stored

@@ -1,7 +1,7 @@
-"""A second training of a script, seen before its first begins: by loops, maps, searches, and statements that follow.
+"""Detection of a script's second training before the first begins: by loops, maps, searches, later statements.
 
-A job has one training: a rank that is replaced could not come to the second. Only what is certain from the text and the
-values at hand counts; the begin of a second training is an error in any case.
+A job has one training, since a replaced rank could not reach the second. Only a second one that is certain by the text
+and the present values is refused here; the begin of a second training is an error in any case.
 """
 
 import ast
@@ -35,17 +35,17 @@ LOOPS = frozenset({"steps", "epochs"})
 _REPEATS = frozenset({"map", "starmap"})
 _TAKES_ALL = frozenset({"list", "tuple", "sum", "set", "sorted", "min", "max"})
 _SEARCHES = {"optuna": "n_trials", "hyperopt": "max_evals", "skopt": "n_calls"}
-"""Packages that search, and their variable that says how many trainings there are."""
+"""Packages that search hyperparameters, and their variable with the number of trainings."""
 _MAY_END = ("timeout", "callbacks", "callback", "early_stop_fn", "loss_threshold")
-"""Variables of theirs that may end a search before that number."""
+"""Variables of these packages that may end a search before that number."""
 _LAZY = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _DEEP = 4
 _MOST_TEXT = 4_000_000
-"""Characters of a script and its modules, some 100,000 lines: nothing is certain of a longer one."""
+"""Characters of a script and its modules, some 100,000 lines: of a longer script nothing counts as certain."""
 
 
 def refuse_second_loop(frames: list[FrameType], session: object) -> None:
-    """Raises `UsageError` where `second_loop` sees a second training."""
+    """Raise `UsageError` if `second_loop` finds a second training."""
     if second := second_loop(frames, session):
         raise UsageError(
             f"session.steps {second}, where a second call would be a second loop: a rank that is replaced could not "
@@ -56,18 +56,18 @@ def refuse_second_loop(frames: list[FrameType], session: object) -> None:
 
 
 def second_loop(frames: list[FrameType], session: object) -> str:
-    """Place and form of a second training, in words for people; empty: none is seen, or it is not certain to come.
+    """Place and form of a second training, in words for people; empty: none is found, or it is not certain.
 
     Args:
-        frames: of the script, innermost first; the first of them begins a training.
-        session: whose.
+        frames: frames of the script, innermost first; the first of them begins a training.
+        session: the session of the training.
     """
     if (around := loop_around(frames)) is not None:
         return f"is called within another loop ({_place(around)})"
     try:
         return _certain_second(frames, session)
     except RecursionError:
-        return ""  # blocks within blocks, deeper than is gone through
+        return ""  # blocks are nested too deeply
     finally:
         for known in (_parsed, _functions, _trains):
             known.cache_clear()
@@ -80,7 +80,7 @@ def _certain_second(frames: list[FrameType], session: object) -> str:
     for at, frame in enumerate(frames):
         tree = _tree(frame)
         if tree is None or frame.f_code.co_flags & _LAZY:
-            return ""  # its rest may never run, or leave
+            return ""  # the rest of a generator may never run
         scope = _scope(tree, frame.f_code)
         if certain and (loop := _repeating_while(tree, scope, frame)) is not None:
             place = f"{frame.f_code.co_filename}:{loop.lineno}"
@@ -103,10 +103,10 @@ def _certain_second(frames: list[FrameType], session: object) -> str:
 
 
 def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: frozenset[str] = EXITS) -> bool:
-    """True if these parts call one of `ends`, or a function of the script's that does, or calls one; by their names.
+    """True if these parts call one of `ends`, or, directly or not, a function of the script that does; by names.
 
-    Where an error is caught by the call of this index, or around it, it may end them too. Functions whose calls are
-    under way are not meant: what they still do is among the parts.
+    If the frame with index `at`, or one around it, may catch an error, raising counts too. Functions that are running
+    do not count, since the code that they still run is among the parts.
     """
     around = [(_tree(each), each) for each in frames[at:]]
     if any(tree is not None and is_tried(_scope(tree, each.f_code), each.f_lineno) for tree, each in around):
@@ -119,13 +119,13 @@ def _may_end(parts: Iterable[ast.AST], frames: list[FrameType], at: int, ends: f
     if sum(map(len, texts)) > _MOST_TEXT:
         return True
     trees = filter(None, map(tree_of, texts))  # one at a time: a tree takes far more memory than its text
-    found = calling(ends, trees, without=LOOPS)  # which end nothing, whoever else has such names
+    found = calling(ends, trees, without=LOOPS)  # `steps` and `epochs` end nothing, even if a function is named so
     return bool(called_in(parts) & (found - {frame.f_code.co_name for frame in frames}))
 
 
 @functools.cache
 def _parsed(text: str) -> ast.Module | None:
-    """A text's tree, which is made once for each look at a script: large ones take longer than all else."""
+    """The parsed text, made once for each look at a script, since parsing large texts takes longer than all else."""
     return tree_of(text)
 
 
@@ -145,9 +145,9 @@ def _variables(frame: FrameType) -> dict[str, object]:
 
 
 def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, frame: FrameType) -> ast.While | None:
-    """A `while` around the present line of this call that comes to it again for certain.
+    """A `while` loop around this frame's present line that certainly reaches the line again.
 
-    Others may be there to try again what has failed.
+    Other `while` loops may only retry after a failure.
     """
     shared = {name for each in ast.walk(tree) if isinstance(each, ast.Global | ast.Nonlocal) for name in each.names}
     for loop in ast.walk(scope):
@@ -160,7 +160,7 @@ def _repeating_while(tree: ast.Module, scope: ast.Module | ast.FunctionDef, fram
 
 
 def _called_by(caller: FrameType, called: FrameType) -> str:
-    """A function that calls what it is given again and again, between two calls of the script; empty: none."""
+    """Name of a function that repeatedly calls its argument, between two frames of the script; empty: none."""
     between = called.f_back
     while between is not None and between is not caller:
         package = str(between.f_globals.get("__name__", "")).partition(".")[0]
@@ -172,7 +172,7 @@ def _called_by(caller: FrameType, called: FrameType) -> str:
 
 
 def _mapped_at(frame: FrameType) -> str:
-    """A `map` of several things that is taken whole in the expression that this call is evaluating; empty: none."""
+    """Name of a `map` over several values, consumed whole in the expression that this frame evaluates; empty: none."""
     there = _variables(frame)
     for call in _calls_at(frame):
         match call:
@@ -199,7 +199,7 @@ def _are_several(node: ast.expr, there: dict[str, object]) -> bool:
 
 
 def _calls_at(frame: FrameType) -> Iterator[ast.Call]:
-    """Calls in the expression that this call is evaluating."""
+    """Calls in the expression that this frame is evaluating."""
     instructions = list(dis.get_instructions(frame.f_code))
     here = next((each for each in instructions if each.offset == frame.f_lasti), None)
     tree = _tree(frame)
@@ -237,9 +237,9 @@ def _scope(tree: ast.Module, code: CodeType) -> ast.Module | ast.FunctionDef:
 
 
 def _ahead(block: list[ast.stmt], line: int) -> tuple[list[ast.stmt], bool] | None:
-    """Statements of a block behind this line that are come to for certain, and whether its end may not be.
+    """Statements of a block after this line that are certainly reached, and True if its end may not be reached.
 
-    None: the line is not in it.
+    None: the line is not in the block.
     """
     for at, statement in enumerate(block):
         if not statement.lineno <= line <= last_line(statement):
@@ -251,7 +251,7 @@ def _ahead(block: list[ast.stmt], line: int) -> tuple[list[ast.stmt], bool] | No
             and statement.handlers
             and line <= last_line(statement.body[-1])
         ):
-            later = []  # which an error in the first training would pass by
+            later = []  # an error in the first training would skip these
         if ends or may_end(statement, behind=line):
             return later, True
         more, ends = come_to(block[at + 1 :])
@@ -269,7 +269,7 @@ def _blocks(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
 
 
 def _begins(call: ast.Call, there: dict[str, object], names: frozenset[str], deep: int) -> bool:
-    """True if a call begins a training of this session: the session's own, or a function's that does so."""
+    """True if a call begins a training of this session: the session's method, or a function that calls it."""
     match call.func:
         case ast.Attribute(value=ast.Name(id=of), attr=attribute):
             return of in names and attribute in LOOPS

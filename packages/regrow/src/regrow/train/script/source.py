@@ -1,4 +1,4 @@
-"""The text of the script that is being run, as far as it can be read."""
+"""The source text of the running script, as far as it can be read."""
 
 import ast
 import functools
@@ -21,9 +21,9 @@ _texts: dict[str, str] = {}
 
 @functools.lru_cache(maxsize=4096)
 def is_script(file: str) -> bool:
-    """True if code in this file is the script's own: not ours, an installed package's or the standard library's."""
+    """True if code in this file is the script's own: not regrow's, an installed package's or the standard library's."""
     if any(folder in file for folder in _INSTALLED):
-        return False  # also a user's own, and another environment's that is on the path
+        return False  # also user-installed packages, and those of another environment on the path
     return not file.startswith((*_LIBRARIES, *own_folders(), "<frozen"))
 
 
@@ -31,7 +31,7 @@ def is_scripts(thing: type | ModuleType) -> bool:
     """True for a class, or a module, of the script's own."""
     name = "" if isinstance(thing, ModuleType) else thing.__module__
     module = thing if isinstance(thing, ModuleType) else sys.modules.get(name)
-    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # no `__getattr__` of theirs
+    file = vars(module).get("__file__") if isinstance(module, ModuleType) else None  # without its `__getattr__`
     return name == "__main__" or (isinstance(file, str) and is_script(file))
 
 
@@ -41,11 +41,11 @@ def modules_of_script() -> list[ModuleType]:
 
 
 def text_of(file: str, module: dict[str, Any] | None = None) -> str:
-    """A file's text as it was when it was first asked for: what runs is not what the script is edited to meanwhile.
+    """A file's text as it was when it was first read: later edits of the file are not what runs.
 
     Args:
-        file: its name.
-        module: the variables of the module that it is, where it may not lie in a file.
+        file: the file's name.
+        module: variables of its module, whose loader may give the text if there is no file.
     """
     if file not in _texts:
         _texts[file] = "".join(linecache.getlines(file, module))
@@ -53,7 +53,7 @@ def text_of(file: str, module: dict[str, Any] | None = None) -> str:
 
 
 def parsed(frame: FrameType) -> ast.Module | None:
-    """The source file of a call; None where there is none, or it cannot be parsed."""
+    """The parsed source file of a frame; None if there is none, or it cannot be parsed."""
     return tree_of(text_of(frame.f_code.co_filename, frame.f_globals))
 
 
@@ -66,5 +66,5 @@ def tree_of(text: str) -> ast.Module | None:
 
 
 def last_line(node: ast.stmt | ast.expr) -> int:
-    """The line with which a statement or an expression ends."""
+    """The last line of a statement or an expression."""
     return node.end_lineno or node.lineno
