@@ -157,7 +157,7 @@ class MicroBatches:
     def _at(self, index: int) -> int:
         return index * self._dealer.unit + self._place
 
-    # --- what a micro-batch asks -------------------------------------------------------------------------------
+    # --- calls of a micro-batch --------------------------------------------------------------------------------
 
     def _log(self, micro: MicroBatch, metrics: dict[str, torch.Tensor | float]) -> None:
         if micro.done:
@@ -200,7 +200,7 @@ class MicroBatches:
     def _shares_in_step(self) -> int:
         return self.count * self._dealer.unit
 
-    # --- what all ranks must know ------------------------------------------------------------------------------
+    # --- exchange with all ranks -------------------------------------------------------------------------------
 
     def _names(self) -> list[str]:
         names = {tuple(sorted(self._logged.get(index, ()))) for index in self._weights}

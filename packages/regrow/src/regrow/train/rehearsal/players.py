@@ -83,7 +83,7 @@ def _is_one(thing: object, among: Iterable[object]) -> bool:
 
 
 def _whose_reset_is_used(frame: FrameType) -> Iterator[object]:
-    """Objects whose `reset` returns a value that the script of a frame uses; early stoppers' returns no used value."""
+    """Objects for which the script of a frame uses the return value of `reset`, unlike that of early stoppers."""
     tree = parsed(frame)
     if tree is None:
         return

@@ -212,7 +212,7 @@ def _calls_at(frame: FrameType) -> Iterator[ast.Call]:
             yield from (each for each in ast.walk(node) if isinstance(each, ast.Call))
 
 
-# --- what follows ---------------------------------------------------------------------------------------------------
+# --- later statements -----------------------------------------------------------------------------------------------
 
 
 @functools.cache

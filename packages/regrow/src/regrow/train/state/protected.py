@@ -153,7 +153,7 @@ class ProtectedState:
         self.attributes.take()
 
     def updates(self) -> list[str]:
-        """Called before each update: learn what has changed before the first one; returns names not known to."""
+        """Called before each update: learn what has changed before the first one; returns new names."""
         if self._updating:
             return []
         self._updating = True

@@ -59,7 +59,7 @@ class Body(CallObserver):
         """True if all state was remembered at the beginning, since this body cannot be separated from its update."""
         self._costs_said = False
         self.recovery: Recovery | None = None
-        """Knows who reads this worker's state; None before it has arrived."""
+        """Knows who reads this worker's state; None before the worker has arrived."""
         self.fetching = Fetching()
         self.own = OwnTime(link.env.spec.unit)
         self._counts = CallCounts(link.env.generation if link.env.role is Role.RANK else None)

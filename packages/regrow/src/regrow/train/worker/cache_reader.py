@@ -26,7 +26,7 @@ class Reading:
         self._woken: Callable[[], None] = lambda: None
 
     def cache(self, until: int) -> Caching | None:
-        """The node's cache for a training of `until` steps; None where there is none."""
+        """The node's cache for a training of `until` steps; None if there is none."""
         env = self._link.env
         if env.data is None:
             return None
@@ -37,7 +37,7 @@ class Reading:
         """End a wait for a batch, as the generation is over. From any thread."""
         self._woken()
 
-    # --- what the cache asks -------------------------------------------------------------------------------------
+    # --- calls of the cache --------------------------------------------------------------------------------------
 
     @property
     def stepping(self) -> bool:

@@ -73,7 +73,7 @@ class AttemptBody(Protocol):
         """Commit the step, all of whose changes are made."""
 
     def abort(self, error: Exception, state: ProtectedState) -> bool:
-        """Undo the changes of a failed attempt. False: outside a job, where the error is the script's."""
+        """Undo the changes of a failed attempt. False outside a job: there the error is the script's."""
 
     def abandon(self) -> None:
         """Give up a body that the script leaves by `SystemExit` or an interrupt."""

@@ -1,1 +1,1 @@
-"""A worker in the shadow of another: what a proof needs of it."""
+"""A worker's part in shadow proofs."""
