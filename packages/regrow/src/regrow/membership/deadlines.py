@@ -32,7 +32,7 @@ A later agent counts as lost and then as come back.
 KEEP_S: Seconds = 120.0
 """Time for survivors to copy their state into the memory of their own machines."""
 AGAIN = 2
-"""Factor on the build deadline for workers that are all started again."""
+"""Factor on the build deadline, or on the first build if that took longer, when all workers are started again."""
 
 
 def earliest(state: State, roster: Roster, spec: JobSpec) -> Instant | None:

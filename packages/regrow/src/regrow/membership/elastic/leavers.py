@@ -1,7 +1,7 @@
 """Workers that were released while the job goes on, and may take their time: nothing waits for them. Pure.
 
-They have given way to those who train, so that on busy cores their last acts take long by the clock. One that stands
-idle for the deadline is ended, and one that has used as much of a processor; a working or waiting one goes on.
+They have lower priority than training workers, so that their last work can take long on busy cores. A leaver is ended
+after the deadline in idleness, or after using as much processor time; otherwise it may go on.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 _TOUCH_S: Seconds = 0.05
-"""Of a processor, between two looks: who uses less is idle."""
+"""Processor time between two observations below which a worker is idle."""
 
 
 class Leavers:

@@ -124,7 +124,7 @@ class ResizeBoundary:
             self._at_once(f"step {event.step} had begun when its halt arrived", now)
 
     def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
-        """The deadline may have passed: halt workers that do not stop as planned; then fence hanging ones (`overdue`)."""
+        """The deadline may have passed: halt workers that do not stop as planned; fence those that hang (`overdue`)."""
         state = self._job.state
         if not isinstance(state, Switching) or now < state.deadline:
             return

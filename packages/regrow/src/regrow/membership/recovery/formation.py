@@ -180,7 +180,7 @@ class Generations:
             self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
 
     def end_steps(self, now: Instant) -> None:
-        """Every rank has run its last step: let all leave the loop; faults after it are repaired if the script allows."""
+        """Every rank has run its last step: let all leave the loop; later faults are repaired if the script allows."""
         if not all(worker.goes_on for worker in self._roster.placed()):
             self.release(now)
             return

@@ -50,7 +50,7 @@ class Losses:
         return {w.rank: w.torn_at for w in placed if w.rank is not None and w.torn_at is not None}
 
     def diagnosis(self, step: StepNo, cause: str) -> str:
-        """Reason for the loss of the state: `cause` if a process was lost or no update was torn; else the torn update."""
+        """Reason for the loss of the state: the torn update; or `cause` if none was torn or a process was lost."""
         torn = say.torn(self.torn)
         return self.first(say.state_lost(step, cause) if self._process or not torn else torn)
 
