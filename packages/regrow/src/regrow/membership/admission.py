@@ -85,7 +85,7 @@ class Admission:
         return name in connected or name in self._introduced or name in self._known
 
     def refusal(self, node: NodeId, connected: Collection[NodeId]) -> tuple[str, str] | None:
-        """Why a node may not be in the job, and what to do instead; None: it may."""
+        """Reason and cure if a node may not be in the job; None: it may."""
         first = self._first
         if first is None or node in connected or (node in first and node not in self._introduced):
             return None

@@ -1,4 +1,4 @@
-"""Schedule of durable checkpoints: when, of which step, by whom. Training waits only for a copy in memory.
+"""Schedule of durable checkpoints: their times, steps and writers. Training waits only for a copy in memory.
 
     Idle → Snapshotting → Writing → Finishing → Idle
 
@@ -108,7 +108,7 @@ class Checkpoints:
         """True if a checkpoint was begun after `_wanted` was set."""
         self._said: set[str] = set()
 
-    # --- what the membership machine calls ---------------------------------------------------------------------
+    # --- called by the membership machine ----------------------------------------------------------------------
 
     def next_deadline(self) -> Instant | None:
         """Time at which `TimeAdvanced` is needed."""

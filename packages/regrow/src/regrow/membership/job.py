@@ -28,7 +28,7 @@ class Job(JobState):
     """One job, and its state.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
         plan, incidents, errors: taken over from the previous coordinator.
@@ -147,7 +147,7 @@ class WantedSize:
     """The wanted size of the world, and the change that is under way.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
     """
 
     def __init__(self, spec: JobSpec) -> None:

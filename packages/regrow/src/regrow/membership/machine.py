@@ -73,10 +73,10 @@ __all__ = ["Command", "EndJob", "Gathering", "JobView", "Membership"]
 
 
 class Membership:
-    """Decides who is in the job.
+    """Decides the membership of the job.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
         memory: knowledge of a failed coordinator; `take_over` must be called next.
@@ -118,7 +118,7 @@ class Membership:
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
         )
 
-    # --- what the outside calls --------------------------------------------------------------------------------
+    # --- called from outside -----------------------------------------------------------------------------------
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
         """Take one fact and return the commands that follow from it, in order."""

@@ -55,7 +55,7 @@ class Orders:
     """Collects the commands that answer one fact.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
         roster: records what was ordered.
         plan: faults on demand, which are sent with the orders.
     """

@@ -63,7 +63,7 @@ def master_address(config: AgentConfig) -> str:
 def script_variables(
     order: orders.SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """torchrun's variables for one worker, in addition to `inherited`, the user's environment."""
+    """The variables that torchrun sets, for one worker, in addition to `inherited`, the user's environment."""
     spec = config.spec
     variables = {
         "RANK": str(order.rank),

@@ -56,7 +56,7 @@ class HttpApi:
 
     Args:
         host: the coordinator.
-        spec: what the job was started with.
+        spec: settings of the job.
         world: returns the number of ranks.
         view: returns the view of the job for people.
     """
