@@ -31,7 +31,7 @@ _AFTER_S: Seconds = 1.0
 _APART_S: Seconds = 10.0
 """Least time between two examinations, as faults in close succession are one occasion."""
 _LOOK_BACK_S: Seconds = 600.0
-"""Age of kernel log lines that count when the node joins; later ones count from the last examination."""
+"""Age up to which lines of the kernel log count when the node joins; later examinations look back to the last one."""
 _CHECK_S: Seconds = 30.0
 _MOST_S: Seconds = 300.0
 _END_S: Seconds = 1.0

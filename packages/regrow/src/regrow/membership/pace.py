@@ -1,4 +1,4 @@
-"""Pace of the steps, to predict which step comes next: for planned halts and for snapshots. Pure."""
+"""Pace of the steps, to predict the step that ranks will reach in a moment, for planned halts and snapshots. Pure."""
 
 import math
 from collections import deque

@@ -108,7 +108,7 @@ def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None
     """The newest state on which replicas agreed and of which every holding exists; None: there is none.
 
     Args:
-        doubted: a state at this step or later is trusted only as a verified copy.
+        doubted: after the last agreement and up to this step, a state is trusted only as a verified copy.
     """
     holdings = {each.holding for each in standings}
     for step in sorted({each.verified for each in standings if each.verified != NO_STATE}, reverse=True):

@@ -167,7 +167,7 @@ def _waits_for_sure(seen: WorkerObservation | None) -> bool:
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
-    """Ranks that have called fewer collectives than others in each uneven group; none if that holds for all ranks.
+    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks have.
 
     Args:
         counts: by rank, its number of calls in each group.

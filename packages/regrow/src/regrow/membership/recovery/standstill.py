@@ -19,7 +19,7 @@ FRESH_S: Seconds = 12.0
 """Older observations do not count: the worker makes progress again, or its agent is paused."""
 _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
-"""Upper bound of the time between two judgements, which grows with the world because each covers all ranks."""
+"""Least pause between two judgements: this much for each rank, as one covers all of them, up to this limit."""
 _SAY_S: Seconds = 60.0
 _LIKE_SLOW = 2.0
 _ANEW_MOST = 3
