@@ -19,7 +19,7 @@ from regrow.core.shown import Shown
 
 
 class _Unhurried(logging.Handler):
-    """To standard error, whether somebody reads that or not."""
+    """Writes to standard error without waiting for a reader."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class _Unhurried(logging.Handler):
 
 
 def main() -> int:
-    """Run the agent; its exit code."""
+    """Run the agent; returns its exit code."""
     open_standard_streams()
     parent = os.getppid()
     die_with_parent(signal.SIGTERM)
@@ -47,7 +47,7 @@ def main() -> int:
         return 2
     if os.getppid() != parent:
         return 1
-    sys.setswitchinterval(0.0005)  # the output thread hands the interpreter back soon when a worker dies
+    sys.setswitchinterval(0.0005)  # So that the output thread releases the GIL soon when a worker dies.
     try:
         return asyncio.run(Agent(config).run())
     except RegrowError as error:

@@ -1,4 +1,4 @@
-"""Checks before a job starts: system calls that a filter may refuse, and a temporary folder."""
+"""Checks before a job starts: system calls that a filter may refuse, and the temporary folder."""
 
 import errno
 import mmap
@@ -12,7 +12,7 @@ from regrow.core.net import is_own, sockets_home, unix_address
 
 
 def check_calls() -> None:
-    """Raises `UsageError`, which names the call that is refused."""
+    """Raises `UsageError` with the name of a system call that is refused."""
     for name, use in _NEEDED.items():
         try:
             use()
@@ -26,7 +26,7 @@ def check_calls() -> None:
 
 
 def check_temporary_folder() -> None:
-    """Raises `UsageError` where there is none: Python, torch and loaders' processes end with a traceback there."""
+    """Raises `UsageError` if there is none; Python, torch and loaders' processes would fail with a traceback."""
     try:
         tempfile.gettempdir()
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""`steps.<node>.jsonl`: which rank committed which step, written by the agent because it outlives the workers."""
+"""`steps.<node>.jsonl`: the steps committed by each rank, written by the agent because it outlives the workers."""
 
 import logging
 import math
@@ -21,18 +21,18 @@ from regrow.core.records import OrderStated, Record, StepCommitted
 from regrow.core.rotation import RecordLimits, remove_part, rotate
 
 _FORMS_KEPT = 64
-"""Generations after the replacement's own within which a worker's end is known at the latest."""
+"""Number of newest generations that are remembered; the end of a worker is known before as many have followed."""
 _BLOCK = 1 << 16
 KEPT_BYTES = 8 << 20
-"""Bytes kept in memory while nothing can be written; beyond that the oldest are dropped."""
+"""Bytes of lines kept in memory while nothing can be written; beyond that the oldest are dropped."""
 _log = logging.getLogger("regrow.agent")
 
 
 class StepsFile:
-    """Appends lines, buffered: who owns it calls `flush`, from one thread at a time, at short intervals and at the end.
+    """Appends lines with a buffer. Its owner calls `flush` often and at the end, from one thread at a time.
 
-    The file is this agent's alone. Half a line at its end, left by an agent that was killed, is taken away first.
-    A full file is set aside, and the oldest of those are removed: what is dropped are the steps of long ago.
+    Only this agent writes the file. An incomplete last line, left by an agent that was killed, is removed first. A full
+    file is set aside, and the oldest of those are removed with the oldest steps.
     """
 
     def __init__(self, path: Path, limits: RecordLimits | None = None) -> None:
@@ -41,7 +41,7 @@ class StepsFile:
         self._lock = threading.Lock()
         self._lines: deque[bytes] = deque()
         self._kept = 0
-        """Bytes of these."""
+        """Size of `_lines` in bytes."""
         self._dropped = 0
         self._failing = self._mended = False
 
@@ -51,16 +51,16 @@ class StepsFile:
         return bool(self._lines)
 
     def add(self, record: Record) -> None:
-        """Write a line, with the wall clock, at the next flush."""
+        """Write a record as a line, with the wall clock, at the next flush."""
         body = msgspec.json.encode(record)
         if b"null" in body and isinstance(record, StepCommitted):
-            # JSON has no word for NaN and infinity; the reader takes them from a text.
+            # JSON cannot represent NaN and infinity; the reader accepts them as strings.
             body = msgspec.json.encode(_spelled_out(record))
         with self._lock:
             self._keep([body[:-1] + f',"time":{time.time():.6f}}}\n'.encode()])
 
     def _keep(self, lines: Iterable[bytes], *, first: bool = False) -> None:
-        """With the lock: so many as fit, the newest; those that are dropped are counted."""
+        """Keep the newest lines that fit, and count those that are dropped. Call with the lock held."""
         lines = list(lines)
         (self._lines.extendleft(reversed(lines)) if first else self._lines.extend(lines))
         self._kept += sum(map(len, lines))
@@ -69,9 +69,9 @@ class StepsFile:
             self._dropped += 1
 
     def flush(self) -> None:
-        """Hand the lines to the operating system. What it refuses (a full disk) is kept, as far as there is room.
+        """Write the lines to the file. After a refusal (a full disk) they are kept, as far as there is room.
 
-        It is said once that nothing can be written, and once that it is over.
+        The begin and the end of such a time are logged once each.
         """
         with self._lock:
             lines, self._lines, self._kept = self._lines, deque(), 0
@@ -116,7 +116,7 @@ class StepsFile:
             while text:
                 text = text[os.write(descriptor, text) :]
         except OSError:
-            os.ftruncate(descriptor, end)  # all lines are written again, so none of them may stay
+            os.ftruncate(descriptor, end)  # All lines are written again, so none of them may stay.
             raise
 
 
@@ -127,7 +127,7 @@ def _spelled_out(record: StepCommitted) -> dict[str, object]:
 
 
 def _end_of_lines(descriptor: int, size: int) -> int:
-    """Offset behind the last complete line of a file of `size` bytes."""
+    """Offset after the last complete line of a file of `size` bytes."""
     while size > 0:
         start = max(0, size - _BLOCK)
         newline = os.pread(descriptor, size - start, start).rfind(b"\n")
@@ -140,8 +140,8 @@ def _end_of_lines(descriptor: int, size: int) -> int:
 class LastSeen(NamedTuple):
     """Last knowledge of a worker that has ended.
 
-    `rank_in`: its rank in a generation. `staged`: the metrics of its newest steps, the last one last. `batch`: its last
-    read. `committed`: the last step that it reported as committed, and the generation it was in.
+    `rank_in`: its rank in a generation. `staged`: the metrics of its newest steps, the newest last. `batch`: its last
+    read. `committed`: the last step that it reported as committed, with the generation.
     """
 
     worker: WorkerId
@@ -152,7 +152,7 @@ class LastSeen(NamedTuple):
     committed: tuple[Generation, StepNo] | None = None
 
     def heritage(self) -> "list[_Heritage]":
-        """The step that it was in, and the one before, where it had committed that without saying so."""
+        """The step that it was in, and earlier ones that it had committed without reporting them."""
         staged = {(each.generation, each.step): each for each in self.staged}
         read = {place: each.data for place, each in staged.items() if each.data is not None}
         if self.batch is not None:
@@ -187,25 +187,25 @@ class CommittedSteps:
     """Committed steps, and those that a dead worker had computed but not committed.
 
     A replicated world needs no barrier: when one rank dies in its update, another may have committed the step, and
-    then it counts for all. Whether it does is decided when the dead rank's generation is replaced: the new one starts
-    after the step, or with it. In the first case a line is written for the rank (`adopted`), with the metrics that it
-    had staged and the record of what it had read; in the second, in which the step runs again, there is none. That a
-    worker has died may be known before or after what replaces its generation. Where nothing replaces it any more, the
-    step counts if another worker of this node has committed it.
+    then it counts for all. This is decided when the dead rank's generation is replaced: the new one starts after the
+    step or with it. In the first case a line is written for the rank (`adopted`), with the metrics that it had staged
+    and the record of its reads; in the second the step runs again, and there is no line. The end of a worker may become
+    known before or after the start of the next generation. If no generation follows, the step counts if another worker
+    of this node has committed it.
     """
 
     def __init__(self, file: StepsFile) -> None:
         self._file = file
         self._formed: dict[Generation, StepNo] = {}
-        """The state that each generation started with, oldest first."""
+        """Step with which each generation started, the oldest first."""
         self._forgotten = Generation(-1)
-        """The newest generation that is not in `_formed` any more."""
+        """The newest generation that was removed from `_formed`."""
         self._heritage: list[_Heritage] = []
         self._reached: dict[Generation, StepNo] = {}
-        """The newest step that a worker of this node has committed in each of the newest generations."""
+        """By generation, the newest step that a worker of this node has committed."""
 
     def stated(self, fact: OrderDeclared, at: Instant) -> None:
-        """A worker said in which order its samples come."""
+        """A worker has reported the order of its samples."""
         self._file.add(OrderStated(at, fact.rank, fact.worker, fact.order))
 
     def committed(self, fact: facts.WorkerCommitted, rank: Rank) -> None:
@@ -238,7 +238,7 @@ class CommittedSteps:
             self._settle()
 
     def formed(self, generation: Generation, step: StepNo) -> None:
-        """A new membership goes on from `state@step`: older steps are committed, `step` and later ones are not."""
+        """A new membership starts with `state@step`: earlier steps are committed, `step` and later ones are not."""
         self._formed[generation] = step
         self._settle()
         while len(self._formed) > _FORMS_KEPT:
@@ -247,7 +247,7 @@ class CommittedSteps:
         self._reached = {number: at for number, at in self._reached.items() if number >= self._forgotten}
 
     def end(self) -> None:
-        """No membership follows: what is still open is decided by what this node's workers have committed."""
+        """No membership follows: an open step counts if another worker of this node has committed it."""
         for inherited in self._heritage:
             if self._reached.get(inherited.generation, -1) >= inherited.step:
                 self._adopt(inherited)

@@ -1,4 +1,4 @@
-"""The agent's connection to the coordinator, or to the next one: one WebSocket, facts up and orders down."""
+"""The agent's connection to the coordinator or its successor: one WebSocket, facts up and orders down."""
 
 import asyncio
 import contextlib
@@ -27,7 +27,7 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec, encoded
 _RETRY_S: Seconds = 0.1
 _FLUSH_S: Seconds = 2.0
 _REFUSED = 4400
-"""Close codes from here on are the coordinator's own."""
+"""First of the close codes that the coordinator defines itself."""
 _log = logging.getLogger("regrow.agent")
 
 
@@ -39,13 +39,13 @@ class CoordinatorLink:
     """Connects on entry.
 
     Args:
-        config: where, with which token, and for how long a silence is borne (`patience`).
-        fails: told what failed, where nothing is sent or noticed any more.
+        config: the address, the token, and the longest silence (`patience`).
+        fails: called with an error after which nothing is sent or noticed any more.
     """
 
     def __init__(self, config: AgentConfig, fails: Fails) -> None:
         self.worker_states = WorkerStates()
-        """Of this node's workers, from all that is sent and carried out."""
+        """States of this node's workers, from all sent facts and carried out orders."""
         self._history = NodeHistory(config.node)
         self._config, self._fails = config, fails
         self._codec: FrameCodec[AgentOrder | list[AgentOrder]] = FrameCodec(AgentOrder | list[AgentOrder])
@@ -77,7 +77,7 @@ class CoordinatorLink:
         if self._need is not None:
             self._need.cancel()
         if self._sender is not None:
-            # A coordinator that reads no more is not waited for, nor is one that could not be reached.
+            # Do not wait for a coordinator that reads no more or could not be reached.
             await asyncio.wait({self._sender}, timeout=_FLUSH_S)
             self._sender.cancel()
         if self._socket is not None:
@@ -98,7 +98,7 @@ class CoordinatorLink:
                     headers={"Authorization": f"Bearer {config.token}"},
                     timeout=aiohttp.ClientWSTimeout(ws_close=_FLUSH_S),
                     # A ping each interval, answered within half of it. Training does not need the coordinator between
-                    # faults, so one that is paused costs nothing; the end of one's own parent is known anyway.
+                    # faults, so a paused one costs nothing; a near agent sees the end of its parent in any case.
                     heartbeat=None if config.near else config.patience * 2 / 3,
                     max_msg_size=MAX_FRAME_BYTES,
                 )
@@ -116,7 +116,7 @@ class CoordinatorLink:
                 await asyncio.sleep(_RETRY_S)
 
     def register(self, *, store: str, copy_endpoint: str) -> None:
-        """Say who this node is, and where its key-value store and its copies of state are found."""
+        """Register this node, with the addresses of its key-value store and of its copies of state."""
         config = self._config
         self.send(
             facts.NodeJoined(
@@ -132,7 +132,7 @@ class CoordinatorLink:
         )
 
     def send(self, fact: AgentFact) -> None:
-        """Send a fact, after all earlier ones. Those sent while there is no connection go to the next coordinator."""
+        """Send a fact after all earlier ones. Without a connection, facts wait for the next coordinator."""
         if isinstance(fact, facts.NodeJoined):
             self._joined = fact
         self._history.sent(fact)
@@ -141,7 +141,7 @@ class CoordinatorLink:
         self._outbox.put_nowait(fact)
 
     def carried_out(self, order: Feasible) -> None:
-        """An order is being carried out; a coordinator that asks for it is told of all that were."""
+        """Enter an order that is being carried out; answer it if it requests a report of all of them."""
         self._history.ordered(order)
         self.worker_states.ordered(order)
         if isinstance(order, ReportNode):
@@ -156,11 +156,11 @@ class CoordinatorLink:
             try:
                 await socket.send_bytes(encoded(self._encoder, fact))
             except (ConnectionError, aiohttp.ClientError):
-                return  # the end of `orders` says so
+                return  # The end of `orders` reports the loss.
             self._unsent = None
 
     async def orders(self) -> AsyncIterator[AgentOrder]:
-        """Orders until no coordinator is left. Raises `ProtocolError` on what is none, or where one refuses it."""
+        """Orders until no coordinator is left. Raises `ProtocolError` on invalid messages, or if it is refused."""
         while self._socket is not None:
             waiting = supervised(self._give_way(self._socket), "waiting for another coordinator", self._fails)
             try:
@@ -173,13 +173,13 @@ class CoordinatorLink:
                 return
 
     async def _give_way(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Hang up on a coordinator when there is another."""
+        """Close the connection to a coordinator once there is another."""
         if self._session is not None and self._config.launcher:
             await self._next.wait(self._session)
             await socket.close()
 
     async def _follow(self) -> bool:
-        """Register with the coordinator that has taken the place of the one that is lost; whether there is one."""
+        """Register with the successor of a lost coordinator; returns False if there is none."""
         if self._session is None or self._joined is None:
             return False
         while (leader := await self._next.find(self._session)) is not None:
@@ -191,7 +191,7 @@ class CoordinatorLink:
                 self._socket = await self._connect(self._session, leader.address)
                 await self._socket.send_bytes(self._encoder.encode(self._joined))
             except (CoordinatorUnreachable, ConnectionError, aiohttp.ClientError):
-                continue  # it is lost too, and there may be one after it
+                continue  # It is lost too, and there may be another after it.
             self._sender = self._sending(self._socket)
             return True
         return False
@@ -201,7 +201,7 @@ class CoordinatorLink:
             try:
                 message = await socket.receive()
             except (ConnectionError, aiohttp.ClientError):
-                return  # a ping cannot be answered: the coordinator has given up an agent that was silent for so long
+                return  # A ping cannot be answered: the coordinator has given up this agent after a long silence.
             match message.type:
                 case aiohttp.WSMsgType.BINARY:
                     orders = self._codec.decode(message.data)

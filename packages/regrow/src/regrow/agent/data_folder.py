@@ -1,8 +1,8 @@
-"""The folder of an agent's data cache: private, locked as long as somebody needs it, removed whatever happens.
+"""The folder of an agent's data cache: private, locked while it is in use, and removed even after a kill.
 
 Its name is `regrow-data-<uid>-<random>`. The launcher makes it and its agent uses it; both hold a shared lock on the
-file `owner` in it. The kernel takes a lock back when its holder dies, so a folder whose lock nobody holds was left by a
-job that was killed, and the next job of the same user removes it.
+file `owner` in it. The kernel releases a lock when its holder dies, so a folder without a lock was left by a job that
+was killed, and the next job of the same user removes it.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from regrow.core.ids import Seconds
 
 _OWNER = "owner"
 _BEING_MADE_S: Seconds = 60.0
-"""A folder without an `owner` is being made, unless it is older than this."""
+"""Age up to which a folder without `owner` counts as being made."""
 _TRIES = 20
 _PAUSE_S: Seconds = 0.002
 
 
 class DataFolder:
-    """A folder, and this process's part in keeping it. `path` may have been removed by whoever shares it.
+    """A folder that this process keeps in use. Another process that shares it may have removed `path`.
 
     Args:
-        path: where it is.
-        lock: descriptor of its `owner`, locked.
+        path: path of the folder.
+        lock: locked descriptor of its file `owner`.
     """
 
     def __init__(self, path: Path, lock: int) -> None:
@@ -38,10 +38,10 @@ class DataFolder:
 
     @classmethod
     def make(cls, root: Path, whose: str) -> "DataFolder":
-        """A new one below `root`. `whose`: written into `owner`, for people who wonder. Raises `OSError`."""
+        """Make a folder below `root`. `whose`: text for people, written into `owner`. Raises `OSError`."""
         path = Path(tempfile.mkdtemp(prefix=_prefix(), dir=root))
         try:
-            # Locked before it has its name: whoever finds the name finds the lock.
+            # Locked before it gets its name, so that no process finds it unlocked.
             draft = path / f"{_OWNER}.new"
             lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
@@ -58,7 +58,7 @@ class DataFolder:
 
     @classmethod
     def share(cls, path: Path) -> "DataFolder":
-        """One that another process has made. Raises `OSError`: it is gone, or about to be."""
+        """Use a folder that another process has made. Raises `OSError` if it is gone or about to be removed."""
         lock = os.open(path / _OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -68,7 +68,7 @@ class DataFolder:
         return cls(path, lock)
 
     def remove(self) -> None:
-        """Remove it with all that is in it, and let go of the lock. Raises `OSError` where something stays."""
+        """Remove the folder with its contents and release the lock. Raises `OSError` if something remains."""
         try:
             _remove(self.path)
         finally:
@@ -78,7 +78,7 @@ class DataFolder:
 
 
 def sweep(root: Path) -> list[str]:
-    """Remove the folders of this user below `root` that nobody holds; returns their names. Raises no error."""
+    """Remove this user's folders below `root` that no process holds; returns their names. Raises no error."""
     swept: list[str] = []
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
@@ -98,7 +98,7 @@ _NAME = re.compile(re.escape(_prefix()) + r"[a-z0-9_]{8}")
 
 
 def _open(path: Path) -> int:
-    """A folder of this user's; no link is followed. Raises `OSError`."""
+    """Open a folder of this user without following a link. Raises `OSError`."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     if os.fstat(folder).st_uid != os.getuid():
         os.close(folder)
@@ -107,7 +107,7 @@ def _open(path: Path) -> int:
 
 
 def _left_over(path: Path) -> bool:
-    """True if it is a folder of this user's that no process holds."""
+    """True if this is a folder of this user that no process holds."""
     try:
         folder = _open(path)
     except OSError:
@@ -134,12 +134,12 @@ def _remove(path: Path) -> None:
         try:
             folder = _open(path)
         except FileNotFoundError:
-            return  # whoever shares it was quicker
+            return  # Another process that shared it was faster.
         try:
             _empty(folder)
             path.rmdir()
         except OSError:
-            # Another process removes the same, or one that is about to be killed has made another file.
+            # Another process is removing the folder too, or one that is about to be killed has made another file.
             if turn == _TRIES - 1:
                 raise
             time.sleep(_PAUSE_S)
@@ -150,7 +150,7 @@ def _remove(path: Path) -> None:
 
 
 def _empty(folder: int) -> None:
-    """`owner` goes last, so that a removal that is cut short is taken up by the next sweep."""
+    """Empty a folder; `owner` goes last, so that the next sweep continues a removal that was cut short."""
     with os.scandir(folder) as entries:
         inside = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries if entry.name != _OWNER]
     for name, is_folder in inside:

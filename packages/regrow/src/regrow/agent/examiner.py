@@ -1,8 +1,7 @@
-"""Has this node examined, beside what goes on: when it has joined, and after each incident.
+"""Examination of this node in the background: when it has joined, and after each incident.
 
-In a process of its own, of low priority, a moment after the event, so that no recovery waits for it. What it finds
-comes late for the incident it follows, and counts for the next decision. Without an answer nothing is known, which is
-no fault of the node.
+It runs in a separate process of low priority, a moment after the event, so that no recovery waits for it. Its findings
+come too late for that incident and count for the next decision. A missing answer is not counted against the node.
 """
 
 import asyncio
@@ -26,13 +25,13 @@ from regrow.health.probes import QUICK
 from regrow.health.readings import ProbeSettings
 
 AFTER_INCIDENT = [name for name in QUICK if name != "memory-bandwidth"]
-"""Beside a training its own traffic would be measured."""
+"""Without the probe of memory bandwidth, which would measure the traffic of the training."""
 _AFTER_S: Seconds = 1.0
-"""From a new generation to the examination: by then it trains."""
+"""Delay of the examination after a new generation, which trains by then."""
 _APART_S: Seconds = 10.0
-"""At least between two of them: faults that follow one another closely are one occasion."""
+"""Least time between two examinations, as faults in close succession are one occasion."""
 _LOOK_BACK_S: Seconds = 600.0
-"""Age up to which the kernel log counts when the node joins; later, to the examination before."""
+"""Age up to which lines of the kernel log count when the node joins; later examinations look back to the last one."""
 _CHECK_S: Seconds = 30.0
 _MOST_S: Seconds = 300.0
 _END_S: Seconds = 1.0
@@ -43,8 +42,8 @@ class Examiner:
     """One node's examinations, one at a time.
 
     Args:
-        config: whose node it is; `spec.health` switches all of it.
-        report: takes what was found.
+        config: configuration of the node; `spec.health` switches examinations on.
+        report: receives the findings.
     """
 
     def __init__(self, config: AgentConfig, *, report: Callable[[NodeExamined], None]) -> None:
@@ -58,22 +57,22 @@ class Examiner:
 
     @property
     def pid(self) -> int | None:
-        """The process that examines; None while there is none."""
+        """The examining process; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def joined(self) -> None:
-        """The node is in the job: look before anything runs on it."""
+        """The node has joined the job: examine it before anything runs on it."""
         self._soon("joined", QUICK, 0.0)
 
     def formed(self, generation: Generation) -> None:
-        """A generation is being formed, on this node's word several times; after the first there was an incident."""
+        """A generation is being formed; called several times for each. All but the first follow an incident."""
         first, known = self._newest == 0, self._newest
         self._newest = max(known, generation)
         if self._newest > known and not first:
             self._soon(f"before generation {generation}", AFTER_INCIDENT, _AFTER_S)
 
     def close(self) -> None:
-        """End what runs."""
+        """End a running examination."""
         for timer in (self._timer, self._limit):
             if timer is not None:
                 timer.cancel()
@@ -88,7 +87,7 @@ class Examiner:
 
     def _start(self, occasion: str, probes: list[str]) -> None:
         self._timer = None
-        if self._process is not None:  # the one before still runs, on a machine that is very busy
+        if self._process is not None:  # The last examination still runs, as the machine is very busy.
             return
         now, config = time.monotonic(), self._config
         window = _LOOK_BACK_S if self._last is None else now - self._last

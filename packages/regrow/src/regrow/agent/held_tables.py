@@ -1,4 +1,4 @@
-"""The tables that an agent keeps, and orders that wait for one. Pure."""
+"""The tables that an agent keeps, and orders that wait for a table. Pure."""
 
 from typing import TypeAlias
 
@@ -17,15 +17,15 @@ from regrow.core.messages.tables import (
 from regrow.core.messages.unions import AgentOrder, NodeTask, WorkerOrder
 
 Feasible: TypeAlias = NodeTask | WorkerOrder | GenerationTable
-"""Orders that can be carried out now: without a table, or completed from one; news of a table."""
+"""An order that can be carried out now, without a table or completed from one; or a new table."""
 
 
 class HeldTables:
-    """The newest table, the one that changes refer to, and the orders that wait for one that is on its way."""
+    """The newest table, the one to which changes refer, and the orders that wait for a table on its way."""
 
     def __init__(self) -> None:
         self.missing = 0
-        """The number of a table that should be here and is not; 0: there is none."""
+        """Number of the newest table that is missing; 0: none is."""
         self._tables: dict[int, GenerationTable] = {}
         self._newest = 0
         self._holders: list[Rank] = []
@@ -36,11 +36,11 @@ class HeldTables:
         return self._tables.get(number)
 
     def is_over(self, number: int) -> bool:
-        """True if a later table is here, so that this one is of no use any more."""
+        """True if a later table is here, so that this one is obsolete."""
         return number < self._newest
 
     def take(self, order: AgentOrder) -> list[Feasible]:
-        """Orders that can be carried out now that this one has come. Raises `ProtocolError`."""
+        """Take an order; returns the orders that can be carried out now. Raises `ProtocolError`."""
         match order:
             case KeepTable():
                 return self.keep(order.table)
@@ -63,14 +63,14 @@ class HeldTables:
             case orders.FenceWorker():
                 self._waiting = [join for join in self._waiting if join.worker != order.worker]
             case ReportNode():
-                # What could not be done yet is not in the answer, and so must not be done any more.
+                # Waiting orders are not in the report, so they must not be carried out any more.
                 self._waiting, self.missing = [], 0
             case orders.HaltGeneration(at=None):
                 self._give_up(order.worker, order.generation)
         return [order]
 
     def keep(self, table: GenerationTable) -> list[Feasible]:
-        """A table is here, checked; what waited for it can be done. One that is older than the newest is of no use."""
+        """Keep a checked table; returns it and the orders that waited for it. Ignores one that is not newer."""
         head = table.head
         if head.number <= self._newest:
             return []
@@ -81,7 +81,7 @@ class HeldTables:
         if self.missing <= self._newest:
             self.missing = 0
         ready = [join for join in self._waiting if join.table == head.number]
-        # What waits for an older one is over: a later generation is being formed.
+        # Orders that wait for an older table are obsolete, as a later generation is being formed.
         self._waiting = [join for join in self._waiting if join.table > head.number]
         return [table, *(self._complete(join) for join in ready)]
 
@@ -93,5 +93,5 @@ class HeldTables:
         return completed(join, self._tables[join.table], self._holders)
 
     def _give_up(self, worker: WorkerId, generation: Generation) -> None:
-        """The worker is halted in this generation: it is not to enter it, or an older one, any more."""
+        """A worker is halted in this generation, so it must no longer enter this or an older one."""
         self._waiting = [join for join in self._waiting if join.worker != worker or join.generation > generation]

@@ -20,7 +20,7 @@ _NUMBER = re.compile(r"\.w(\d+)$")
 
 @dataclass
 class _Life:
-    """One worker; fields as in `WorkerPast`. `begins_at`: the state with which its newest generation begins."""
+    """One worker; fields as in `WorkerPast`. `begins_at`: the step with which its newest generation begins."""
 
     spawn: orders.SpawnWorker
     rank: Rank
@@ -53,7 +53,7 @@ class _Life:
 
     def enter(self, order: orders.FormGeneration) -> None:
         if order.generation <= self.generation:
-            return  # it is told a second time: what has happened in that generation since has happened
+            return  # A repeated order must not reset the history of this generation.
         self.rank, self.local_rank = order.rank, order.local_rank
         self.generation, self.begins_at = order.generation, order.step
         self.entered = order.generation if self.entered is None else self.entered
@@ -86,10 +86,10 @@ class _Life:
 
 
 class NodeHistory:
-    """The past of the workers of a node.
+    """The history of a node's workers.
 
     Args:
-        node: which.
+        node: name of the node.
     """
 
     def __init__(self, node: NodeId) -> None:
@@ -100,7 +100,7 @@ class NodeHistory:
         self._numbered = 0
 
     def ordered(self, order: Feasible) -> None:
-        """An order is carried out."""
+        """Enter an order that is carried out."""
         match order:
             case GenerationTable(head=head):
                 self._table, self._generation = order, head.generation
@@ -142,7 +142,7 @@ class NodeHistory:
                 life.fenced = True
 
     def sent(self, fact: AgentFact) -> None:
-        """The coordinator is told something."""
+        """Enter a fact that is sent to the coordinator."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
@@ -150,7 +150,7 @@ class NodeHistory:
             case facts.WorkerStarted() if fact.worker in self._lives:
                 self._lives[fact.worker].pid = fact.pid
             case facts.WorkerExited() if fact.worker in self._lives:
-                # Those of the newest table are remembered: why one is missing may matter.
+                # Ended workers of the newest table are remembered, as the reason of their end may matter.
                 life = self._lives[fact.worker]
                 life.code = fact.code if life.code is None else life.code
                 self._forget_ended()
@@ -160,7 +160,7 @@ class NodeHistory:
                 pass
 
     def report(self, asked: ReportNode) -> NodeReport:
-        """All of it, as the answer to this question."""
+        """The whole history, as the answer to this request."""
         pasts = [life.past() for life in self._lives.values()]
         table = 0 if self._table is None else self._table.head.number
         newest = self._table if asked.table else None

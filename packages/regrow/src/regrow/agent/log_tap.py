@@ -1,6 +1,6 @@
-"""Hands the lines of workers to the process that applies `--log-rules`, and its answers to the coordinator.
+"""Passes workers' lines to the process that applies `--log-rules`, and its answers to the coordinator.
 
-No worker and no agent ever waits for it: what it does not take in time it does not see, which is said once.
+No worker and no agent ever waits for that process: lines that it does not read in time are dropped, with one note.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from regrow.core.ids import Rank, Seconds, WorkerId
 from regrow.core.messages.log_rules import LONGEST_LINE, LogRuleOrder, LogRulesNoted, LogSaid
 
 _MOST_WAITING = 1 << 20
-"""Bytes of lines that it has not taken; more are dropped."""
+"""Most bytes of lines that wait for the process; further lines are dropped."""
 _END_S: Seconds = 1.0
 _BLOCK = 1 << 16
 _GONE = "the process that applies the log rules has ended, so they are not applied any more"
@@ -27,11 +27,11 @@ _log = logging.getLogger("regrow.agent")
 
 
 class LogTap:
-    """Of one node; without rules it does nothing.
+    """The tap of one node; without rules it does nothing.
 
     Args:
-        config: whose node it is, and which rules.
-        report: takes what they have found, from the event loop.
+        config: configuration of the node, with the rules.
+        report: receives the findings, in the event loop.
     """
 
     def __init__(self, config: AgentConfig, *, report: Callable[[LogSaid], None]) -> None:
@@ -40,18 +40,18 @@ class LogTap:
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._partial: dict[WorkerId, dict[int, bytes]] = {}
-        """Beginning of each stream's next line."""
+        """Incomplete last line of each stream."""
         self._said = b""
         self._noted: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process; None while there is none."""
+        """The process that applies the rules; None while there is none."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Start it, where there are rules."""
+        """Start the process if there are rules."""
         if not self._rules:
             return
         self._loop = asyncio.get_running_loop()
@@ -77,7 +77,7 @@ class LogTap:
             self._write()
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         with self._lock:
             process, self._process = self._process, None
             if process is not None and process.stdin is not None:
@@ -101,7 +101,7 @@ class LogTap:
             self._put([f"{worker}\t{rank}".encode()])
 
     def feed(self, worker: WorkerId, rank: Rank | None, stream: int, part: bytes) -> None:
-        """A worker has printed something. `rank`: None for one that is not shown. `stream`: names one of its two."""
+        """A worker has printed `part`. `rank`: None for one that is not shown. `stream`: key of one of its pipes."""
         if self._process is None:
             return
         *lines, rest = part.split(b"\n")
@@ -116,7 +116,7 @@ class LogTap:
         self._put([head + line[:LONGEST_LINE].replace(b"\r", b" ") for line in lines if line])
 
     def ended(self, worker: WorkerId) -> None:
-        """A worker prints nothing any more."""
+        """A worker has ended its output."""
         if self._process is None:
             return
         self._partial.pop(worker, None)
@@ -135,7 +135,7 @@ class LogTap:
             self._note("workers print faster than the log rules are applied, so some lines are not looked at")
 
     def flush(self) -> None:
-        """Hand on what the process has not taken yet; to be repeated now and then."""
+        """Pass waiting lines on to the process; to be called now and then."""
         with self._lock:
             self._write()
 
@@ -147,7 +147,7 @@ class LogTap:
             while self._waiting:
                 del self._waiting[: os.write(process.stdin.fileno(), self._waiting[:_BLOCK])]
         except BlockingIOError:
-            pass  # it is busy, or stopped
+            pass  # The process is busy or stopped.
         except OSError:
             self._waiting.clear()
             self._note(_GONE)
@@ -170,8 +170,8 @@ class LogTap:
                 _log.warning("the process that applies the log rules has said what is no answer")
 
     def _note(self, text: str) -> None:
-        """Once. From any thread."""
+        """Report a note once. May be called from any thread."""
         if text not in self._noted and self._loop is not None:
             self._noted.add(text)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
                 self._loop.call_soon_threadsafe(self._report, LogRulesNoted(self._node, f"{self._node}: {text}"))

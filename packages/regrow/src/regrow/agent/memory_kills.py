@@ -1,4 +1,4 @@
-"""Count of processes that the kernel has ended here because memory ran out."""
+"""Count of processes that the kernel has killed here because memory ran out."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ _MACHINE = Path("/proc/vmstat")
 
 
 def memory_kills() -> int:
-    """`oom_kill` of this process's control group (version 2) where it has one, else of the whole machine."""
+    """`oom_kill` of this process's control group (version 2), or of the whole machine if it has none."""
     for path in (*_events(), _MACHINE):
         try:
             text = path.read_text()
@@ -30,7 +30,7 @@ def _events() -> list[Path]:
 
 
 class MemoryKills:
-    """Tells whether a process that was killed was killed for memory: whether the count has grown since the last."""
+    """Finds out if a process was killed for lack of memory: the kernel's count has then grown since the last kill."""
 
     def __init__(self) -> None:
         self._known = memory_kills()
@@ -41,6 +41,6 @@ class MemoryKills:
             return False
         known, self._known = self._known, max(self._known, memory_kills())
         if self._known > known:
-            self._known = known + 1  # each explains one end
+            self._known = known + 1  # Each kill explains one exit.
             return True
         return False

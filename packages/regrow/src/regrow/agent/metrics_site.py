@@ -1,4 +1,4 @@
-"""Serves what a node knows of itself, for Prometheus. Off unless asked; whatever happens here, the job goes on."""
+"""Metrics of a node for Prometheus. Off by default; no error here affects the job."""
 
 import asyncio
 import logging
@@ -19,17 +19,17 @@ from regrow.core.metrics_text import CONTENT_TYPE, text_of
 from regrow.core.strangers import refused
 
 _PATIENCE: Seconds = 5.0
-"""With the sizes of files, which may be on a disk."""
+"""Longest wait for the sizes of files, which may be on a slow disk."""
 _log = logging.getLogger("regrow.agent")
 
 
 class NodeMetricsSite:
-    """`async with` it: listens at `config.metrics` if there is one. Where it cannot, it says so and serves nothing.
+    """`async with` it: listens at `config.metrics` if set. If it cannot listen, it logs that and serves nothing.
 
     Args:
-        config: of the agent.
-        worker_states: of its workers.
-        copies: says how many bytes of state are kept for ranks.
+        config: configuration of the agent.
+        worker_states: states of its workers.
+        copies: returns the number of bytes of state that are kept for ranks.
     """
 
     def __init__(self, config: AgentConfig, worker_states: WorkerStates, copies: Callable[[], int]) -> None:
@@ -51,7 +51,7 @@ class NodeMetricsSite:
         try:
             await runner.setup()
             self.port = await http.listen(runner, host, port, reuse=True, anybody=True, endpoint="metrics")
-        except (OSError, OverflowError) as error:  # the latter: a port number that there cannot be
+        except (OSError, OverflowError) as error:  # The latter: an impossible port number.
             await runner.cleanup()
             place = address_of(host, port)
             _log.warning("%s: --node-metrics cannot listen on %s: %s", self._config.node, place, _text_of(error))
@@ -65,7 +65,7 @@ class NodeMetricsSite:
             await self._runner.cleanup()
 
     async def _serve(self, request: web.Request) -> web.Response:
-        """Errors end a request and nothing else; scrapes wait for one another."""
+        """Serve one scrape at a time; an error ends only its request."""
         if self._config.metrics is not None and not answers_to(self._config.metrics[0], request.url.host or ""):
             return web.Response(status=403, text=f"this is not {request.host}\n")
         try:
@@ -91,7 +91,7 @@ def _text_of(error: Exception) -> str:
 
 
 def _memory(pids: list[int], cache: str) -> dict[str, int]:
-    """Bytes that are resident for the agent and for its workers, and in the files of the data cache."""
+    """Resident bytes of the agent and of its workers, and bytes in the files of the data cache."""
     return {
         "agent": _resident(os.getpid()),
         "workers": sum(_resident(pid) for pid in pids),
@@ -103,11 +103,11 @@ def _resident(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):
-        return 0  # it has just ended
+        return 0  # The process has just ended.
 
 
 def _below(folder: Path) -> int:
-    """Of all files there; those that go meanwhile do not count."""
+    """Bytes of all files below a folder; files that vanish meanwhile do not count."""
     total = 0
     for place, _, files in os.walk(folder):
         for name in files:

@@ -51,7 +51,7 @@ class Agent:
     """One node of a job.
 
     Args:
-        config: all there is to know.
+        config: the agent's whole configuration.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -132,7 +132,7 @@ class Agent:
 
     def _callback_failed(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if context["message"] == _NOT_ACCEPTED:
-            if (now := time.monotonic()) - self._warned_at >= 1.0:  # asyncio says it for each who waits
+            if (now := time.monotonic()) - self._warned_at >= 1.0:  # asyncio reports each waiting connection.
                 self._warned_at = now
                 _log.warning("somebody who calls this node has to wait: %s", context.get("exception"))
             return
@@ -144,7 +144,7 @@ class Agent:
 
     def _from_thread(self, call: Callable[[Any], None], fact: object) -> None:
         if self._ending is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
                 self._ending.get_loop().call_soon_threadsafe(call, fact)
 
     def _snapshot_stored(self, answer: SnapshotStored) -> None:
@@ -222,7 +222,7 @@ class Agent:
         self._ledger.died(last)
         self._copy_store.worker_ended(last.worker)
 
-    # --- what is done at intervals -------------------------------------------------------------------------------
+    # --- periodic tasks ------------------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
         while True:
@@ -233,7 +233,7 @@ class Agent:
             }
             for worker in alive:
                 worker.listen(self._workers.dying)
-            with contextlib.suppress(OSError):  # evidence cannot be had now
+            with contextlib.suppress(OSError):  # No evidence can be read now; the next interval tries again.
                 if (seen := self._watcher.look(boards, time.monotonic())) is not None:
                     self._uplink.send(seen)
 
@@ -266,5 +266,5 @@ class Agent:
         self._disk.do(self._steps.flush)
         self._disk.close()
         self._output.close(within=2.0)
-        # The launcher, which made it, removes it too unless it was killed.
+        # The launcher, which made the folder, removes it too unless it was killed.
         self._workers.data.remove()

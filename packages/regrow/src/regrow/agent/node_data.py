@@ -1,6 +1,6 @@
-"""The agent's part in training data: it holds the cache of its node, and has producers fill it.
+"""The agent's part in training data: it owns the cache of its node and runs producers that fill it.
 
-It never looks into an entry: who reads one checks it.
+It never reads an entry; the readers check them.
 """
 
 import logging
@@ -24,12 +24,12 @@ class NodeData:
     """The cache of one node: its folder and its producers.
 
     Args:
-        config: of the agent; without `data_dir` there is nothing to do.
-        output: takes what producers print.
-        request: what the zygote is asked for to get a worker in this place.
-        spawn: asks the zygote.
-        report: takes what the coordinator should know.
-        bury: told of a process that has ended: what it started is to end too.
+        config: configuration of the agent; without `data_dir` there is no cache.
+        output: receives the producers' output.
+        request: makes the zygote's request for a worker with this order.
+        spawn: sends a request to the zygote.
+        report: sends a fact to the coordinator.
+        bury: called with the id of an ended process, to end its child processes too.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class NodeData:
         return self._producers.pids
 
     def open(self) -> None:
-        """Take the folder over. Where it cannot be used, that is said, and there is no cache."""
+        """Start to use the folder. If it cannot be used, a warning is logged and there is no cache."""
         config = self._config
         if not config.data_dir:
             return
@@ -68,7 +68,7 @@ class NodeData:
         await self._producers.close()
 
     def remove(self) -> None:
-        """Remove the folder, when no process uses it any more."""
+        """Remove the folder; no process may use it any more."""
         folder, self._folder = self._folder, None
         if folder is not None:
             try:
@@ -82,11 +82,11 @@ class NodeData:
             self._producers.wanted(fact.loader, generation)
 
     def spawned(self, worker: WorkerId, pid: int) -> bool:
-        """The zygote forked it; False where it is no producer."""
+        """The zygote has forked a process; False if it is not a producer."""
         return self._producers.spawned(worker, pid)
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> bool:
-        """There is no process; False where it is no producer."""
+        """The zygote could not fork a process; False if it is not a producer."""
         return self._producers.spawn_failed(worker, error)
 
     def _note(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The workers of this node: from the order to spawn one until all that it left behind is ended."""
+"""The workers of this node: from the order to spawn one until all processes that it left are ended."""
 
 import asyncio
 import contextlib
@@ -27,21 +27,21 @@ from regrow.core.messages.vocabulary import ErrorReport, Role
 _END_S: Seconds = 5.0
 _TIDY_S: Seconds = 1.0
 """Time for the resource tracker of a dead worker to remove its leftovers."""
-_BURY_S: Seconds = 0.01  # looking through all processes waits until the news of the death is out
+_BURY_S: Seconds = 0.01  # The search through all processes waits until the worker's end is reported.
 _log = logging.getLogger("regrow.agent")
 
 
 class NodeWorkers:
-    """Has a zygote fork them, tells of their ends, and sees to it that nothing of them stays. It decides nothing.
+    """Has a zygote fork workers, reports their ends, and ends all that they leave. It decides nothing.
 
     Args:
-        config: of the agent.
-        store: says where this node's keys are served.
-        output: takes what they print.
-        report: tells the coordinator.
-        on_fact: told of everything that a worker says.
-        ended: told of each that has ended.
-        others: this agent's other children, which somebody else reaps.
+        config: configuration of the agent.
+        store: returns the address at which this node's keys are served.
+        output: receives the workers' output.
+        report: sends a fact to the coordinator.
+        on_fact: called with every fact that a worker sends.
+        ended: called for each worker that has ended.
+        others: returns this agent's other children, which are reaped elsewhere.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class NodeWorkers:
         self._on_fact, self._ended, self._others = on_fact, ended, others
         self._workers: dict[WorkerId, Worker] = {}
         self._waiting: dict[WorkerId, asyncio.TimerHandle] = {}
-        """Those for which nothing was left, until that is tried again."""
+        """Workers that could not be spawned for lack of resources, until the next attempt."""
         self._dead_leaders: set[int] = set()
         self._held = False
         self._just_died: set[int] = set()
-        """Those of them whose resource trackers may still end by themselves."""
+        """Dead leaders whose resource trackers may still end by themselves."""
         self._memory = MemoryKills()
         self._zygote = ZygoteClient(
             self,
@@ -83,28 +83,28 @@ class NodeWorkers:
             report=report,
             bury=self._bury_soon,
         )
-        """The node's data cache: its producers are forked as workers are."""
+        """The node's data cache; its producers are forked like workers."""
 
     def start(self) -> None:
         """Start the zygote."""
         self._zygote.start()
 
     def get(self, worker: WorkerId) -> Worker | None:
-        """The worker of this name; None where it has ended, or is none of these."""
+        """The worker of this name; None if it has ended or is unknown."""
         return self._workers.get(worker)
 
     def watched(self) -> list[Worker]:
-        """Those that have a process, and are not being ended."""
+        """The workers that have a process and are not being ended."""
         return [worker for worker in self._workers.values() if worker.pid and not worker.doomed]
 
     def hold(self) -> None:
-        """All processes of the job may have been sent a signal to end: workers stay until they are ended from here."""
+        """A signal may have been sent to all processes of the job: workers stay until the agent ends them."""
         self._held = True
         for worker in self._workers.values():
             worker.board.hold()
 
     def spawn(self, order: orders.SpawnWorker) -> None:
-        """Have a worker forked. Where too many files are open for one more, that is tried again some times."""
+        """Have a worker forked. If too many files are open for one more, it is tried again a few times."""
         if order.worker in self._workers or order.worker in self._waiting:
             _log.warning("worker %s is not spawned: it exists", order.worker)
         elif order.role is Role.PROVER and (why := room.refusal(self._pids_of_ranks(), order.node)):
@@ -119,7 +119,7 @@ class NodeWorkers:
             request = self._spawn_requests.request(order, store=self._store())
             worker = Worker(order, on_fact=self._on_fact)
             theirs, ours = worker.descriptors()
-        except OSError as error:  # the node goes on with the workers that it has
+        except OSError as error:  # The node goes on with its present workers.
             self._refused(order, tries, error)
             return
         self._workers[worker.id] = worker
@@ -138,25 +138,25 @@ class NodeWorkers:
             self._never_began(order.worker, ErrorReport("OSError", reason, f"{reason}\n"))
 
     def call_off(self, worker: WorkerId) -> None:
-        """A worker that could not be spawned so far is not wanted any more."""
+        """Give up a worker that could not be spawned so far."""
         if (again := self._waiting.pop(worker, None)) is not None:
             again.cancel()
             self._never_began(worker)
 
     async def fence(self, worker: Worker, order: orders.FenceWorker) -> None:
-        """End a worker for certain, after its stacks if they are wanted."""
+        """End a worker for certain, after dumping its stacks if the order asks for them."""
         worker.doomed = True
         if order.dump_stacks:
             self._output.hush(worker.id)
             self._output.head(worker.id, f"worker {worker.id} is fenced: {order.reason}; its stacks")
-            with contextlib.suppress(OSError):  # the kernel cannot be asked now
+            with contextlib.suppress(OSError):  # The kernel may refuse the query.
                 await worker.dump_stacks()
         worker.kill()
 
-    # --- what becomes of them ------------------------------------------------------------------------------------
+    # --- life and end of workers ---------------------------------------------------------------------------------
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
-        """The zygote forked it."""
+        """The zygote has forked a worker or a producer."""
         self._dead_leaders.discard(pid)
         self._just_died.discard(pid)
         if self.data.spawned(worker, pid):
@@ -171,7 +171,7 @@ class NodeWorkers:
         self.sweep()
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
-        """No process came of it: for the coordinator, one that ended at once."""
+        """The zygote could not fork a process; the coordinator gets the report of a worker that ended at once."""
         if self.data.spawn_failed(worker, error):
             return
         self._output.keep(worker, error.traceback)
@@ -189,14 +189,14 @@ class NodeWorkers:
         self._report(facts.WorkerExited(worker, 1, time.monotonic()))
 
     def dying(self, worker: Worker) -> None:
-        """The kernel has begun to end it. The news goes out now; `_worker_ended` follows when it can be reaped."""
-        with contextlib.suppress(OSError):  # the kernel cannot be asked now
+        """The kernel has begun to end a worker. Report it now; `_worker_ended` follows when it can be reaped."""
+        with contextlib.suppress(OSError):  # The kernel may refuse the query; `_worker_ended` reports it then.
             if not worker.reported_exit and (end := worker.dying()) is not None:
                 self._report_exit(worker, *end)
 
     def _worker_ended(self, worker: Worker) -> None:
         if worker.id not in self._workers:
-            return  # nobody waits for it any more
+            return  # It was forgotten at the agent's end.
         code, at = worker.reap()
         if not worker.reported_exit:
             self._report_exit(worker, code, at)
@@ -217,14 +217,14 @@ class NodeWorkers:
         asyncio.get_running_loop().call_later(_BURY_S, self._bury, pid)
 
     def _bury(self, pid: int) -> None:
-        """End what a dead worker left outside its process group."""
+        """End processes that a dead worker left outside its process group."""
         if pid not in self._dead_leaders:
-            return  # a new worker has the number
+            return  # A new worker has the same process id.
         loop = asyncio.get_running_loop()
         try:
             trackers = trackers_of(pid) if pid in self._just_died else []
             kill_sessions([pid], spared=trackers)
-        except OSError:  # too many files are open to look for it
+        except OSError:  # Too many files are open for the search.
             loop.call_later(AGAIN_S, self._bury, pid)
             return
         self._just_died.discard(pid)
@@ -242,21 +242,21 @@ class NodeWorkers:
         return [worker.pid for worker in self._workers.values() if worker.pid is not None and worker.shown]
 
     def _pids(self) -> list[int]:
-        """Of workers and producers."""
+        """Process ids of workers and producers."""
         return [worker.pid for worker in self._workers.values() if worker.pid is not None] + self.data.pids
 
     def sweep(self) -> None:
-        """A child has ended: reap it where nobody else does, and end what dead workers have left."""
+        """A child has ended: reap it unless it is reaped elsewhere, and end leftovers of dead workers."""
         if self._zygote.busy:
-            return  # a worker whose number is not known yet looks like an orphan; the next SIGCHLD comes
+            return  # A worker whose id is not known yet looks like an orphan; the next SIGCHLD repeats this.
         kept = {*self._pids(), *filter(None, (self._zygote.pid, *self._others()))}
-        with contextlib.suppress(OSError):  # the next SIGCHLD comes
+        with contextlib.suppress(OSError):  # The next SIGCHLD repeats this.
             sweep_orphans(kept, self._dead_leaders, spared=self._just_died)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def end(self, grace: Seconds) -> None:
-        """End all of them: ask, wait `grace`, kill. Their exits are told."""
+        """End all workers: request it, wait `grace`, kill. Their exits are reported."""
         for worker_id in list(self._waiting):
             self.call_off(worker_id)
         for worker in self._workers.values():
@@ -264,7 +264,7 @@ class NodeWorkers:
                 worker.signal(signal.SIGTERM)
                 worker.signal(signal.SIGCONT)
             elif grace > 0:
-                worker.kill()  # as the signal would do; its process leaves that to us
+                worker.kill()  # As SIGTERM would by default; the worker's `Shield` leaves that to the agent.
         await self._wait_empty(grace)
         for worker in list(self._workers.values()):
             worker.kill()
@@ -276,9 +276,9 @@ class NodeWorkers:
         await self.data.close()
 
     async def close(self) -> None:
-        """End the zygote and the producers, and let go of workers that the kernel has not ended yet.
+        """End the zygote and the producers, and forget workers that the kernel has not ended yet.
 
-        `end_children` reaps those. May be called after `end`.
+        `end_children` reaps these. May be called after `end`.
         """
         with contextlib.suppress(ProcessLookupError):
             await self._zygote.close()

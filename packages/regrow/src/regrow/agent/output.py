@@ -1,7 +1,7 @@
-"""Output of workers: kept as it is in a file for each rank, and shown line by line with the rank in front.
+"""Output of workers: kept unchanged in a file for each rank, and shown line by line with the rank in front.
 
-One thread reads it, and another writes to the disk. When the terminal stops taking text, output is kept in memory for a
-while, then only in the files: no worker ever waits in a print because nobody reads.
+One thread reads it, and another writes to the disk. If the terminal stops taking text, output is kept in memory for a
+while, and then only in the files, so that no worker ever blocks in a print.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from regrow.core.shown import Shown
 _READ_BYTES = 64 << 10
 _LINE_LIMIT = 16 << 20
 _JOINED_BYTES = 1 << 20
-"""Bytes of a standby's output that come into the log of the rank that it takes: the newest."""
+"""Newest bytes of a standby's output that are moved to the log of the rank that it takes."""
 _UNRANKED_KEPT = 8
 """Logs of standbys that ended without a rank; older ones are removed."""
 _log = logging.getLogger("regrow.agent")
 
 
 class _Stream(NamedTuple):
-    """One of a worker's two pipes, and the unfinished line that came out of it."""
+    """One of a worker's two pipes, with its unfinished last line."""
 
     source: int
     target: Shown
@@ -40,7 +40,7 @@ class _Stream(NamedTuple):
 
 
 class _Voice:
-    """A worker as far as its output goes. `rank`: None for one that is not shown, whose file is called `unranked`."""
+    """The output of one worker. `rank`: None for one that is not shown, whose file is called `unranked`."""
 
     def __init__(self, folder: Path, worker: WorkerId, rank: Rank | None, unranked: str) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class _Voice:
         self.hushed = False
         self.streams: list[_Stream] = []
         self.held: list[_Stream] = []
-        """Those of them of which nothing is taken yet."""
+        """Streams that are not read yet."""
         self._kept_as = rank
         self._file: int | None = None
         self._in_line = False
@@ -60,7 +60,7 @@ class _Voice:
         """Prefix of each line shown; None when nothing is to be shown."""
         return None if self.rank is None or self.hushed else f"[rank {self.rank}] ".encode()
 
-    # --- from here on, in the thread that writes to the disk -----------------------------------------------------
+    # --- the rest runs in the thread that writes to the disk -----------------------------------------------------
 
     @property
     def unranked(self) -> Path | None:
@@ -82,7 +82,7 @@ class _Voice:
             text = text[os.write(self._file, text) :]
 
     def move(self, rank: Rank) -> None:
-        """Append to the file of this rank from now on, to which is brought what it had written without one."""
+        """Append to the file of this rank from now on, after moving its earlier output there."""
         former = None if self._file is None or self._kept_as is not None else self._path()
         self.close()
         self._kept_as = rank
@@ -103,7 +103,7 @@ class _Voice:
         return self._folder / (f"{self._unranked}.log" if self._kept_as is None else f"rank{self._kept_as}.log")
 
     def close(self) -> None:
-        """Close the worker's file; `keep` opens it, or that of another rank, again."""
+        """Close the worker's file; `keep` opens it again, or the file of another rank."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -114,10 +114,10 @@ class OutputPump:
     """Reads every worker's output until the worker is finished.
 
     Args:
-        folder: where the files go.
-        forward: whether to show it too.
-        shown: descriptors of standard output and standard error, to show it on.
-        tap: hears it too.
+        folder: folder of the files.
+        forward: True to show the output too.
+        shown: descriptors of standard output and standard error, on which it is shown.
+        tap: receives the output too.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class OutputPump:
         self._forward = forward
         self._shown = (Shown(shown[0]), Shown(shown[1]))
         self._stuck: set[Shown] = set()
-        """Those that nobody reads at the moment."""
+        """Outputs that cannot take text at the moment."""
         self._disk = Background("regrow-logs")
         self._voices: dict[WorkerId, _Voice] = {}
         self._selector = selectors.DefaultSelector()
@@ -151,17 +151,17 @@ class OutputPump:
     def add(
         self, worker: WorkerId, rank: Rank | None, pipes: tuple[int, int], *, unranked: str = "", headed: bool = False
     ) -> None:
-        """A worker's standard output and standard error, which belong to the pump from now on.
+        """Take over a worker's pipes of standard output and standard error.
 
         Args:
             rank: None: it is not shown.
-            unranked: what its file is called as long as it has no rank, instead of `standby-<worker>`.
-            headed: its file begins with the next `head`; what it writes before that is taken after it.
+            unranked: name of its file while it has no rank, instead of `standby-<worker>`.
+            headed: its file begins with the next `head`; its earlier output follows after that.
         """
         self._do(lambda: self._add(_Voice(self._folder, worker, rank, unranked), pipes, headed=headed))
 
     def head(self, worker: WorkerId, text: str) -> None:
-        """Write a line of ours into the worker's file, where something begins."""
+        """Write a heading of regrow into the worker's file."""
         line = f"=== {time.strftime('%Y-%m-%d %H:%M:%S')} {text} ===\n".encode()
         self._do(lambda: self._head(worker, line))
 
@@ -170,39 +170,39 @@ class OutputPump:
         self._do(lambda: self._keep(worker, text.encode(errors="backslashreplace")))
 
     def place(self, worker: WorkerId, rank: Rank) -> None:
-        """The worker has this rank from now on. What it writes after it was told counts for the rank."""
+        """The worker has this rank from now on; all output after its order belongs to the rank."""
         self._change(lambda: self._place(worker, rank))
 
     def hush(self, worker: WorkerId) -> None:
-        """Show nothing of this worker from now on: what comes (its stacks) is for the file."""
+        """Show nothing of this worker from now on; its further output (stacks) goes only to the file."""
         self._change(lambda: self._hush(worker))
 
     def finish(self, worker: WorkerId) -> None:
-        """The worker has ended: take what is left in its pipes and close them."""
+        """The worker has ended: read the rest of its pipes and close them."""
         self._do(lambda: self._finish(worker))
 
     def close(self, *, within: Seconds) -> None:
-        """Finish all and end the thread; text that nobody takes in that time is given up."""
+        """Finish all workers and end the thread; text that cannot be written in that time is dropped."""
         self._do(self._close)
         self._thread.join(within)
         if self._thread.is_alive() or not self._disk.close():
             _log.warning("output of workers was given up: the disk of their logs does not take it")
         for shown in self._shown:
-            with contextlib.suppress(OSError):  # nobody reads it any more; it is in the files
+            with contextlib.suppress(OSError):  # The reader may be gone; the text is in the files.
                 shown.flush(within / 4)
             shown.close()
 
     def _do(self, action: Callable[[], None]) -> None:
         self._todo.append(action)
-        with contextlib.suppress(BlockingIOError):  # a full pipe wakes the thread as well
+        with contextlib.suppress(BlockingIOError):  # A full pipe wakes the thread as well.
             os.write(self._wake_writer, b"!")
 
     def _change(self, action: Callable[[], None]) -> None:
-        """Do what has to be done before anything that a worker writes after this call is handled."""
+        """Do this before any output that a worker writes after this call is handled."""
         self._changes.append(action)
         self._do(self._make_changes)
 
-    # --- from here on, in the thread -----------------------------------------------------------------------------
+    # --- the rest runs in the reading thread ---------------------------------------------------------------------
 
     def _run(self) -> None:
         while not self._closing:
@@ -280,7 +280,7 @@ class OutputPump:
         self._disk.do(partial(self._forget_old, voice))
 
     def _forget_old(self, voice: _Voice) -> None:
-        """In the thread that writes to the disk."""
+        """Remove old logs of standbys without a rank. Runs in the thread that writes to the disk."""
         if (path := voice.unranked) is None:
             return
         self._unranked_logs.append(path)
@@ -294,7 +294,7 @@ class OutputPump:
         self._closing = True
 
     def _read(self, stream: _Stream) -> bool:
-        """Take one part; whether there may be more."""
+        """Read one part; True if there may be more."""
         if stream not in stream.voice.streams:
             return False
         try:
@@ -307,7 +307,7 @@ class OutputPump:
         if not part:
             self._end(stream)
             return False
-        self._make_changes()  # after the reading: a worker may have written this because of what it was told meanwhile
+        self._make_changes()  # After reading, as the worker may have written this because of an order sent meanwhile.
         self._write_file(stream.voice, part)
         self._show(stream, part)
         if self._tap is not None and not stream.voice.hushed:

@@ -1,7 +1,7 @@
-"""The processes that make batches ahead for the workers of this node: one for each loader that is cached.
+"""The processes that make batches in advance for the workers of this node: one for each cached loader.
 
-A producer is forked like a worker and watched like one, but it is none of the training's: the coordinator does not know
-of it, and its end concerns nobody but this file. Whoever reads from its loader makes batches itself meanwhile.
+A producer is forked and watched like a worker but is not part of the training: the coordinator does not know of it, and
+only this module handles its end. Meanwhile workers that read from its loader make the batches themselves.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ from regrow.core.messages.unions import WorkerFact
 from regrow.core.messages.vocabulary import ErrorReport, Role, Warmth
 
 DEATHS = 3
-"""Deaths in a row without an entry after which there is no other."""
+"""Deaths in a row without an entry after which no further producer is started."""
 MOST = 8
-"""Most loaders that get one; each is a process."""
+"""Most loaders with a producer, which is a process each."""
 _FIRST_PAUSE_S: Seconds = 0.1
 _LONGEST_PAUSE_S: Seconds = 10.0
 _LONG_LIFE_S: Seconds = 30.0
-"""Lifetime after which it is replaced at once; after a shorter one there is a pause that grows."""
+"""Lifetime after which it is replaced at once; after a shorter one there is a growing pause."""
 _LOG_S: Seconds = 0.3
-"""After which its last words are in its log."""
+"""Time after its end by which its last output is in its log."""
 _TAIL_BYTES = 4096
 _END_S: Seconds = 2.0
 _log = logging.getLogger("regrow.agent")
@@ -49,7 +49,7 @@ class _Producer:
     worker: Worker | None = None
     count: int = 0
     deaths: int = 0
-    """In a row, without an entry."""
+    """Deaths in a row without an entry."""
     served: bool = False
     started: Instant = 0.0
     pause: Seconds = _FIRST_PAUSE_S
@@ -59,15 +59,15 @@ class _Producer:
 
 
 class Producers:
-    """Starts them, watches them, replaces them, gives them up. All of it in the agent's loop.
+    """Starts, watches, replaces and gives up producers. Everything runs in the agent's loop.
 
     Args:
-        config: of the agent.
-        output: takes what they print, for a file of their own.
-        request: what the zygote is asked for to get a worker in this place.
-        spawn: asks the zygote.
-        note: takes what people should know.
-        bury: told of a process that has ended: what it started is to end too.
+        config: configuration of the agent.
+        output: receives their output, for a file of each.
+        request: makes the zygote's request for a worker with this order.
+        spawn: sends a request to the zygote.
+        note: reports a note for people.
+        bury: called with the id of an ended process, to end its child processes too.
     """
 
     def __init__(
@@ -92,12 +92,12 @@ class Producers:
 
     @property
     def pids(self) -> list[int]:
-        """Their processes."""
+        """Their process ids."""
         workers = [producer.worker for producer in self._by_worker.values()]
         return [worker.pid for worker in workers if worker is not None and worker.pid is not None]
 
     def wanted(self, loader: int, generation: Generation) -> None:
-        """A worker of this generation reads from this loader: have a producer for it."""
+        """A worker of this generation reads from this loader: start a producer for it if there is none."""
         if loader in self._by_loader or self._closing:
             return
         self._by_loader[loader] = producer = _Producer(loader, generation)
@@ -107,7 +107,7 @@ class Producers:
             self._start(producer)
 
     def spawned(self, name: WorkerId, pid: int) -> bool:
-        """The zygote forked it; False where it is none of these."""
+        """The zygote has forked a process; False if it is not a producer."""
         producer = self._by_worker.get(name)
         if producer is None or producer.worker is None:
             return False
@@ -117,7 +117,7 @@ class Producers:
         return True
 
     def spawn_failed(self, name: WorkerId, error: ErrorReport) -> bool:
-        """There is no process; False where it is none of these."""
+        """The zygote could not fork a process; False if it is not a producer."""
         producer = self._by_worker.pop(name, None)
         if producer is None or producer.worker is None:
             return False
@@ -129,7 +129,7 @@ class Producers:
         return True
 
     async def close(self) -> None:
-        """End all of them; returns when they are reaped. May be called twice."""
+        """End all producers; returns when they are reaped. May be called twice."""
         self._closing = True
         for producer in list(self._by_worker.values()):
             if producer.worker is not None:
@@ -138,12 +138,12 @@ class Producers:
         while self.pids and time.monotonic() < deadline:
             await asyncio.sleep(0.005)
         for name, producer in list(self._by_worker.items()):
-            if producer.worker is not None and producer.worker.pid is None:  # it was never forked
+            if producer.worker is not None and producer.worker.pid is None:  # It was never forked.
                 producer.worker.close()
                 self._output.finish(name)
                 del self._by_worker[name]
 
-    # --- one life --------------------------------------------------------------------------------------------------
+    # --- one producer ----------------------------------------------------------------------------------------------
 
     def _start(self, producer: _Producer) -> None:
         if self._closing:
@@ -156,7 +156,7 @@ class Producers:
             node=config.node,
             worker=name,
             role=Role.STANDBY,
-            # A node that came later has no place in the first world.
+            # A node that joined later has no place in the first world.
             rank=Rank(min(config.node_rank * config.spec.nproc, config.spec.world - 1)),
             local_rank=0,
             world=config.spec.world,
@@ -220,7 +220,7 @@ class Producers:
         loop.call_later(producer.pause, self._start, producer)
 
     def _ended_itself(self, producer: _Producer, code: int) -> None:
-        """It has nothing to do, or its script fails before it could serve: the next one would do the same."""
+        """Give up a producer that had nothing to do or failed before it served, as the next would do the same."""
         if not self._closing:
             self._give_up(producer, producer.error or self._last_words(producer.loader) or exit_text(code))
 

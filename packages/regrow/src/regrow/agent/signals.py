@@ -1,4 +1,4 @@
-"""Signals that ask an agent to go: notice that its node is given back, or an end that its launcher has heard of too."""
+"""Signals that ask an agent to end: a notice that its node is given back, or an end that its launcher knows of too."""
 
 import asyncio
 import os
@@ -12,13 +12,13 @@ from regrow.core.messages import facts
 
 _SIGNAL_GRACE_S: Seconds = 1.0
 _LAUNCHER_S: Seconds = 5.0
-"""Time beyond `drain_grace` to wait for the launcher's word: it saves the state first."""
+"""Time beyond `drain_grace` to wait for the launcher's order, which comes after the state is saved."""
 _NOTICES = (signal.SIGUSR1, signal.SIGTERM)
 _ALL = (*_NOTICES, signal.SIGINT, signal.SIGHUP)
 
 
 class Ending(NamedTuple):
-    """Why and how the agent ends. `grace`: what workers get. `ordered`: as agreed, so that it says `NodeStopped`."""
+    """End of the agent. `grace`: time for workers to end. `ordered`: by order or as announced; sends `NodeStopped`."""
 
     code: int
     grace: Seconds
@@ -29,16 +29,16 @@ class Ending(NamedTuple):
 class NoticeSignals:
     """Listens from `open` on. The first notice drains the node; a second one ends the agent at once.
 
-    A signal may be sent to all processes of a job at once. Then the launcher decides, if it lives: it has the state
-    saved and orders the end. Where the job cannot do without a node the agent waits for that, and nothing is told.
+    A signal may be sent to all processes of a job at once. Then the launcher, if alive, has the state saved and orders
+    the end. If the job cannot do without a node, the agent waits for that order and sends no notice.
 
-    An agent that a signal ends after a notice has left as announced: it says so, and its launcher starts no other.
+    An agent that a signal ends after a notice reports that it left as announced, and its launcher starts no other.
 
     Args:
-        config: of the agent; `drain_grace` is what its ranks get to leave.
-        report: tells the coordinator.
+        config: configuration of the agent; `drain_grace` is the time for its ranks to leave.
+        report: sends a fact to the coordinator.
         end: ends the agent.
-        hold: has the workers stay that were sent the same signal.
+        hold: keeps workers that received the same signal alive.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class NoticeSignals:
         self._given = self._waiting = False
 
     def open(self) -> None:
-        """Take the signals over."""
+        """Install the signal handlers."""
         loop = asyncio.get_running_loop()
         for number in _ALL:
             loop.add_signal_handler(number, self._arrived, number)
 
     def _arrived(self, number: signal.Signals) -> None:
         self._hold()
-        # SIGTERM is also what the kernel sends when the launcher has died; then nobody is left to drain for.
+        # The kernel also sends SIGTERM when the launcher has died; then a drain is pointless.
         if self._given or self._waiting or os.getppid() != self._launcher:
             self._end_by(number)
             return
@@ -74,7 +74,7 @@ class NoticeSignals:
         self._given = True
         grace = self._config.drain_grace
         self._report(facts.NodeDraining(self._config.node, grace, f"signal {number.name}"))
-        if number == signal.SIGTERM:  # who asks for an end gets one, whatever the job has made of the notice
+        if number == signal.SIGTERM:  # SIGTERM ends the agent in any case, whatever the job does about the notice.
             asyncio.get_running_loop().call_later(grace, self._end_by, number)
 
     def _end_by(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Asks this node's launcher who is coordinator, when the one that there was is lost or answers nothing."""
+"""Queries to this node's launcher for the present coordinator, after the last one was lost or became silent."""
 
 import asyncio
 import contextlib
@@ -21,10 +21,10 @@ _ANSWERED = facts.WorkerExited | facts.WorkerFailed | facts.WorkerFaulted | fact
 
 
 class NextCoordinator:
-    """One agent's question to its launcher.
+    """One agent's queries to its launcher.
 
     Args:
-        config: the agent's.
+        config: configuration of the agent.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -33,26 +33,26 @@ class NextCoordinator:
         self._unanswered: Instant | None = None
 
     def sent(self, fact: AgentFact) -> None:
-        """A fact goes to the coordinator."""
+        """A fact is sent to the coordinator."""
         if isinstance(fact, _ANSWERED) and self._unanswered is None:
             self._unanswered = asyncio.get_running_loop().time()
 
     def answered(self) -> None:
-        """An order has come."""
+        """An order has arrived."""
         self._unanswered = None
 
     async def find(self, session: aiohttp.ClientSession) -> Leader | None:
-        """Find the successor of a lost coordinator; None: there is none, or the old one lives and has given us up."""
+        """Find the successor of a lost coordinator; None: there is none, or the old one lives and has dropped us."""
         if not self._launcher:
             return None
         leader = await self._ask(session, "lost", _LONGEST_S)
         self._leader = leader or self._leader
         if self._unanswered is not None:
-            self._unanswered = asyncio.get_running_loop().time()  # the next one has not been asked before
+            self._unanswered = asyncio.get_running_loop().time()  # The new coordinator's time begins now.
         return leader
 
     async def wait(self, session: aiohttp.ClientSession) -> None:
-        """Until there is another, which need not have been missed here: a coordinator without power says no goodbye."""
+        """Wait for another coordinator. The connection may still seem alive, as a machine without power closes none."""
         while self._launcher and await self._ask(session, "later", None) is None:
             await asyncio.sleep(_LOOK_S)
 
@@ -68,7 +68,7 @@ class NextCoordinator:
         return None
 
     async def report_need(self, session: aiohttp.ClientSession) -> None:
-        """Until cancelled: tell the launcher when a coordinator is needed and does not answer."""
+        """Until cancelled: inform the launcher if a coordinator is needed and does not answer."""
         loop = asyncio.get_running_loop()
         while self._launcher:
             await asyncio.sleep(_LOOK_S)

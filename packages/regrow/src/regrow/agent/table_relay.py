@@ -1,4 +1,4 @@
-"""Tables on their way: fetched from other agents, passed on to them, asked for where none comes."""
+"""Distribution of tables: fetched from other agents, passed on to them, or requested from the coordinator."""
 
 import asyncio
 import logging
@@ -21,14 +21,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class TableRelay:
-    """Gives orders to the agent when what they refer to is here.
+    """Passes orders to the agent once the tables to which they refer are here.
 
     Args:
-        node: the agent's.
-        do: carries out what can be done now.
-        report: tells the coordinator.
-        ask: asks another agent's store.
-        start: runs a task, whose failure is the agent's.
+        node: the agent's node.
+        do: carries out an order that is feasible now.
+        report: sends a fact to the coordinator.
+        ask: sends a request to another agent's store.
+        start: runs a task whose failure ends the agent.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class TableRelay:
         self._news: asyncio.Event = asyncio.Event()
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out an order now, or when the table that it needs has come. Raises `ProtocolError`."""
+        """Carry out an order now, or once its table has arrived. Raises `ProtocolError`."""
         if isinstance(order, KeepTable):
             order.table.checked()
         self._do(self._held.take(order))
@@ -68,7 +68,7 @@ class TableRelay:
             self._carry_out(each)
 
     async def _pursue(self, number: int, fetch: FetchTable | None) -> None:
-        """Get a table that is missing: from another agent where there is one to ask, else from the coordinator."""
+        """Get a missing table: from another agent if `fetch` names one, else from the coordinator."""
         if fetch is not None and (table := await self._fetched(fetch)) is not None:
             self._do(self._held.keep(table))
         while self._held.missing == number:
@@ -91,7 +91,7 @@ class TableRelay:
             return None
 
     async def answer(self, request: StoreTable) -> StoreReply:
-        """Another agent asks for a table, which this one has or is about to get."""
+        """Answer another agent's request for a table, which this one has or is about to get."""
         loop = asyncio.get_running_loop()
         until = loop.time() + min(request.timeout, _LONGEST_S)
         while (table := self._held.get(request.table)) is None:

@@ -1,4 +1,4 @@
-"""Relay of the facts from this node's workers, to those who need them here and to the coordinator."""
+"""Relay of the facts from this node's workers to other parts of the agent and to the coordinator."""
 
 import time
 from collections.abc import Callable
@@ -19,13 +19,13 @@ from regrow.core.messages.unions import AgentFact, WorkerFact
 
 
 class WorkerFactRelay:
-    """Passes on what workers say.
+    """Passes on workers' facts.
 
     Args:
-        report: tells the coordinator.
-        node: this one.
-        ledger, data, copy_store, writer, output: each hears what concerns it.
-        step_took: hears how long each step took.
+        report: sends a fact to the coordinator.
+        node: this node.
+        ledger, data, copy_store, writer, output: each receives its own facts.
+        step_took: called with the duration of each step.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class WorkerFactRelay:
         self._commits: dict[WorkerId, facts.WorkerCommitted] = {}
 
     def said(self, worker: Worker, fact: WorkerFact) -> None:
-        """A worker has said something."""
+        """A worker has sent a fact."""
         match fact:
             case facts.WorkerStaged() | ProducerServed():
-                pass  # what is staged is kept with the worker: it counts only if the step commits without it
+                pass  # `Worker` keeps the staged step, which counts only if others commit it and this worker dies.
             case OrderDeclared():
                 self._ledger.stated(fact, time.monotonic())
             case ProducerWanted():
@@ -66,7 +66,7 @@ class WorkerFactRelay:
             case facts.WorkerCommitted():
                 self._committed(worker, fact)
             case _ if worker.reported_exit:
-                pass  # another thread of it was quicker than its end, and slower than the news
+                pass  # Another thread of the worker sent this before its end but after the report of its exit.
             case StacksTaken():
                 self._output.keep(worker.id, fact.text)
             case SnapshotForDisk():
@@ -78,7 +78,7 @@ class WorkerFactRelay:
                 self._report(fact)
 
     def report_progress(self) -> None:
-        """The newest commits since the last call; to be repeated now and then."""
+        """Report the newest commits since the last call; to be called now and then."""
         if self._commits:
             self._report(facts.NodeProgress(self._node, list(self._commits.values())))
             self._commits.clear()

@@ -1,4 +1,4 @@
-"""A node's sight of its own workers, from its orders and their reports. Pure."""
+"""A node's view of its own workers, from its orders and their reports. Pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ from regrow.core.messages.vocabulary import Role
 from regrow.core.metrics_text import Series, refusals_of, series_of
 
 STATES = ("starting", "standby", "training", "mending", "done")
-"""Of workers. One that has not stood in a generation yet starts, or is a standby when it is ready."""
+"""States of workers. Until its first generation a worker is "starting", or "standby" once a standby is ready."""
 
 
 @dataclass
@@ -27,7 +27,7 @@ class _Seen:
 
 
 class WorkerStates:
-    """Hears all facts and orders of a node; as large as its workers are many."""
+    """Follows all facts and orders of a node; its size is proportional to the number of workers."""
 
     def __init__(self) -> None:
         self.generation = Generation(0)
@@ -37,11 +37,11 @@ class WorkerStates:
 
     @property
     def pids(self) -> list[int]:
-        """The processes of the workers."""
+        """The process ids of the workers."""
         return [seen.pid for seen in self._workers.values() if seen.pid]
 
     def ordered(self, order: Feasible) -> None:
-        """An order is carried out."""
+        """Enter an order that is carried out."""
         match order:
             case GenerationTable(head=head):
                 self.generation = head.generation
@@ -57,7 +57,7 @@ class WorkerStates:
                 pass
 
     def sent(self, fact: AgentFact) -> None:
-        """The coordinator is told something, or would be if it were there."""
+        """Enter a fact that is sent to the coordinator, or queued for it."""
         match fact:
             case facts.NodeProgress(commits=commits):
                 for commit in commits:
@@ -85,11 +85,11 @@ class WorkerStates:
             seen.state = state
 
     def counts(self) -> Mapping[str, int]:
-        """Workers by state; every state is there."""
+        """Number of workers by state, for every state."""
         return dict.fromkeys(STATES, 0) | Counter(seen.state for seen in self._workers.values())
 
     def step_seconds(self) -> list[Seconds]:
-        """Of the newest step of each living worker, in ascending order."""
+        """Duration of the newest step of each living worker, in ascending order."""
         return sorted(commit.seconds for commit in self._commits())
 
     def last_commit(self) -> Instant | None:
@@ -112,11 +112,11 @@ def node_series(
     """Metrics that the agent of a node serves; all have the label `node`.
 
     Args:
-        worker_states: of its workers.
-        job, node: of the agent.
-        memory: bytes by their use.
-        offset: of the wall clock from the clock of the agent.
-        refused: connections, by the endpoint at which they came.
+        worker_states: states of its workers.
+        job, node: names of the agent's job and node.
+        memory: bytes by use.
+        offset: difference of the wall clock from the agent's clock.
+        refused: number of refused connections by endpoint.
     """
     here = {"node": str(node)}
     steps, last = worker_states.step_seconds(), worker_states.last_commit()

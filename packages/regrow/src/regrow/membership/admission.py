@@ -1,4 +1,4 @@
-"""Admission of nodes to the job, their names, and the order in which the machine hears of them. Pure."""
+"""Admission of nodes to the job, their names, and the order in which the machine learns of them. Pure."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -11,13 +11,13 @@ from regrow.core.ids import NodeId, Seconds
 from regrow.core.job import JobSpec
 
 LOCKED = 423
-"""HTTP's status of `NoPlaceYet`; an agent from before it takes it for a refusal like any other."""
+"""HTTP status of `NoPlaceYet`; agents of earlier versions treat it like any other refusal."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NUMBERED = re.compile(r"node(\d{1,9})", re.ASCII)
 
 
 class JoinRequest(msgspec.Struct, frozen=True):
-    """A node asks to be one more of the job. `name`: what it would be called; empty: the next free name."""
+    """Request of a node to join the job. `name`: the name that it asks for; empty: the next free one."""
 
     name: NodeId = NodeId("")
 
@@ -28,28 +28,28 @@ class JoinOffer(msgspec.Struct, frozen=True):
     spec: JobSpec
     script: Script
     folder: str
-    """In which the job was started; a script's path may be relative to it."""
+    """Working directory in which the job was started; the script's path may be relative to it."""
     node: NodeId = NodeId("")
     node_rank: int = 0
     preload: list[str] = []
     checkpoint_dir: str | None = None
     master_port: int = 0
     grace: Seconds = 10.0
-    """Time that workers get to end when the job does."""
+    """Time that workers have to end after the job has ended."""
     local: bool = False
     """All nodes of the job are on one machine, and use unix sockets."""
     term: int = 1
-    """Of the coordinator that offers it."""
+    """Term of the coordinator that makes this offer."""
 
 
 class Admission:
-    """Decides about names; connections are the server's.
+    """Decides which nodes may join, and their names; the server has the connections.
 
     Args:
-        spec: how many nodes there may be.
-        first: the nodes that the job starts on, in their order; None: whoever comes is let in as it comes.
-        known: nodes that have been in the job under an earlier coordinator; they may come back, and nobody else is
-            given their names.
+        spec: limits the number of nodes.
+        first: the nodes that the job starts on, in their order; None: every node is admitted when it connects.
+        known: nodes that were in the job under an earlier coordinator; they may come back, and no other node gets
+            their names.
     """
 
     def __init__(self, spec: JobSpec, first: Sequence[NodeId] | None, known: Collection[NodeId] = ()) -> None:
@@ -58,11 +58,11 @@ class Admission:
         self._known = frozenset(known)
         self._introduced: set[NodeId] = set()
         self._next = 0
-        """Number of the first nodes that have been introduced."""
+        """Number of nodes of `first` that have been introduced."""
         self._numbered = spec.node_limit if first is None else len(first)
 
     def offer(self, template: JoinOffer, request: JoinRequest, connected: Collection[NodeId]) -> JoinOffer:
-        """The offer to a node that asks to join. Raises `UsageError` if it may not."""
+        """The offer to a node that asks to join. Raises `UsageError` if it may not join."""
         name = request.name
         if name and _NAME.fullmatch(name) is None:
             raise UsageError(f"{name!r} cannot name a node", hint="use letters, digits, '.', '_' and '-'")
@@ -76,7 +76,7 @@ class Admission:
             self._numbered += 1
         rank = self._numbered
         self._numbered += 1
-        # A name such as `node7` is not given to another one later.
+        # If a node calls itself `node7`, that name is not generated for another node later.
         if (match := _NUMBERED.fullmatch(name)) is not None and int(match.group(1)) == self._numbered:
             self._numbered += 1
         return msgspec.structs.replace(template, node=name or NodeId(f"node{rank}"), node_rank=rank)
@@ -85,14 +85,14 @@ class Admission:
         return name in connected or name in self._introduced or name in self._known
 
     def refusal(self, node: NodeId, connected: Collection[NodeId]) -> tuple[str, str] | None:
-        """Why a node may not be in the job, and what to do instead; None: it may."""
+        """Reason and cure if a node may not be in the job; None: it may."""
         first = self._first
         if first is None or node in connected or (node in first and node not in self._introduced):
             return None
         limit = max(self._spec.node_limit, len(first))
         if node in first and limit == len(first):
-            return None  # it is back
-        # Who the job starts on, and has not come yet, has a place.
+            return None  # The node has come back.
+        # Nodes of `first` that have not connected yet have a reserved place.
         here = set(connected) | {each for each in first if each not in self._introduced}
         if len(here) >= limit:
             nodes = "1 node" if limit == 1 else f"{limit} nodes"
@@ -101,14 +101,14 @@ class Admission:
         return None
 
     def introduce(self, node: NodeId, arrived: Collection[NodeId]) -> list[NodeId]:
-        """Of which nodes the machine is to be told now that `node` has registered.
+        """The nodes to report to the machine now that `node` has registered.
 
-        Ranks are dealt out in the order in which the machine hears of nodes, and must be those of `--node-rank`; so the
-        first come in their order, and others after them.
+        The machine assigns ranks in the order in which nodes are reported, and ranks must follow `--node-rank`.
+        Therefore the nodes of `first` are reported in their order, and others after them.
 
         Args:
-            node: the new one, or one that is back.
-            arrived: all that are connected, in the order in which they came; it is cheap to ask whether one is there.
+            node: the new node, or one that has come back.
+            arrived: all connected nodes, in the order in which they connected; membership tests must be cheap.
         """
         if self._first is None or node in self._introduced:
             self._introduced.add(node)
@@ -119,7 +119,7 @@ class Admission:
             self._next += 1
         self._introduced.update(reported)
         if self._next == len(self._first):
-            # Others have waited for the last of these; later each is told of as it comes.
+            # Others have waited for the last node of `first`; from now on each is reported when it connects.
             reported += [each for each in (arrived if reported else [node]) if each not in self._introduced]
             self._introduced.update(reported)
         return reported

@@ -1,9 +1,9 @@
-"""Schedule of durable checkpoints: when, of which step, by whom. Training waits only for a copy in memory.
+"""Schedule of durable checkpoints: their times, steps and writers. Training waits only for a copy in memory.
 
     Idle → Snapshotting → Writing → Finishing → Idle
 
-The lowest rank of each holding copies its state into shared memory, all at the same step; the agents write from there;
-one of them puts the parts together. One checkpoint at a time.
+The lowest rank of each holding copies its state into shared memory, all at the same step. The agents write it to disk
+from there, and one of them puts the parts together. Only one checkpoint is under way at a time.
 """
 
 import re
@@ -39,12 +39,12 @@ CheckpointFact = SnapshotHeld | PartsWritten | CheckpointWritten | CheckpointFai
 
 @dataclass(frozen=True)
 class NoCheckpoint:
-    """None is under way."""
+    """No checkpoint is under way."""
 
 
 @dataclass(frozen=True)
 class Snapshotting:
-    """These workers were asked for a snapshot at `step`; `held`: where each of them took it."""
+    """The workers in `asked` were ordered to take a snapshot at `step`; `held`: the step at which each has taken it."""
 
     step: StepNo
     since: Instant
@@ -55,7 +55,7 @@ class Snapshotting:
 
 @dataclass(frozen=True)
 class Writing:
-    """The agents write their parts; `left`: those that have not said that they are done."""
+    """The agents write their parts; `left`: nodes that have not reported that they are done."""
 
     step: StepNo
     since: Instant
@@ -81,11 +81,11 @@ class Checkpoints:
     """Durable checkpoints of one job.
 
     Args:
-        spec: how often, how many are kept.
-        roster: who holds which rank.
-        orders: takes what is to be done.
-        pace: of the steps.
-        refused: the steps of earlier ones that could not be read.
+        spec: interval between checkpoints, and number that is kept.
+        roster: the workers that hold the ranks.
+        orders: receives the commands.
+        pace: pace of the steps.
+        refused: steps of checkpoints that could not be read, with the reasons.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class Checkpoints:
         self._refused: dict[StepNo, str] = {} if refused is None else refused
         self._state: State = NoCheckpoint()
         self.attempts = 0
-        """Number of checkpoints begun: that of the newest."""
+        """Checkpoints begun so far, which is the number of the newest."""
         self._next_at: Instant | None = None
         self._ahead = LEAST_AHEAD
         self._written: StepNo | None = None
         self._given_up: StepNo | None = None
-        """The last step of the training, if it could not be written."""
+        """Newest step whose checkpoint was given up."""
         self._at_end = False
         self._wanted: StepNo | None = None
-        """The job is to end: a state of this step or a later one is to be saved before."""
+        """Set when the job is to end: a state of this step or a later one is saved first."""
         self._taken_for_end = False
-        """One was begun since then."""
+        """True if a checkpoint was begun after `_wanted` was set."""
         self._said: set[str] = set()
 
-    # --- what the membership machine calls ---------------------------------------------------------------------
+    # --- called by the membership machine ----------------------------------------------------------------------
 
     def next_deadline(self) -> Instant | None:
         """Time at which `TimeAdvanced` is needed."""
@@ -117,16 +117,16 @@ class Checkpoints:
         return self._next_at
 
     def not_due(self) -> None:
-        """The job trains no more: none is begun for its time has come."""
+        """The job has stopped training: begin no further checkpoint on schedule."""
         self._next_at = None
 
     @property
     def idle(self) -> bool:
-        """True if nothing is being written: only then do all workers find the same newest checkpoint."""
+        """True if nothing is being written. Only then do all workers find the same newest checkpoint."""
         return not isinstance(self._state, Writing | Finishing)
 
     def training(self, step: StepNo, now: Instant) -> None:
-        """The job trains, and has come to `step`: begin a checkpoint if it is time for one."""
+        """The job trains and has reached `step`: begin a checkpoint if one is due."""
         if not self._spec.checkpoint_every:
             return
         if self._wanted is not None:
@@ -141,14 +141,14 @@ class Checkpoints:
                 self._take(step, now)
 
     def interrupted(self) -> None:
-        """The generation is over: who was asked for a snapshot may be gone. What agents hold already is written."""
+        """The generation is over. Drop pending snapshots, as their workers may be gone; keep writing held ones."""
         if isinstance(self._state, Snapshotting):
             self._state = NoCheckpoint()
         self._next_at = self._given_up = None
         self._at_end = False
 
     def forsake_dead(self, now: Instant) -> None:
-        """The job ends: who was asked for a snapshot and has died is not waited for, nor is a node that was lost."""
+        """The job ends: stop waiting for dead workers that were asked for a snapshot, and for lost nodes."""
         self._at_end = True
         for node in [each.node for each in self._roster.nodes.values() if each.away]:
             self.node_lost(node, now)
@@ -164,7 +164,7 @@ class Checkpoints:
         return SNAPSHOT_S + 2 * WRITE_S
 
     def savable(self) -> StepNo | None:
-        """The newest step at which halted workers have the whole state; None: there is none, or nowhere to save it."""
+        """Newest step at which halted workers have the whole state; None: there is none, or no place to save it."""
         if not self._spec.checkpoint_every:
             return None
         workers = list(self._roster.placed())
@@ -175,14 +175,14 @@ class Checkpoints:
         return None
 
     def save_before_end(self, step: StepNo, patience: Seconds, now: Instant) -> None:
-        """The job is at this step, and ends when `saved_before_end`, or after `patience`."""
+        """Save `step` or a later one: the job ends once `saved_before_end` is true, or after `patience`."""
         self._wanted, self._taken_for_end = step, False
         if self._spec.checkpoint_every and patience and not self.saved_before_end:
             self._orders.note(f"the state goes to disk first, for which there are {patience:g} s", now)
 
     @property
     def saved_before_end(self) -> bool:
-        """True if the wanted step is on disk, or was given up, or there is nothing to save."""
+        """True if the wanted step is on disk or was given up, or if there is nothing to save."""
         step = self._wanted
         if not self._spec.checkpoint_every or not step:
             return True
@@ -190,23 +190,23 @@ class Checkpoints:
 
     @property
     def may_be_behind(self) -> bool:
-        """True if the checkpoint on disk was taken before the end was asked for: ranks may be further, unheard."""
+        """True if the newest checkpoint was taken before the stop was requested: ranks may have run further steps."""
         return bool(self._spec.checkpoint_every and self._wanted) and not self._taken_for_end
 
     def is_news(self, step: StepNo) -> bool:
-        """True if this step is later than all that were written or given up."""
+        """True if this step is later than every step that was written or given up."""
         return all(done is None or step > done for done in self._settled)
 
     @property
     def _settled(self) -> tuple[StepNo | None, StepNo | None]:
-        """The newest step that is on disk, as far as it can be read, and the last one that will not be."""
+        """The newest step on disk, None if it cannot be read, and the newest one that was given up."""
         return None if self._written in self._refused else self._written, self._given_up
 
     def finished(self, step: StepNo, now: Instant, *, halted: bool = False) -> bool:
-        """Every rank stands at the last step: whether it is on disk, or will not be.
+        """Every rank is at the last step: True if that is on disk or was given up; else a checkpoint is begun.
 
         Args:
-            halted: the ranks that are halted at that step have it, and there may be no others.
+            halted: only ranks that are halted at this step are asked for it; there may be no others.
         """
         if not self._spec.checkpoint_every or step in (self._written, self._given_up):
             return True
@@ -217,7 +217,7 @@ class Checkpoints:
         return False
 
     def time_passed(self, now: Instant) -> None:
-        """Give up what takes too long."""
+        """Give up a checkpoint that takes too long."""
         state = self._state
         if isinstance(state, NoCheckpoint) or now < state.deadline:
             return
@@ -232,7 +232,7 @@ class Checkpoints:
                 self._fail(f"{state.node} did not put the parts together {waited}", now)
 
     def node_lost(self, node: NodeId, now: Instant) -> None:
-        """Its snapshots are gone with it. Others may have what is wanted before the end."""
+        """The node's snapshots are lost with it. Other ranks may still have the state to be saved before the end."""
         match self._state:
             case Snapshotting(asked=asked) if any(home == node for _, home in asked.values()):
                 self._fail(f"{node} was lost", now, again=True)
@@ -244,7 +244,7 @@ class Checkpoints:
                 pass
 
     def apply(self, fact: CheckpointFact, now: Instant) -> None:
-        """An agent reports; what is said of another attempt is too late."""
+        """Apply an agent's report; ignore one about another attempt."""
         if isinstance(fact, SnapshotHeld):
             if isinstance(self._state, Snapshotting) and fact.asked == self._state.step:
                 self._snapshot_held(self._state, fact, now)
@@ -268,7 +268,7 @@ class Checkpoints:
     # --- transitions -------------------------------------------------------------------------------------------
 
     def _take(self, step: StepNo, now: Instant, *, exactly: bool = False, halted: bool = False) -> None:
-        """Order snapshots. A single writer takes it at its next boundary; several need a step that none has passed."""
+        """Order snapshots: from one writer at its next boundary, from several at a step that none has reached."""
         self.attempts += 1
         self._taken_for_end = self._wanted is not None
         writers = list(self._writers(step if halted else None))
@@ -280,7 +280,7 @@ class Checkpoints:
             self._orders.add(TakeSnapshot(worker, step))
 
     def _writers(self, halted_at: StepNo | None) -> Iterator[tuple[Rank, WorkerRecord]]:
-        """The lowest rank of each holding, of those halted at a step if given: with the same holding goes the state."""
+        """The lowest rank of each holding, if `halted_at` is given only of ranks halted at that step."""
         seen: set[str] = set()
         for rank, name in sorted(self._roster.places.items()):
             worker = self._roster.workers[name]
@@ -302,7 +302,7 @@ class Checkpoints:
         steps = set(held.values())
         if len(steps) == 1:
             self._snapshotting_to_writing(state, steps.pop(), now)
-        else:  # some had passed the step before the order came
+        else:  # Some workers had passed the step before the order reached them.
             self._ahead = min(2 * self._ahead, _MOST_AHEAD)
             self._take(max(steps), now)
 
@@ -334,11 +334,11 @@ class Checkpoints:
         )
 
     def _fail(self, reason: str, now: Instant, *, torn: bool = False, again: bool = False) -> None:
-        """Give this checkpoint up, and say why, once for each cause. Training goes on.
+        """Give this checkpoint up and note the reason, once for each cause. Training goes on.
 
         Args:
-            torn: another is begun at once.
-            again: its step may still be saved by others before the job ends.
+            torn: begin another checkpoint at once.
+            again: other ranks may still save this step before the job ends.
         """
         state, self._state = self._state, NoCheckpoint()
         if isinstance(state, NoCheckpoint):

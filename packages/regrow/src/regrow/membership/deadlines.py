@@ -1,4 +1,4 @@
-"""Deadlines of each state: the stages it waits for, until when, and the workers that are late."""
+"""Deadlines of each state: the stages that it waits for, until when, and the workers that are late."""
 
 from collections.abc import Iterator, Sequence
 
@@ -21,27 +21,27 @@ from regrow.membership.states import (
 )
 
 LAST_ACTS_S: Seconds = 86400.0
-"""Wait for a rank that exports or uploads when all others have ended; one that never ends has no longer."""
+"""Longest wait for a rank that still exports or uploads when all others have ended."""
 SWITCH_S: Seconds = 300.0
-"""Longest wait of a change without a deadline for the agreed step."""
+"""Longest wait for the agreed step of a change that has no deadline of its own."""
 ARRIVE_S: Seconds = 10.0
-"""Time for the agents to find another coordinator, and then for each of them to answer it.
+"""Time for the agents to find a new coordinator, and then for each of them to answer it.
 
-Agents that come later are lost, and come back.
+A later agent counts as lost and then as come back.
 """
 KEEP_S: Seconds = 120.0
-"""Time for survivors to copy their state to memory of their own machine."""
+"""Time for survivors to copy their state into the memory of their own machines."""
 AGAIN = 2
-"""Factor of the build time of a newcomer that workers get when all are started again."""
+"""Factor on the build deadline, or on the first build if that took longer, when all workers are started again."""
 
 
 def earliest(state: State, roster: Roster, spec: JobSpec) -> Instant | None:
-    """The first instant at which somebody is late; None: nothing is being waited for."""
+    """The first instant at which a worker would be late; None: the state waits for nothing."""
     return min(_waits(state, roster, spec), default=None)
 
 
 def late(state: State, roster: Roster, spec: JobSpec, now: Instant) -> list[WorkerRecord]:
-    """Those that should have done by now what the state waits for."""
+    """Workers that have missed the deadline of the present state."""
     match state:
         case Building():
             ready = roster.oldest(Stage.READY)
@@ -98,12 +98,12 @@ def _waits(state: State, roster: Roster, spec: JobSpec) -> Iterator[Instant]:
 
 
 def _again(roster: Roster) -> tuple[Stage, ...]:
-    """Stages that may be late although no worker is ready: before its first step a script may run for any time."""
+    """Stages that can be late although no worker is ready; none at first, as a first build may take any time."""
     return (Stage.STARTING, Stage.IDLE) if roster.first_build is not None else ()
 
 
 def _again_by(roster: Roster, spec: JobSpec) -> Seconds:
-    """Longest build of a script that is started again: it also reads a checkpoint, perhaps from a slow disk."""
+    """Longest build of a restarted script, which also reads a checkpoint, perhaps from a slow disk."""
     return AGAIN * max(spec.build_deadline, roster.first_build or 0.0)
 
 

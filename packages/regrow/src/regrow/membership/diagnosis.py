@@ -1,4 +1,4 @@
-"""The sentences in which a job says why it ended. Cause, place, cure."""
+"""Messages that explain why a job ended: cause, place, cure."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,7 +15,7 @@ MOST_NAMED = 8
 
 
 def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: bool = False, behind: str = "") -> str:
-    """The script's own error, shown once, with rank and step. `behind`: the fault behind which bodies ran again."""
+    """The script's own error, shown once, with rank and step. `behind`: the fault after which bodies were run again."""
     where = f"rank {rank} failed" if rank is not None else "a worker failed"
     where += f" at step {step}" if step >= 0 else " before its first step"
     twice = ", the same error twice" if again else ""
@@ -28,12 +28,12 @@ def script_error(rank: Rank | None, step: StepNo, error: ErrorReport, *, again: 
 
 
 def unforeseen(change: str) -> str:
-    """The job's state changed in a way that our own table does not have."""
+    """The job's state changed in a way that `job_state.NEXT` does not list."""
     return f"a defect of regrow, please report it: the job's state changed from {change}, which was not foreseen"
 
 
 def early_reads(where: str) -> str:
-    """Standbys that have run the script would be wrong."""
+    """Standbys that have already run the script would be wrong for another rank."""
     return (
         f"the script asks for its place before its loop ({where}), and what it decides by that would be wrong in a "
         "standby that takes another one: standbys that may have to wait before the script from now on, as with "
@@ -42,26 +42,26 @@ def early_reads(where: str) -> str:
 
 
 def went_on(rank: Rank, step: StepNo, error: ErrorReport) -> str:
-    """An error that did not come again, so that it ends nothing; people should see it all the same."""
+    """An error that did not recur and so ends nothing; people should see it all the same."""
     return (
         f"rank {rank} failed at step {step} and has gone on; the error did not come again:\n{error.traceback.rstrip()}"
     )
 
 
 def cut_off(error: ErrorReport) -> str:
-    """A call of the script's between two steps that a fault elsewhere has ended; empty: an error of its own."""
+    """A script's call between two steps was ended by a fault elsewhere; empty: the error is the script's own."""
     if not error.type.endswith("GenerationHalted"):
         return ""
     return f"was cut off between two steps by a fault elsewhere: {error.message}"
 
 
 def nothing_between() -> str:
-    """A fault was asked for at a place to which this script never comes."""
+    """A fault was requested at a place that this script never reaches."""
     return "the script has no function marked @regrow.restartable, so nothing can strike in one between two steps"
 
 
 def exposed(ranks: Sequence[Rank], home: str) -> str:
-    """Ranks that hold the same part of the state, and fail together."""
+    """Ranks that hold the same part of the state and would fail together."""
     listed = ", ".join(map(str, ranks))
     return (
         f"ranks {listed} hold the same part of the state and stand together on {home}: with that it would be lost "
@@ -70,19 +70,19 @@ def exposed(ranks: Sequence[Rank], home: str) -> str:
 
 
 def died_building(rank: Rank | None, code: int) -> str:
-    """A worker ended before its first step, and said nothing."""
+    """A worker ended before its first step without reporting an error."""
     return f"rank {rank} {exit_text(code)} before its first step; its output is in its log"
 
 
 def died_after_loop(rank: Rank | None, code: int, steps: StepNo, *, through: bool = False) -> str:
-    """A worker ended wrongly in what the script does after its last step; `through`: when that was over too."""
+    """A worker failed in the script's code after its last step; `through`: after that code had ended too."""
     where = f"in the code after its last step; all ranks had left the loop, and {steps} steps had been committed"
     over = "when its script and all its exit handlers had ended: nothing is lost by that"
     return f"rank {rank} {exit_text(code)} {over if through else where}"
 
 
 def stays_after_loop(rank: Rank | None, waited: Seconds, steps: StepNo) -> str:
-    """A worker does not end although others have."""
+    """A worker does not end although all others have ended."""
     return f"rank {rank} has not ended within {waited:g} s after the last other rank; {steps} steps had been committed"
 
 
@@ -104,7 +104,7 @@ def left_alone(rank: Rank, left_at: StepNo, step: StepNo) -> str:
 
 
 def state_lost(step: StepNo, cause: str) -> str:
-    """No living copy of the state, and no durable one."""
+    """There is no living copy of the state and no durable one."""
     return (
         f"the last copy of the training state (at step {step}) was lost: {cause}; there is no durable checkpoint to "
         "go back to (set --checkpoint-dir to have one, or --buddy-every to have copies in memory)"
@@ -112,7 +112,7 @@ def state_lost(step: StepNo, cause: str) -> str:
 
 
 def torn(ranks: Mapping[Rank, StepNo]) -> str:
-    """Describe the ranks whose updates were cut off, by step; empty: none were."""
+    """The ranks whose updates were cut off, by step; empty: none were."""
     if not ranks:
         return ""
     steps = {step: [rank for rank, at in sorted(ranks.items()) if at == step] for step in sorted(set(ranks.values()))}
@@ -127,9 +127,9 @@ def torn(ranks: Mapping[Rank, StepNo]) -> str:
 def uncovered(
     start: Uncovered, buddy_every: int, reported: str = "", broken: Mapping[Rank, StepNo] = MappingProxyType({})
 ) -> str:
-    """Some part of the state is in nobody's memory. `reported`: what the workers that had it said last.
+    """Some part of the state is in no living worker's memory. `reported`: last report of the workers that had it.
 
-    `broken`: who was in the middle of an update, and of which step.
+    `broken`: ranks that were in the middle of an update, with its step.
     """
     cut = torn(broken)
     last = "".join(f" ({text})" for text in (reported, cut) if text)
@@ -144,7 +144,7 @@ def uncovered(
 def replicas_differ(
     step: StepNo, wrong: Sequence[WorkerRecord], undecided: Sequence[WorkerRecord], tensors: Sequence[str]
 ) -> str:
-    """Silent corruption: whose state, where, in which tensors."""
+    """Silent corruption: the ranks, the place and the tensors."""
     where = f", in {', '.join(tensors)}" if tensors else ""
     parts = []
     if wrong:
@@ -158,7 +158,7 @@ def replicas_differ(
 
 
 def replicas_start_unlike(found: Divergence) -> str:
-    """Ranks that should hold the same have built something else."""
+    """Ranks that should hold the same state have built different values."""
     first, *others = found.alike
     odd = ", ".join(_ranks(ranks) for ranks in others)
     return (
@@ -170,7 +170,7 @@ def replicas_start_unlike(found: Divergence) -> str:
 
 
 def replicas_unlike(found: Divergence) -> str:
-    """Replicas do not have the same, and whose state is right may not be known."""
+    """Replicas have different state, and it may not be known which is right."""
     odd = found.odd
     others = tuple(rank for ranks in found.alike for rank in ranks if rank not in odd)
     whom = f"{_ranks(odd)} differs from {_ranks(others)}" if odd else f"{_ranks(tuple(sorted(others)))} differ"
@@ -178,7 +178,7 @@ def replicas_unlike(found: Divergence) -> str:
 
 
 def replicas_diverge(found: Divergence, again: Sequence[Rank]) -> str:
-    """The same, with what follows and what to do. `again`: who is replaced for it."""
+    """`replicas_unlike` with consequence and cure. `again`: ranks that are replaced because of it."""
     text = replicas_unlike(found)
     if again:
         return f"{text}. {_ranks(again)} came in by a recovery, and is replaced: please report this"
@@ -200,7 +200,7 @@ def _places(workers: Sequence[WorkerRecord]) -> str:
 
 
 def replicas_differ_again(cause: str) -> str:
-    """The run again from the last agreement led to a difference too."""
+    """The replicas differ again after a rerun from their last common state."""
     return (
         f"{cause}. The same steps had been run again for this reason already, and the replicas differ again: the "
         "script or its kernels do not repeat themselves (random numbers of its own, state that each rank has for "
@@ -209,17 +209,17 @@ def replicas_differ_again(cause: str) -> str:
 
 
 def replicas_differ_ever(times: int, cause: str) -> str:
-    """The same step, time and again."""
+    """Replicas have differed several times at the same step."""
     return f"{cause}: {times} times at this step; look for bad memory on that node, or leave it out"
 
 
 def no_agreed_state(step: StepNo) -> str:
-    """Nothing to go back to."""
+    """There is no common state to go back to."""
     return f"replicas differ before step {step}, and no state on which they agreed is left in the memory of the living"
 
 
 def budget_spent(most: int, window: Seconds, cause: str) -> str:
-    """Too many faults."""
+    """There were more faults than the budget allows."""
     return (
         f"more than {most} faults within {window:g} s; the last: {cause} "
         "(raise --max-faults, or look for a bad machine)"
@@ -232,7 +232,7 @@ def restarts_spent(allowed: int, cause: str) -> str:
 
 
 def cannot_be_ended(workers: Sequence[WorkerId]) -> str:
-    """Fenced workers whose end nobody has seen; of very many the first."""
+    """Fenced workers whose end was not confirmed; at most `MOST_NAMED` by name."""
     more = f" and {len(workers) - MOST_NAMED:,} more" if len(workers) > MOST_NAMED else ""
     named = ", ".join(workers[:MOST_NAMED])
     return f"workers {named}{more} could not be ended; starting others beside them would not be safe"
@@ -244,7 +244,7 @@ def node_lost(node: NodeId, reason: str) -> str:
 
 
 def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
-    """Lost nodes that nobody has started again."""
+    """Lost nodes that were not started again in time."""
     if not nodes:
         return f"there was no room for the lost ranks within {deadline:g} s; run the job again with --resume"
     which = f"{', '.join(nodes)} {'was' if len(nodes) == 1 else 'were'}"
@@ -255,7 +255,7 @@ def nodes_stay_away(nodes: Sequence[NodeId], deadline: Seconds) -> str:
 
 
 def nodes_given_back(nodes: Sequence[NodeId], least: int) -> str:
-    """Nodes that were asked back, and no other room."""
+    """Nodes have to be given back, and there is no other room."""
     which = f"{', '.join(nodes)} {'is' if len(nodes) == 1 else 'are'} given back"
     return (
         f"{which}, and what is left has no room for {least} replica{'s' if least > 1 else ''}: run the job again with "
@@ -264,7 +264,7 @@ def nodes_given_back(nodes: Sequence[NodeId], least: int) -> str:
 
 
 def node_drains(node: NodeId, grace: Seconds, reason: str) -> str:
-    """A node is asked back."""
+    """A node has to be given back."""
     return f"{node} is given back within {grace:g} s: {reason}"
 
 
@@ -274,17 +274,17 @@ def drain_accepted(node: NodeId, grace: Seconds) -> str:
 
 
 def no_such_node(node: NodeId, there: Sequence[NodeId]) -> str:
-    """A node that is not there cannot be given back."""
+    """A node that is not in the job cannot be given back."""
     return f"this job has no node {node}; its nodes are: {', '.join(there) or 'none yet'}"
 
 
 def drains_already(node: NodeId, reason: str) -> str:
-    """A node is asked back a second time."""
+    """A drain was requested for a node that is draining already."""
     return f"{node} is given back already ({reason}); see `regrow status`"
 
 
 def drain_leaves_too_few(node: NodeId, room: int, least: int, fixed: str) -> str:
-    """Without a node the job could only stand still."""
+    """Without this node the job could not train."""
     replicas = f"{room} replica{'' if room == 1 else 's'}"
     needs = f"this job cannot have fewer than its {least}: {fixed}" if fixed else f"this job needs at least {least}"
     cure = "add a node first; or give --force, and the job waits for room"
@@ -299,17 +299,17 @@ def scale_accepted(before: int, wanted: int) -> str:
 
 
 def too_few_microbatches(replicas: int, microbatches: int) -> str:
-    """A replica would have nothing to do."""
+    """There are more replicas than micro-batches, so one would have none."""
     return f"{replicas} replicas are more than the {microbatches} micro-batches of a step"
 
 
 def too_few_slots(replicas: int, unit: int, slots: int) -> str:
-    """No room."""
+    """The job's nodes have too few slots."""
     return f"{replicas} replicas need {replicas * unit} slots, and the nodes of the job have {slots}"
 
 
 def does_not_pay(before: int, after: int, stay: Seconds, weighed: Weighed) -> str:
-    """Not worth it."""
+    """Growing would cost more time than it brings."""
     return (
         f"growing from {before} to {after} replicas for {stay:g} s does not pay: it would bring {weighed.gain:.2f} s "
         f"and cost {weighed.cost:.2f} s"
@@ -317,7 +317,7 @@ def does_not_pay(before: int, after: int, stay: Seconds, weighed: Weighed) -> st
 
 
 def unlike_replicas(rank: Rank | None, unit: int) -> str:
-    """A world that cannot be cut into replicas; empty where it can."""
+    """The world cannot be divided into replicas; empty if it can."""
     if rank is None:
         return ""
     first = "the first rank" if unit == 1 else f"rank {rank % unit}"
@@ -328,19 +328,19 @@ def unlike_replicas(rank: Rank | None, unit: int) -> str:
 
 
 def candidates_given_up(node: NodeId, what: str, error: tuple[ErrorReport, StepNo] | None) -> str:
-    """Newcomers that cannot be built are not tried for ever."""
+    """No further newcomers are started on this node after several failures in a row."""
     why = f" ({error[0].type}: {error[0].message})" if error else ""
     return f"the world does not grow onto {node}: {what}{why}, the last of several in a row"
 
 
 def change_too_late(replicas: int, wanted: int, reason: str) -> str:
-    """The training has ended before the world had the size that was wanted."""
+    """The training ended before the world had the wanted size."""
     were = "replica was" if wanted == 1 else "replicas were"
     return f"the last step is run with {replicas} replicas: {wanted} {were} wanted ({reason}), which came to nothing"
 
 
 def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
-    """A worker that was released in the middle of the job does not end."""
+    """A worker that was released during the training does not end."""
     return (
         f"rank {rank} of {node} was released and has not ended, though it has been idle, or has computed, for "
         f"{waited:g} s: it is ended; see its log"
@@ -348,7 +348,7 @@ def leaver_stays(rank: Rank | None, node: NodeId, waited: Seconds) -> str:
 
 
 def coordinator_failed(error: Exception) -> str:
-    """A defect of ours in what decides."""
+    """A defect of regrow in the coordinator."""
     return (
         f"a defect of regrow, please report it: its coordinator failed ({type(error).__name__}: {error}); training "
         f"goes on, and the agents are asked where everything stands"
@@ -356,37 +356,37 @@ def coordinator_failed(error: Exception) -> str:
 
 
 def taken_over(world: int) -> str:
-    """The agents have answered, and nothing else is wrong."""
+    """After a takeover: the agents have answered and all ranks train."""
     return f"the coordinator works again: {world} {'rank' if world == 1 else 'ranks'}, none of them was touched"
 
 
 def not_standing() -> str:
-    """The agents have answered, and some worker does not train."""
+    """After a takeover: the agents have answered, but some rank does not train."""
     return "the coordinator works again, and not every rank stood in its generation"
 
 
 def in_between() -> str:
-    """Why a generation is given up: what was decided about it is not known any more."""
+    """A generation is given up because the decisions about it were lost with the coordinator."""
     return "the coordinator failed while ranks were on their way into a generation"
 
 
 def agent_silent(within: Seconds) -> str:
-    """An agent has not said what it knows."""
+    """An agent has not reported its workers to a new coordinator."""
     return f"it did not tell a new coordinator of its workers within {within:g} s"
 
 
 def stopped(reason: str, step: StepNo) -> str:
-    """Someone asked the job to end."""
+    """A stop of the job was requested."""
     return f"stopped at step {step}: {reason}"
 
 
 def rank_corrupted(rank: Rank, step: StepNo) -> str:
-    """Why a node has failed: the state of a rank on it was wrong."""
+    """A node counts as failed because the state of a rank on it was wrong."""
     return f"the state of rank {rank} was wrong before step {step} (silent corruption)"
 
 
 def quarantined(node: NodeId, times: int, reason: str, *, alone: bool) -> str:
-    """A node has failed too often. `alone`: there is no other."""
+    """A node has failed too often. `alone`: there is no other node."""
     if alone:
         return f"{node} has failed {times} times, and goes on being used since there is no other node: {reason}"
     return f"{node} has failed {times} times and gets no new workers while there is room elsewhere: {reason}"

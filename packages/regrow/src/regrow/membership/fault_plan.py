@@ -1,4 +1,4 @@
-"""Faults that are known by name: those on demand, and the script's own errors."""
+"""Faults that are identified: those on demand, and the script's own errors."""
 
 from collections import deque
 from collections.abc import Iterable
@@ -10,15 +10,15 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultSpec, FaultStage
 from regrow.core.records import FaultInjected
 
 STRIKES_WITHIN: Seconds = 30.0
-"""Time for a requested fault to strike, while steps are run; after that a note is written."""
+"""Time for a requested fault to strike while steps are run; after that a note is written."""
 
 
 class FaultPlan:
-    """Faults on demand: told again with every generation until they have struck, and never after.
+    """Faults on demand. Each is sent with every generation until it has struck.
 
     Args:
-        specs: the plan that the job was started with, or what is left of it.
-        struck: what has struck before.
+        specs: the plan that the job was started with, or the rest of it.
+        struck: faults that have struck already.
     """
 
     def __init__(self, specs: Iterable[FaultSpec] = (), struck: Iterable[str] = ()) -> None:
@@ -26,7 +26,7 @@ class FaultPlan:
         self._struck = set(struck)
         self._struck_at: dict[WorkerId, Instant] = {}
         self._asked: dict[str, Instant] = {}
-        """Since when something is to strike between two steps, as far as nobody was told that it does not."""
+        """Request times of faults between two steps, until they strike or are reported as not having struck."""
 
     @property
     def pending(self) -> list[FaultSpec]:
@@ -39,7 +39,7 @@ class FaultPlan:
         return sorted(self._struck)
 
     def add(self, spec: FaultSpec, now: Instant) -> bool:
-        """Plan one more; False where it has struck already."""
+        """Plan one more fault; False if it has struck already."""
         if spec.fault in self._struck:
             return False
         self._pending[spec.fault] = spec
@@ -48,7 +48,7 @@ class FaultPlan:
         return True
 
     def unstruck(self, step: StepNo, now: Instant) -> list[str]:
-        """A step was committed: what people should know of faults that wait for something between two, once each."""
+        """A step was committed: messages about faults between steps that have not struck in time, once for each."""
         if not self._asked:
             return []
         reported = []
@@ -70,7 +70,7 @@ class FaultPlan:
         return [spec for spec in self._pending.values() if spec.rank == rank] if self._pending else []
 
     def fired(self, event: facts.FaultFired, rank: Rank | None) -> FaultInjected | None:
-        """One has struck; None where that is known already."""
+        """The record of a fault that has struck; None if it is known already."""
         spec = self._pending.pop(event.fault, None)
         if spec is None:
             return None
@@ -87,7 +87,7 @@ class FaultPlan:
         )
 
     def when(self, worker: WorkerId, otherwise: Instant) -> Instant:
-        """Time when a fault on demand struck the worker, given out once; `otherwise` if none did."""
+        """Time at which a fault on demand struck the worker, returned once; `otherwise` if none did."""
         return self._struck_at.pop(worker, otherwise)
 
 
@@ -95,7 +95,7 @@ class _Seen(NamedTuple):
     step: StepNo
     generation: Generation
     kind: str
-    """Its type and place: what is left of it where its message changes each time."""
+    """Type and place of the error, to recognize one whose message changes each time."""
     error: str
 
 
@@ -103,7 +103,7 @@ class DeviceFailure(NamedTuple):
     """A device failed for good under a rank.
 
     Attributes:
-        device: the node, and which of its devices.
+        device: the node, and the device's index on it.
     """
 
     step: StepNo
@@ -117,7 +117,7 @@ _LIKE = 3
 
 
 class ScriptErrors:
-    """Errors that the script raised: by worker until its exit follows, and by place, to recognize a second one."""
+    """Errors that the script raised: by worker until it exits, and by place, to recognize a recurring one."""
 
     def __init__(self) -> None:
         self._reported: dict[WorkerId, tuple[ErrorReport, StepNo]] = {}
@@ -135,7 +135,7 @@ class ScriptErrors:
         return self._reported.get(worker)
 
     def forget(self, worker: WorkerId) -> None:
-        """The worker is of no interest any more."""
+        """Forget the worker's error."""
         self._reported.pop(worker, None)
 
     def ended_again(self, step: StepNo, error: ErrorReport) -> bool:
@@ -154,8 +154,8 @@ class ScriptErrors:
     def again(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
         """True if a body had this error at this step or the one before in an older generation; remembers it.
 
-        The rank does not matter: which of them is heard first is chance. The step before counts because an error
-        after the gradients were reduced, or after the update, finds the others a step further.
+        The rank does not matter, because chance decides which rank reports first. The step before counts because
+        the others are one step further when an error comes after the gradients were reduced or after the update.
         """
         kind = f"{error.type}|{error.where}"
         near = [each for each in self._bodies if each.generation < generation and step - each.step in (0, 1)]
@@ -165,16 +165,16 @@ class ScriptErrors:
         return known or len(alike) >= _LIKE - 1
 
     def unexplained(self, step: StepNo, generation: Generation, error: ErrorReport) -> bool:
-        """True if this symptom has come at this step in `_LIKE` generations, always without a cause; remembers it."""
+        """True if this symptom came at this step in `_LIKE` generations, always without a cause; remembers it."""
         self._symptoms.add((step, generation, error.fingerprint))
         times = {g for at, g, what in self._symptoms if at == step and what == error.fingerprint}
         return len(times) >= _LIKE
 
     def breaks_devices(self, failed: DeviceFailure) -> tuple[list[DeviceFailure], bool]:
-        """Earlier failures of this rank's devices at this step, or the one before, and whether they are the script's.
+        """Earlier device failures of this rank at this step or the one before, and whether the script causes them.
 
-        One device may be broken, and what strikes several at once is none of theirs. So they are the script's where
-        another device has failed at this step under this rank before; or this one so often that none else is there.
+        A single device may be broken, but several devices do not break at the same step. The script is to blame if
+        another device failed under this rank at this step before, or if this one has failed `_LIKE` times.
         """
         before = [
             each
@@ -185,5 +185,5 @@ class ScriptErrors:
         return before, any(each.device != failed.device for each in before) or len(before) >= _LIKE - 1
 
     def explained(self) -> None:
-        """A cause was found: of this, all symptoms so far were."""
+        """A cause was found, which explains all symptoms so far."""
         self._symptoms.clear()

@@ -11,9 +11,9 @@ from regrow.core.process.stage_times import CONNECT, FIRST_STEP, HYDRATE
 from regrow.core.records import IncidentClosed, IncidentOpened, Record
 
 CLOCK_SLACK = 60.0
-"""A fault cannot have struck earlier than this before it was known: such a time is of another machine's clock."""
+"""Longest time from a fault to its detection; an earlier fault time comes from a clock that is wrong."""
 CORRUPTION = "corruption"
-"""The kind of an incident that explains itself, though it may not be known whose fault it was."""
+"""Kind of an incident that counts as explained although the failed rank may be unknown."""
 RUNGS = ("retry", "standby", "fork", "node", "grow", "shrink", "all", "restart")
 
 
@@ -27,7 +27,7 @@ class Budget:
     """Times of the faults in the window."""
 
     def spend(self, now: Instant) -> bool:
-        """Count one fault; False when that is more than the window may hold."""
+        """Count one fault; False if the window then holds more than `most`."""
         while self.times and now - self.times[0] >= self.window:
             self.times.popleft()
         self.times.append(now)
@@ -39,9 +39,9 @@ _OF_BODIES = ("exception", "collective")
 
 @dataclass
 class Incident:
-    """One fault from detection to the next committed step, while it lasts; others on the way are merged into it.
+    """One open fault, from detection to the next committed step; faults in between are merged into it.
 
-    Or a change of the world, until a fault comes into it.
+    Also a planned change of the world, which becomes a fault if one strikes meanwhile.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Incident:
     fault_at: Instant
     ranks: list[Rank]
     unexplained: bool
-    """Only a symptom of the newest fault is known; the next cause to be told is what it was a symptom of."""
+    """True if only a symptom of the newest fault is known; the next reported cause is taken as its cause."""
     faults: int = 1
     rung: str = "retry"
     halted_at: Instant | None = None
@@ -64,15 +64,15 @@ class Incident:
     steps_lost: int = 0
     waiting_for: set[Rank] = field(default_factory=set)
     planned: bool = False
-    """Nothing has gone wrong: the world is being changed."""
+    """True if nothing has failed: the world is being changed on purpose."""
     before: int = 0
     after: int = 0
     replacements: dict[WorkerId, dict[str, Seconds]] = field(default_factory=dict)
-    """Stages of workers that are new in it."""
+    """Durations of the stages of workers that joined during the incident."""
     not_kept: dict[str, list[Rank]] = field(default_factory=dict)
-    """Variables of which each rank had a value of its own, and the ranks that have lost theirs."""
+    """Variables with a different value on each rank, and the ranks that have lost their values."""
     stood: dict[WorkerId, Instant] = field(default_factory=dict)
-    """Times, on their nodes' clocks, at which these have come to the step that they have not committed yet."""
+    """Time, on the node's clock, at which each newcomer reached the step that it has not committed yet."""
 
     def climb(self, rung: str) -> None:
         """Note the highest rung of the ladder that was needed."""
@@ -80,7 +80,7 @@ class Incident:
             self.rung = rung
 
     def closed(self, generation: Generation, now: Instant) -> IncidentClosed:
-        """Its account, `now` being when the last rank had committed again."""
+        """Record of the closed incident; `now`: time at which the last rank committed again."""
         halted = self.opened_at if self.halted_at is None else self.halted_at
         ordered = halted if self.ordered_at is None else self.ordered_at
         resumed = ordered if self.resumed_at is None else self.resumed_at
@@ -116,16 +116,16 @@ class Incident:
 
 
 class Incidents:
-    """Opens, merges and closes; there is one open incident at most."""
+    """Opens, merges and closes incidents; at most one is open."""
 
     def __init__(self) -> None:
         self.open: Incident | None = None
         self.count = 0
         self.pauses: dict[str, Seconds] = {}
-        """Duration of the last change of each kind."""
+        """Duration of the last planned change of each kind."""
 
     def goes_on(self, ranks: set[Rank], generation: Generation, now: Instant) -> list[Record]:
-        """Another coordinator finds a world that stands; what is open ends when `ranks` have gone on."""
+        """A new coordinator finds an intact world: an open incident ends when `ranks` have committed."""
         if self.open is None:
             return []
         self.halted(now)
@@ -134,7 +134,7 @@ class Incidents:
         return [] if ranks else self._close(generation, now)
 
     def explains(self, ranks: list[Rank]) -> bool:
-        """True if a fault of these ranks causes a symptom already counted, and so is no further fault."""
+        """True if a fault of these ranks explains a symptom that is counted already, so that it is no new fault."""
         return self.open is not None and self.open.unexplained and bool(ranks)
 
     def fault(
@@ -148,7 +148,7 @@ class Incidents:
         now: Instant,
         fault_at: Instant,
     ) -> list[Record]:
-        """Enter one fault, or without ranks the symptom of one; returns what is to be written down."""
+        """Enter one fault, or without `ranks` the symptom of one; returns the records to write."""
         incident = self.open
         if incident is None:
             self.count += 1
@@ -171,7 +171,7 @@ class Incidents:
         return []
 
     def cause_elsewhere(self) -> str:
-        """The fault that opened the incident, where that was no error of a body; empty: it was, or there is none."""
+        """Cause of the open incident if it was not an error in a body; empty: it was one, or none is open."""
         return self.open.cause if self.open is not None and self.open.kind not in _OF_BODIES else ""
 
     def also(self, ranks: list[Rank]) -> None:
@@ -182,7 +182,7 @@ class Incidents:
     def change(
         self, kind: str, rung: str, cause: str, *, generation: Generation, step: StepNo, now: Instant
     ) -> list[Record]:
-        """The world is being changed, and the first worker has stopped for it."""
+        """Open a planned change of the world: the first worker has stopped for it."""
         if self.open is not None:
             return []
         self.count += 1
@@ -208,10 +208,10 @@ class Incidents:
             self.open.halted_at = now
 
     def ordered(self, ranks: set[Rank], step: StepNo, steps_lost: int, now: Instant) -> None:
-        """A membership of `ranks` was ordered, at a step `steps_lost` before the newest that had been committed."""
+        """A membership of `ranks` was ordered, at a step `steps_lost` before the newest committed one."""
         if self.open is not None:
             self.halted(now)
-            # Until now it was the newest that had been heard of; fast steps are ahead of that.
+            # Until now this was the newest reported step; workers with fast steps were ahead of it.
             self.open.step = step
             self.open.ordered_at, self.open.resumed_at = now, None
             self.open.steps_lost += steps_lost
@@ -220,12 +220,12 @@ class Incidents:
             self.open.unexplained = False
 
     def built(self, fact: facts.WorkerReady) -> None:
-        """A worker with a rank stands before its first step."""
+        """A worker with a rank is ready for its first step."""
         if self.open is not None:
             self.open.replacements[fact.worker] = dict(fact.stages)
 
     def resumed(self, fact: facts.WorkerResumed, *, fresh: bool) -> None:
-        """A worker stands in the new membership; `fresh`: it was in none before."""
+        """A worker has joined the new membership; `fresh`: it was in none before."""
         if self.open is not None:
             self.open.form_s = max(self.open.form_s, fact.form_s)
             self.open.hydrated_bytes += fact.hydrated_bytes
@@ -237,8 +237,8 @@ class Incidents:
                 self.open.stood[fact.worker] = fact.at
 
     def not_kept(self, rank: Rank, names: Iterable[str]) -> None:
-        """A rank has another's values, or those of its script's start, in these variables."""
-        if self.open is not None and self.open.kind != "grow":  # whose ranks had none before
+        """A rank has another rank's values, or those of its script's start, in these variables."""
+        if self.open is not None and self.open.kind != "grow":  # Ranks added by "grow" had no values before.
             for name in names:
                 self.open.not_kept[name] = sorted({*self.open.not_kept.get(name, ()), rank})
 
@@ -248,14 +248,14 @@ class Incidents:
             self.open.replacements[fact.worker][FIRST_STEP] = max(0.0, fact.at - since)
 
     def formed(self, generation: Generation, now: Instant) -> list[Record]:
-        """Every worker stands in the new membership."""
+        """Every worker has joined the new membership."""
         if self.open is None:
             return []
         self.open.resumed_at = now
         return self._close(generation, now) if not self.open.waiting_for else []
 
     def served(self, rank: Rank, generation: Generation, now: Instant) -> list[Record]:
-        """A rank has gone on after the incident; the last one closes it, once every worker is known to stand."""
+        """A rank has committed after the incident; the last one closes it, once every worker has joined."""
         if self.open is None:
             return []
         self.open.waiting_for.discard(rank)

@@ -1,4 +1,4 @@
-"""State of the job that all who decide about it share: its stage, its workers, and the orders."""
+"""State of the job that all deciding parts share: its stage, its workers, and the orders."""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ class Job(JobState):
     """One job, and its state.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
-        plan, incidents, errors: of the coordinator before this one.
+        plan, incidents, errors: taken over from the previous coordinator.
     """
 
     def __init__(
@@ -55,52 +55,52 @@ class Job(JobState):
         self.replacements = Replacements()
         self.generation, self.step = Generation(0), StepNo(0)
         self.past_last_step = False
-        """True once every rank has run the last step, and the code behind it is being recovered."""
+        """True once every rank has run the last step and the code after it is being recovered."""
         self.restarts = 0
         self.resumes = resume
-        """True if workers that start the job, or start it again, read the newest durable checkpoint."""
+        """True if workers that start or restart the job read the newest durable checkpoint."""
         self.refused: dict[StepNo, str] = {}
-        """Durable checkpoints that some rank could not read, and why: nobody reads them any more."""
+        """Durable checkpoints that some rank could not read, with the reason; no rank reads them again."""
         self.short_since: Instant | None = None
-        """Since when there has been no place for a lost rank, or none for a world to start again."""
+        """Time since which there has been no place for a lost rank, or for the restart of the world."""
         self.stopping = ""
-        """Why the job is to end, once somebody has asked for that; from then on it is never started again."""
+        """Reason of a requested stop; empty: none was requested. Once set, the job is never restarted."""
         self.stop_by: Instant | None = None
-        """Time when it ends then, saved or not."""
+        """Time at which a stopping job ends, saved or not."""
         self.returned: dict[WorkerId, tuple[Instant, list[str]]] = {}
-        """Workers whose scripts have run to their end, the time, and the threads that keep their processes."""
+        """Workers whose scripts have ended: the time, and the threads that keep their processes alive."""
         self.belief = Belief()
         self.apart: tuple[Rank, NodeId] | None = None
-        """A rank that has just gone to another node, and the node on which it left others of its replica."""
+        """A rank that has just moved to another node, and the node on which the rest of its replica stayed."""
         self.kept: KeptState | None = None
-        """State in the agents' memory for workers that are all started again; None: these build, or read the disk."""
+        """State in the agents' memory for a restart of all workers; None: they build it or read it from disk."""
 
     @property
     def world(self) -> int:
-        """Ranks of the world that is, or that will be when the change under way is done."""
+        """Number of ranks of the present world, or of the one that is being formed."""
         return self.roster.world
 
     @property
     def replicas(self) -> int:
-        """That world in replicas."""
+        """Size of `world` in replicas."""
         return self.roster.world // self.spec.unit
 
     @property
     def proofs_text(self) -> str:
-        """Describe for people the evidence about newcomers and about the result."""
+        """The evidence about newcomers and about the result, for people."""
         doubt = self.belief.doubt
         then = f"; the result is not proven, so the job will not end with 0 but with {UNPROVEN}: {doubt}"
         return self.replacements.text + (then if doubt else "")
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
-        """Nothing more is decided."""
+        """End the job; nothing more is decided."""
         if code == OK and self.belief.doubt:
             code, diagnosis = UNPROVEN, _UNPROVEN + self.belief.doubt
         self.goto(Ended(code))
         self.orders.end(code, diagnosis, now)
 
     def end_saved(self, code: int, diagnosis: str, now: Instant) -> None:
-        """End as soon as the state that workers have in memory is on disk, where there is a place for it."""
+        """End once the state in the workers' memory is on disk; at once if there is no place for it."""
         if not self.spec.checkpoint_every or not isinstance(self.state, _HAVE_STATE):
             self.end(code, diagnosis, now)
             return
@@ -108,13 +108,13 @@ class Job(JobState):
         self.goto(Saving(now + self.spec.halt_deadline, code, diagnosis))
 
     def doubted(self, reason: str, now: Instant) -> None:
-        """The result is not proven any more to be that of a run without faults; who has asked for that stops here."""
+        """The result is no longer proven equal to that of a run without faults; with `--on-divergence stop`, end."""
         news = self.belief.doubts(reason)
         if news and self.spec.stop_on_divergence and not isinstance(self.state, Saving | Ended):
             self.end_saved(UNPROVEN, f"stopped, as --on-divergence asks: {reason}", now)
 
     def fault_requested(self, fault: FaultSpec, now: Instant) -> None:
-        """`regrow kill`: it strikes when its rank comes to that stage, or is refused."""
+        """`regrow kill`: plan the fault for when its rank reaches that stage, or refuse it."""
         name = self.roster.places.get(fault.rank)
         worker = None if name is None else self.roster.workers[name]
         if worker is None:
@@ -125,7 +125,7 @@ class Job(JobState):
             self.orders.arm(worker, fault)
 
     def spawn(self, slot: RankSlot, role: Role, now: Instant, *, grown: int | None = None) -> WorkerId:
-        """Start a worker; returns its name. `grown`: the number of ranks of the world to come that it is for."""
+        """Start a worker; returns its name. `grown`: size in ranks of the future world that it is for."""
         restored = self.kept is not None and role is Role.RANK
         resume = self.resumes and role is Role.RANK and not restored
         generation, restarts = self.generation, self.restarts
@@ -144,10 +144,10 @@ class Job(JobState):
 
 
 class WantedSize:
-    """The size that the world should have, and the change to it that is under way.
+    """The wanted size of the world, and the change that is under way.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
     """
 
     def __init__(self, spec: JobSpec) -> None:
@@ -155,14 +155,14 @@ class WantedSize:
         self.wanted = spec.replicas
         """Number of replicas wanted as soon as there is room for them."""
         self.wanted_by = "the job was started with them"
-        """Why it is that number."""
+        """Reason for that number."""
         self.change: Change | None = None
         """Change to record with the next generation."""
 
 
 @dataclass(frozen=True)
 class KeptState:
-    """`state@step` is in the memory of agents. `as_committed`: before what follows in the script."""
+    """`state@step` is in the agents' memory. `as_committed`: from before the script's code after that step."""
 
     step: StepNo
     as_committed: bool = False
@@ -172,29 +172,29 @@ class Belief:
     """Evidence that the result equals that of a run without faults.
 
     Attributes:
-        doubt: why that is not proven, for people; empty: nothing is known against it.
+        doubt: reason why that is not proven, for people; empty: there is none.
     """
 
     def __init__(self) -> None:
         self.doubt = ""
         self.newcomers = False
-        """True once a worker that came in later has committed a step."""
+        """True once a newcomer has committed a step."""
         self._latent = ""
         self._copied = False
 
     def doubts(self, reason: str) -> bool:
-        """Something was seen that makes the result another one. Returns whether that is news."""
+        """Something was seen that changes the result. Returns True for the first such reason."""
         news = not self.doubt
         self.doubt = self.doubt or reason
         return news
 
     def unlike(self, reason: str) -> str:
-        """Ranks have different values by the script's own doing: harmless until one gets another's. Returns a doubt."""
+        """The script gives ranks different values: harmless until a rank receives another's. Returns a doubt."""
         self._latent = self._latent or reason
         return self._latent if self._copied else ""
 
     def copied(self) -> str:
-        """A rank has got the state of another. Returns a doubt."""
+        """A rank has received the state of another. Returns a doubt, empty if none."""
         self._copied = True
         return self._latent
 
@@ -203,19 +203,19 @@ class Replacements:
     """The evidence about newcomers of one job. One refutation outweighs all proofs.
 
     Attributes:
-        proven: the newest step at which a newcomer computed what the rank computes.
-        refuted: why no newcomer of this job is equal to the rank that it replaces, for people; empty: nothing is known.
-        unproven: why the last one could not be compared; empty: it could, or nobody has tried.
+        proven: by rank, the newest step at which a newcomer computed the same as the rank.
+        refuted: reason why newcomers of this job do not equal the ranks that they replace, for people; empty: none.
+        unproven: reason why the last newcomer could not be compared; empty: it could be, or none was tried.
     """
 
     def __init__(self) -> None:
         self.proven: dict[Rank, StepNo] = {}
         self.refuted = ""
         self.alone = False
-        """True if ranks have state that no other has."""
+        """True if ranks have state that no other rank has."""
         self.unproven = ""
         self.own: Mapping[str, Set[str]] = {}
-        """By holding: plain variables of the script of which its ranks have different values."""
+        """By holding: plain variables of the script that differ between its ranks."""
         self._doubts: set[str] = set()
 
     @property
@@ -224,27 +224,27 @@ class Replacements:
         return not self.refuted
 
     def proves(self, rank: Rank, step: StepNo) -> None:
-        """A newcomer for `rank` computed what it computes at `step`."""
+        """A newcomer for `rank` computed the same as the rank at `step`."""
         self.proven[rank] = max(step, self.proven.get(rank, step))
 
     def refutes(self, reason: str, *, alone: bool = False) -> bool:
-        """A newcomer is not equal to the rank that it would replace. Returns whether that is news."""
+        """A newcomer does not equal the rank that it would replace. Returns True for the first refutation."""
         news = not self.refuted
         self.alone = self.alone or alone
         self.refuted = self.refuted or reason
         return news
 
     def doubts(self, reason: str) -> bool:
-        """A newcomer could not be compared. Returns whether that is news."""
+        """A newcomer could not be compared. Returns True if this reason is new."""
         news = reason not in self._doubts
         self._doubts.add(reason)
         return news
 
     @property
     def text(self) -> str:
-        """Describe the evidence about newcomers."""
+        """The evidence about newcomers, for people."""
         return replaceability(self.refuted, self.proven.values(), self.unproven)
 
     def restarted(self) -> None:
-        """All workers are new: what was proven of those before says nothing of them."""
+        """All workers are new, so proofs about earlier ones do not hold for them."""
         self.proven.clear()

@@ -1,4 +1,4 @@
-"""The job's state: the one place where it changes, and the table of what may follow what."""
+"""The job's state: the one place where it changes, and the table of allowed transitions."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,7 @@ from regrow.membership.states import (
 )
 
 NEXT: Mapping[type[State], frozenset[type[State]]] = {
-    # All but the first and the last: what another coordinator had begun.
+    # All but the first and the last take up the work of the previous coordinator.
     Gathering: frozenset({Building, Training, Closing, Releasing, Restarting, Ended}),
     Building: frozenset({Building, Forming, Restarting, Ended}),
     Forming: frozenset({Training, Closing, Mending, Saving, Restarting, Ended}),
@@ -35,28 +35,28 @@ NEXT: Mapping[type[State], frozenset[type[State]]] = {
     Releasing: frozenset({Releasing, Mending, Restarting, Ended}),
     Ended: frozenset(),
 }
-"""States that may follow each state. One of the same kind may follow if only its wait changes."""
+"""States that may follow each state. A state of the same kind may follow if only its wait changes."""
 
 
 class JobState:
-    """State of the job; changed by `goto` alone.
+    """State of the job; only `goto` changes it.
 
-    A change that the table does not have is a defect of ours. It is made all the same, since a job that goes on is
-    worth more than a table, and kept in `unforeseen` until it is reported; tests and simulator accept none.
+    A transition that is not in the table is a defect of regrow. It is made all the same, because the job should go
+    on, and kept in `unforeseen` until it is reported; tests and simulator accept none.
     """
 
     def __init__(self) -> None:
         self.state: State = Gathering()
-        """Read several times for each fact, so it is an attribute."""
+        """An attribute, not a property, because it is read several times for each fact."""
         self.unforeseen: list[str] = []
 
     def goto(self, new: State) -> None:
-        """Be in another state from now on."""
+        """Change to another state."""
         before, self.state = self.state, new
         if type(new) not in NEXT[type(before)]:
             self.unforeseen.append(f"{type(before).__name__} → {type(new).__name__}")
 
     def take_unforeseen(self) -> list[str]:
-        """The changes since the last call that the table does not have."""
+        """The transitions since the last call that are not in the table."""
         taken, self.unforeseen = self.unforeseen, []
         return taken

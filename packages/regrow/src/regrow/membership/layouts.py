@@ -6,7 +6,7 @@ from regrow.membership.roster import WorkerRecord
 
 
 class Layouts:
-    """Digest that all workers for one place share: of their reduction layout and state names.
+    """Digests of reduction layout and state names, which all workers for one place must share.
 
     Args:
         unit: ranks of one replica.
@@ -17,7 +17,7 @@ class Layouts:
         self._known: dict[Rank, str] = {}
 
     def forget(self) -> None:
-        """All workers are started anew."""
+        """All workers are started anew: accept any layout."""
         self._known.clear()
 
     def place(self, rank: Rank | None) -> Rank:
@@ -27,12 +27,12 @@ class Layouts:
 
     def fits(self, worker: WorkerRecord) -> bool:
         """True if a worker has built the same model as those before it."""
-        # Where ranks have different parts, a worker must have that of the rank under which it was built.
+        # Where ranks have different parts, a worker is compared with the rank for which it was built.
         key = self.place(worker.built_for) if worker.sharded else Rank(0)
         return self._known.setdefault(key, worker.layout) == worker.layout
 
     def differs(self, worker: WorkerRecord) -> str:
-        """The sentence for a worker that does not."""
+        """The message for a worker that does not fit."""
         text = say.layout_differs(worker.worker, worker.rank)
         if not worker.sharded or self._unit == 1:
             return text

@@ -4,7 +4,7 @@
                                      │  └→ Switching ↗ ↕                   (another size of the world)
                                      │               Waiting               (too few replicas are left)
                                      └→ Closing → Releasing → Ended      (of faults in Closing: Mending → … → Closing)
-In every state with something to wait for there is a deadline, and what has not answered by then is fenced. Pure.
+Every state that waits has a deadline; workers that have not answered by then are fenced. Pure.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -73,13 +73,13 @@ __all__ = ["Command", "EndJob", "Gathering", "JobView", "Membership"]
 
 
 class Membership:
-    """Decides who is in the job.
+    """Decides the membership of the job.
 
     Args:
-        spec: what the job was started with.
+        spec: settings of the job.
         faults: faults on demand, by plan.
         resume: whether the first workers load the newest durable checkpoint.
-        memory: of a coordinator that has failed; `take_over` follows.
+        memory: knowledge of a failed coordinator; `take_over` must be called next.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class Membership:
             job, self._size, ladder, self._generations, self._standbys, self._nodes, self._workers, self._checkpoints
         )
 
-    # --- what the outside calls --------------------------------------------------------------------------------
+    # --- called from outside -----------------------------------------------------------------------------------
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact and return the commands that follow from it, in order."""
+        """Take one fact and return the commands that follow from it, in order."""
         if not isinstance(self._job.state, Ended):
             self.decide(event, now)
         return self._orders.take()
@@ -131,9 +131,9 @@ class Membership:
         return self._orders.take()
 
     def decide(self, event: Fact, now: Instant) -> None:
-        """Take in one fact; `handle` says what follows."""
+        """Take one fact; `handle` returns the commands that follow."""
         match event:
-            case facts.NodeProgress():  # First, as nearly every fact is one.
+            case facts.NodeProgress():  # First, because nearly every fact is one.
                 for commit in event.commits:
                     self._workers.apply(commit, now)
                     self._stragglers.committed(commit, now)
@@ -173,7 +173,7 @@ class Membership:
                 self._nodes.stopped(event, now)
                 self._give_up_checkpoint(event.node, now)
             case NodeReport():
-                pass  # of use to who has asked for it
+                pass  # Only the part that requested the report uses it.
             case _:
                 self._workers.apply(event, now)
         self._settle(now)
@@ -185,7 +185,7 @@ class Membership:
         failures: Sequence[WorkerFailure],
         now: Instant,
     ) -> list[Command]:
-        """Enter a job that runs already. `joined`: the agents that are there; each has reported, `failures` after."""
+        """Take over a running job. `joined`: the connected agents, which all have reported; `failures`: came later."""
         if self._memory is not None:
             self._succession.adopt(joined, reports, failures, self._memory, now)
             for notice in self._succession.notices(self._memory, now):
@@ -195,11 +195,11 @@ class Membership:
         return self._orders.take()
 
     def remember(self) -> JobMemory:
-        """Return the knowledge of the job that agents cannot give to a successor."""
+        """Return the knowledge about the job that a successor cannot get from the agents."""
         return self._succession.remember()
 
     def _settle(self, now: Instant) -> None:
-        """Draw all conclusions from what is known now."""
+        """Make all transitions that the present knowledge allows."""
         job = self._job
         while not isinstance(job.state, Ended):
             before = job.state
@@ -251,7 +251,7 @@ class Membership:
 
     @property
     def state(self) -> State:
-        """The job's present activity, and its deadline."""
+        """The job's present state, with its deadline."""
         return self._job.state
 
     @property
@@ -261,7 +261,7 @@ class Membership:
 
     @property
     def step(self) -> StepNo:
-        """The newest state that is known of."""
+        """The newest known step."""
         return self._job.step
 
     @property
@@ -304,7 +304,7 @@ class Membership:
                 self._ladder.restart(f"rank {late[0].rank} was not ready for its first step in time", now, late[0])
             case Forming(deadline=at) if now >= at:
                 if len(late) == len(self.roster.places):
-                    late = []  # One holds the others up: it will not answer the halt either.
+                    late = []  # One of them blocks the others; it will not answer the halt either.
                 self._ladder.fence_late(late, "no new groups in time", now)
             case Training(deadline=at):
                 for standby in late:
@@ -346,7 +346,7 @@ class Membership:
     # --- progress ----------------------------------------------------------------------------------------------
 
     def _advance(self, now: Instant) -> None:
-        """Go to the next state that the facts so far allow."""
+        """Go to the next state if the facts so far allow it."""
         job, roster = self._job, self._job.roster
         match job.state:
             case Building(verdict_at=None) if roster.all_at(Stage.READY):

@@ -1,8 +1,8 @@
 """Nodes that register, are lost and come back.
 
 A lost node takes its workers with it: its agent's connection has ended, and an agent without a coordinator ends its
-workers. Where no other has room for its ranks they wait for it to come back, on this machine or another, and the
-survivors keep their state meanwhile; unless the job may go on with fewer (`recovery/regroup.py`).
+workers. If no other node has room for its ranks, the job waits for the node to come back, on this machine or another,
+while survivors keep their state; unless the job may go on with fewer replicas (`recovery/regroup.py`).
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from regrow.membership.states import RUNNING, Building, Ended, Gathering, Releas
 
 
 class Nodes:
-    """Decides about nodes; what follows for workers is the ladder's.
+    """Decides about nodes; the ladder decides the consequences for workers.
 
     Args:
-        job: whose they are.
-        ladder: for what their loss means.
-        generations: begins the first one.
-        copies: what nodes have of the state.
-        resizing: may grow the world onto a node that has come.
+        job: the job of the nodes.
+        ladder: repairs the loss of a node.
+        generations: begins the first generation.
+        copies: the copies of state on each node.
+        resizing: may grow the world onto a new node.
     """
 
     def __init__(
@@ -41,11 +41,11 @@ class Nodes:
         self._job, self._ladder, self._generations = job, ladder, generations
         self._copies, self._resizing = copies, resizing
         self._placed: list[tuple[NodeId, str]] = []
-        """The nodes between which copies are exchanged, and where each of them takes them."""
+        """The nodes that exchange copies, with the endpoint at which each receives them."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
 
     def joined(self, event: facts.NodeJoined, now: Instant) -> None:
-        """An agent registered: a node of a job that gathers, a lost one that is back, or one more."""
+        """An agent registered: a node of a gathering job, a lost node that is back, or an additional one."""
         node, gathering = self._roster.nodes.get(event.node), isinstance(self._job.state, Gathering)
         known = node is not None
         self._placed = []
@@ -65,7 +65,7 @@ class Nodes:
             self._resizing.node_came(node, event, now, new=not known)
 
     def lost(self, event: facts.NodeLost, now: Instant) -> None:
-        """An agent's connection has ended: all its workers are gone, or will be before they can do anything."""
+        """An agent's connection has ended: all its workers are gone, or end before they can act again."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away:
             return
@@ -74,7 +74,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, event.reason), now, now - event.silent)
 
     def stopped(self, event: facts.NodeStopped, now: Instant) -> None:
-        """An agent has ended, as it was told to when nobody was left on its node, or as it had announced."""
+        """An agent has ended: by order, when no worker was left on its node, or as it had announced."""
         node = self._roster.nodes.get(event.node)
         if node is not None and not node.away:
             node.stopped = True
@@ -82,7 +82,7 @@ class Nodes:
             self._give_up(placed, say.node_lost(node.node, "its agent has ended"), now, now)
 
     def formed(self) -> None:
-        """A generation stands: copies are exchanged between the nodes that have ranks in it."""
+        """A generation has formed: nodes that have ranks in it exchange copies."""
         self._place_copies(self._roster.member_nodes())
 
     def _away(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
@@ -105,7 +105,7 @@ class Nodes:
                 pass
 
     def _bury(self, node: NodeRecord, now: Instant) -> list[WorkerRecord]:
-        """Enter the end of all workers of a node; returns those that held a rank and had not been released from it."""
+        """Record the end of all workers of a node; returns those that held a rank and were not leaving it."""
         workers = [w for w in self._roster.workers.values() if w.node == node.node and w.stage is not Stage.GONE]
         for worker in workers:
             self._roster.move(worker, Stage.GONE, now)

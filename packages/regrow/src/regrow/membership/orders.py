@@ -1,4 +1,4 @@
-"""Decisions put into commands. What is ordered of a worker is entered in the roster in the same breath."""
+"""Turns decisions into commands. Each order to a worker is entered in the roster at the same time."""
 
 from collections.abc import Collection, Sequence
 from typing import TypeAlias
@@ -23,16 +23,16 @@ from regrow.membership.tables import Tables
 
 
 class EndJob(msgspec.Struct, frozen=True, tag=True):
-    """The job is over. `code`: the exit code; `diagnosis`: one readable text, empty when all went well."""
+    """The job is over. `code`: the exit code; `diagnosis`: a text for people, empty after success."""
 
     code: int
     diagnosis: str
 
 
 class Deposed(EndJob, frozen=True, tag=True):
-    """Over for this coordinator alone: another has been elected, and the job goes on. `by`: where it is.
+    """The job is over for this coordinator only and goes on under another one. `by`: the elected leader.
 
-    None: nobody has been, but voters answer this one no more; they elect another when this one is gone.
+    None: none is elected yet, but voters no longer answer this one and elect another once it is gone.
     """
 
     by: Leader | None
@@ -41,7 +41,7 @@ class Deposed(EndJob, frozen=True, tag=True):
 class AnswerScale(msgspec.Struct, frozen=True, tag=True):
     """Answer to a `ScaleRequested` or a `FaultRequested`, among the commands.
 
-    `reason`: why it was refused, or what happens now.
+    `reason`: the reason of a refusal, or the consequence of an accepted request.
     """
 
     accepted: bool
@@ -55,9 +55,9 @@ class Orders:
     """Collects the commands that answer one fact.
 
     Args:
-        spec: what the job was started with.
-        roster: where what was ordered is entered.
-        plan: faults on demand, sent along.
+        spec: settings of the job.
+        roster: records what was ordered.
+        plan: faults on demand, which are sent with the orders.
     """
 
     def __init__(self, spec: JobSpec, roster: Roster, plan: FaultPlan) -> None:
@@ -67,10 +67,10 @@ class Orders:
         self._plan = plan
         self._out: list[Command] = []
         self.left: dict[Rank, list[OwnValues]] = {}
-        """Values of their own that workers of ranks have left as they ended."""
+        """By rank: values of its own that its worker left when it ended."""
 
     def take(self) -> list[Command]:
-        """All since the last call."""
+        """The commands since the last call."""
         out, self._out = self._out, []
         return out
 
@@ -90,9 +90,9 @@ class Orders:
         grown: int | None = None,
         finished: Sequence[FinishedTraining] = (),
     ) -> WorkerId:
-        """Start a worker for a rank, or a standby; returns its name. `grown`: a candidate for a world of that size.
+        """Start a worker for a rank, or a standby; returns its name. `grown`: it is a candidate for a world this large.
 
-        `avoid`: durable checkpoints that it does not read. `finished`: trainings of the script before its own.
+        `avoid`: durable checkpoints that it must not read. `finished`: the script's trainings before its own.
         """
         worker = self._roster.add_worker(slot, role, now, candidate=grown is not None)
         worker.built_world = self._roster.world if grown is None else grown
@@ -123,17 +123,17 @@ class Orders:
         return worker.worker
 
     def _stores_for(self, node: NodeId) -> list[str]:
-        """Stores that a node without ranks asks for the answers that the first workers got before their loop."""
+        """Stores from which a node without ranks gets the answers that the first workers received before their loop."""
         table, own = self.tables.newest, self._roster.nodes[node].store
         return [] if table is None or own in table.stores else table.stores
 
     def standby_slot(self, node: NodeRecord) -> RankSlot:
-        """The rank that a standby builds under.
+        """The rank for which a standby builds.
 
-        Where every rank has the same state and groups that is the last one, so that what a script does on rank 0 alone
-        is not done twice; on a node with but one rank that one, so that all that the script asks is right. Where they
-        have not, the node's ranks in turn, beginning with the last: each can replace but one. A spare node's are
-        built for the ranks of the last node: those of others have the same places.
+        If all ranks have the same state and groups it is the last rank, so that work for rank 0 is not done twice; on
+        a node with a single rank it is that rank, so that the script gets the right answers. Otherwise a standby can
+        replace one rank only, and the node's ranks take turns, beginning with the last. Standbys of a spare node are
+        built for the ranks of the last node, as ranks of other nodes have the same places in their replicas.
         """
         last = Rank(self._roster.world - 1)
         own = sorted(worker.rank for worker in node.placed.values() if worker.rank is not None)
@@ -149,7 +149,7 @@ class Orders:
     def start_script(
         self, worker: WorkerRecord, rank: Rank, generation: Generation, now: Instant, *, world: int
     ) -> None:
-        """Have an `imports` standby build for its rank."""
+        """Have an `imports` standby run the script for its rank."""
         worker.script_ordered, worker.built_for = True, rank
         worker.built_slot, worker.built_world = worker.local_rank, world
         self._roster.move(worker, Stage.STARTING, now)
@@ -167,13 +167,13 @@ class Orders:
             self._out.append(orders.HaltGeneration(worker.worker, generation, reason, step))
 
     def ask_copies(self, generation: Generation) -> list[NodeId]:
-        """Ask every node for the copies of state that it has; returns the nodes that were asked."""
+        """Ask every node to report its copies of state; returns the nodes that were asked."""
         nodes = [node.node for node in self._roster.living_nodes()]
         self._out.extend(ReportCopies(node, generation) for node in nodes)
         return nodes
 
     def build(self, generation: Generation, nodes: Sequence[NodeRecord]) -> None:
-        """Spread the keys over these nodes, on which workers for all ranks are about to start."""
+        """Distribute the keys over these nodes, on which workers for all ranks are about to start."""
         self._out.extend(self.tables.spread(TableHead(generation, self._roster.world), nodes, []))
 
     def missed(self, fact: TableMissed) -> None:
@@ -193,14 +193,14 @@ class Orders:
         """Have every worker with a rank enter a generation.
 
         Args:
-            change: how its size differs from the last that stood.
+            change: difference in size from the last formed generation.
             over: every rank has run the last step.
-            as_committed: what the script does behind the last step is to be done again, though nobody here says so.
+            as_committed: run the script's code after the last step again, although no worker has reported this.
         """
         placed = [(rank, self._roster.workers[worker]) for rank, worker in self._roster.places.items()]
         members = [self._roster.member(worker, rank) for rank, worker in placed]
-        # A newcomer has run none of them, so all begin with the first again; who is past them has them in mind.
-        # Who is ready speaks of where it will be when it has rolled forward.
+        # A newcomer has run no restartable function, so all begin with the first again; others remember the results.
+        # A `ready` worker reports its `restart_index` for the step that it reaches by its pending update.
         again = any(w.restart_index and w.state_at + w.ready == start.step for _, w in placed)
         head = TableHead(
             generation=generation,
@@ -215,7 +215,7 @@ class Orders:
         )
         self._out.extend(self.tables.spread(head, self._roster.member_nodes(), members))
         if change is not None:
-            self.left.clear()  # ranks may be others now
+            self.left.clear()  # Ranks may have been renumbered.
         for rank, worker in placed:
             worker.entered = generation if worker.entered is None else worker.entered
             self._roster.move(worker, Stage.JOINING, now)
@@ -224,7 +224,7 @@ class Orders:
             receives = rank not in start.holders and restore is None and not head.restart_index
             own = next((each for each in left if receives and each.step == start.step), None)
             self._out.append(JoinGeneration(worker.worker, rank, generation, self.tables.number, faults, restore, own))
-        # Steps of those who were there before are committed by it, or run again.
+        # Agents without ranks need the start step too, to decide which steps of their former workers count.
         elsewhere = [node.node for node in self._roster.living_nodes() if not node.placed]
         self._out.extend(orders.NoteGeneration(node, generation, start.step) for node in elsewhere)
 
@@ -234,19 +234,19 @@ class Orders:
         return CopySource(source.rank, source.step, self._roster.nodes[source.node].copy_endpoint)
 
     def release(self, stage: Stage, now: Instant) -> None:
-        """Release the workers at `stage`, whose state nobody needs any more."""
+        """Release the workers at `stage`; their state is no longer needed."""
         for worker in list(self._roster.placed(stage)):
             self._roster.move(worker, Stage.RELEASED, now)
             self._out.append(orders.ReleaseWorker(worker.worker))
 
     def let_on(self) -> None:
-        """Let every worker of the generation leave its loop, or go on after it."""
+        """Let every worker of the generation leave its loop, or continue after it."""
         self._out.extend(
             orders.ReleaseWorker(worker.worker, goes_on=True) for worker in self._roster.placed(*IN_GENERATION)
         )
 
     def dismiss(self, worker: WorkerRecord, reason: str, change: WorldChange, now: Instant) -> None:
-        """A worker leaves the job, which goes on: one that stands halted is released, any other is of no use."""
+        """Remove a worker from a job that goes on: release a halted one, fence any other living one."""
         if worker.stage is Stage.HALTED:
             self._roster.dismiss(worker)
             self._roster.move(worker, Stage.RELEASED, now)
@@ -264,27 +264,27 @@ class Orders:
         self._out.append(orders.ArmFault(worker.worker, fault))
 
     def place_copies(self, node: NodeId, buddy: NodeId | None) -> None:
-        """Have a node send its copies to its buddy from now on, or keep them alone."""
+        """Have a node send its copies to `buddy` from now on; None: keep them locally only."""
         there = self._roster.nodes[buddy].copy_endpoint if buddy is not None else ""
         self._roster.nodes[node].buddy = buddy
         self._out.append(PlaceCopies(node, buddy or NodeId(""), there))
 
     def add(self, order: AgentOrder) -> None:
-        """An order that changes nothing in the roster."""
+        """Add an order that changes nothing in the roster."""
         self._out.append(order)
 
     def add_answer(self, answer: AnswerScale) -> None:
-        """Answer whoever asked for a change."""
+        """Answer a request for a change."""
         self._out.append(answer)
 
-    # --- what is written down ----------------------------------------------------------------------------------
+    # --- records -----------------------------------------------------------------------------------------------
 
     def write(self, *records: record.Record) -> None:
-        """Lines for the record."""
+        """Add records to be written."""
         self._out.extend(records)
 
     def copied(self, fact: CopyStreamEnded, every: int, now: Instant) -> None:
-        """A copy has reached a buddy, or will not."""
+        """Record that a copy has reached the buddy, or note that it cannot."""
         if fact.error:
             self.note(f"{fact.error}; training goes on, its copies stay on {fact.node} alone", now)
             return
@@ -306,13 +306,13 @@ class Orders:
         self.write(record.Noted(at=now, text=text, worker=worker.worker if worker is not None else None))
 
     def end(self, code: int, diagnosis: str, now: Instant) -> None:
-        """Give the last two commands of a job."""
+        """Add the last two commands of a job."""
         self.write(record.JobEnded(at=now, code=code, diagnosis=diagnosis))
         self._out.append(EndJob(code, diagnosis))
 
 
 def _warmth(role: Role, *, early: bool) -> Warmth | None:
-    """None: as the job was started with."""
+    """Warmth of a new worker; None: as set for the job."""
     if role is Role.PROVER:
-        return Warmth.BUILT  # it knows its place from the beginning
+        return Warmth.BUILT  # Its place is known from the beginning.
     return Warmth.IMPORTS if early else None

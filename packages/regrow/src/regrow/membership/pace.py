@@ -1,4 +1,4 @@
-"""Pace of the steps, to predict where they will be in a moment: for planned halts and for snapshots. Pure."""
+"""Pace of the steps, to predict the step that ranks will reach in a moment, for planned halts and snapshots. Pure."""
 
 import math
 from collections import deque
@@ -8,30 +8,30 @@ from regrow.core.ids import Generation, Instant, Seconds, StepNo, WorkerId
 from regrow.core.messages import facts
 
 AHEAD_S: Seconds = 0.3
-"""Lead of a plan over the present step, so that its order is there before the step is."""
+"""Lead of a planned step over the present one, so that the order arrives before the step begins."""
 LEAST_AHEAD = 2
 MOST_GUESSED = 8
-"""Most steps ahead while only bodies are known, and not the script's work between two of them: an order that comes
-too late is given again, for twice as many; one far ahead of a slow script would be waited for."""
+"""Most steps ahead while the time between two bodies is not known yet. An order that comes too late is repeated for
+twice as many steps, but all would wait for one that is far ahead of a slow script."""
 _LEAST_STEP_S: Seconds = 1e-4
 _RECENT = 3
 _LEAST_WAIT_S: Seconds = 2.0
 
 
 class Pace:
-    """The newest step that is known of, when that was, and how long a step takes, with what is done between two."""
+    """The newest known step, its time of arrival, and the duration of a step with the work between two."""
 
     def __init__(self) -> None:
         self._generation = Generation(0)
         self._step = StepNo(0)
         self._received: Instant = 0.0
         self._last: dict[WorkerId, tuple[StepNo, Instant]] = {}
-        """The newest step of each worker of that generation, and when it was committed by its node's clock."""
+        """Newest step of each worker of the generation, and its commit time by the node's clock."""
         self._recent: deque[Seconds] = deque(maxlen=_RECENT)
         self._between: Seconds = 0.0
-        """Time of a step beyond its body. A generation's first commit does not tell it."""
+        """Time of a step outside its body. A generation's first commit does not show it."""
         self._whole = False
-        """True once a commit has told it."""
+        """True once `_between` is known."""
 
     @property
     def step_s(self) -> Seconds:
@@ -39,7 +39,7 @@ class Pace:
         return median(self._recent) if self._recent else 1.0
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
-        """A worker has committed a step. Facts of older generations are not to be told."""
+        """A worker has committed a step. Facts of older generations must not be passed."""
         if event.generation != self._generation:
             self._generation, self._step = event.generation, StepNo(0)
             self._last.clear()
@@ -55,7 +55,7 @@ class Pace:
         self._recent.append(max(event.seconds + self._between, _LEAST_STEP_S))
 
     def ahead(self, now: Instant) -> int:
-        """Number of steps after the newest known one that an order needs to arrive in time, as far as one can know."""
+        """Estimated number of steps after the newest known one that an order needs to arrive in time."""
         since = min(max(0.0, now - self._received), AHEAD_S * 10)
         ahead = math.floor(since / self.step_s) + max(LEAST_AHEAD, math.ceil(AHEAD_S / self.step_s))
         return ahead if self._whole else min(ahead, MOST_GUESSED)
@@ -65,5 +65,5 @@ class Pace:
         return steps * self.step_s
 
     def patience(self, steps: int) -> Seconds:
-        """Longest wait for `steps` steps before something must have come in between."""
+        """Longest wait for `steps` steps before something must have gone wrong."""
         return max(_LEAST_WAIT_S, 3 * self.until(steps)) + max(self._recent, default=self.step_s)

@@ -1,11 +1,11 @@
 """Start point of the next generation, and the source of each rank's state. Pure: facts in, a decision out.
 
-A *holding* is the part of the state that a rank has; ranks with the same holding are replicas. Every rank must come to
-one step, by the first of these that is possible:
+A *holding* is the part of the state that a rank has; ranks with the same holding are replicas. All ranks must start at
+the same step, the first of these that is possible:
 
 1. the newest step that the survivors have, or can reach by applying an update that was voted for; ranks that lack it
    get it from a replica, or from a copy of exactly that step;
-2. the newest step of which there is a copy of every holding: all ranks go back to it;
+2. the newest step with a copy of every holding: all ranks go back to it;
 3. none: some holding has no living copy.
 """
 
@@ -20,9 +20,9 @@ from regrow.membership.roster import WorkerRecord
 
 @dataclass(frozen=True)
 class SurvivorState:
-    """State of one rank. `ready`: it can apply the update of `state_at` by itself. `node`: where it runs.
+    """State of one rank. `ready`: it can apply the update of `state_at` by itself. `node`: the node that it runs on.
 
-    `verified`: the step of its own copy of a state upon which all replicas had agreed.
+    `verified`: step of its own copy of a state on which all replicas agreed.
     """
 
     rank: Rank
@@ -34,14 +34,14 @@ class SurvivorState:
 
 
 def standing(worker: WorkerRecord) -> SurvivorState:
-    """A worker's step, and the state it has."""
+    """The state of a worker, with its step."""
     rank = worker.rank if worker.rank is not None else Rank(-1)
     return SurvivorState(rank, worker.holding, worker.state_at, worker.node, worker.ready, worker.verified)
 
 
 @dataclass(frozen=True)
 class CopyHolder:
-    """A copy, and the node whose agent has it. `rank`: whose copy it is."""
+    """A copy of the state of `rank`, and the node whose agent holds it."""
 
     node: NodeId
     rank: Rank
@@ -50,9 +50,9 @@ class CopyHolder:
 
 @dataclass(frozen=True)
 class Start:
-    """Start with `state@step`. `holders` have it, or come to have it by themselves; `restored` read a copy.
+    """Start with `state@step`. `holders` have it or reach it by themselves; `restored` read a copy.
 
-    `rewind`: holders that stand elsewhere go back to their own verified copy.
+    `rewind`: holders at another step go back to their own verified copy.
     """
 
     step: StepNo
@@ -63,7 +63,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Uncovered:
-    """No step has everything. `ranks`: whose state no living worker has at `step`, and no copy either."""
+    """No step is complete. `ranks`: their state exists neither in a living worker nor as a copy."""
 
     step: StepNo
     ranks: tuple[Rank, ...]
@@ -73,11 +73,11 @@ Copies = Mapping[NodeId, Sequence[KeptCopy]]
 
 
 def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]:
-    """The newest step that survivors have or can reach, and who does. `NO_STATE` when nobody has any.
+    """The newest step that survivors have or can reach, and those survivors. `NO_STATE` if none has any state.
 
-    In a world of several holdings nobody could give the state after a step to who lacks it, so there it was voted for:
-    if one survivor has it, the others are ready; and if all are ready, the step happens, for another may have done it
-    and died.
+    With several holdings, a rank that lacks the state after a step may find no rank to receive it from; therefore such
+    steps are voted for. If one survivor has it, the others are ready. If all are ready, the step is made, because a
+    rank that has died may have made it.
     """
     alive = [each for each in standings if each.state_at != NO_STATE]
     if not alive:
@@ -92,7 +92,7 @@ def newest(standings: Iterable[SurvivorState]) -> tuple[StepNo, frozenset[Rank]]
 
 
 def decide(standings: Sequence[SurvivorState], copies: Copies) -> Start | Uncovered:
-    """Decide where to start."""
+    """Decide at which step to start, and from which state."""
     step, reached = newest(standings)
     if step == NO_STATE:
         return _go_back(standings, copies, step)
@@ -105,14 +105,14 @@ def decide(standings: Sequence[SurvivorState], copies: Copies) -> Start | Uncove
 
 
 def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None:
-    """The newest state upon which replicas had agreed and of which every holding is there; None: there is none.
+    """The newest state on which replicas agreed and of which every holding exists; None: there is none.
 
     Args:
-        doubted: at this step, and since that agreement, nobody's state is to be trusted but by its verified copy.
+        doubted: after the last agreement and up to this step, a state is trusted only as a verified copy.
     """
     holdings = {each.holding for each in standings}
     for step in sorted({each.verified for each in standings if each.verified != NO_STATE}, reverse=True):
-        # Who stands at an earlier step has come there by an earlier attempt to go back.
+        # A rank at an earlier step is there by an earlier attempt to go back.
         have = [each for each in standings if each.verified == step or each.state_at == step < doubted]
         if {each.holding for each in have} == holdings:
             return Start(step, frozenset(each.rank for each in have), rewind=True)
@@ -120,7 +120,7 @@ def go_back(standings: Sequence[SurvivorState], doubted: StepNo) -> Start | None
 
 
 def needs_copies(standings: Sequence[SurvivorState]) -> bool:
-    """True if living workers alone do not have everything."""
+    """True if the living workers do not have the whole state."""
     step, reached = newest(standings)
     living = {each.holding for each in standings if each.rank in reached}
     return step == NO_STATE or any(each.holding not in living for each in standings)
@@ -140,7 +140,7 @@ def _go_back(standings: Sequence[SurvivorState], copies: Copies, step: StepNo) -
 
 
 def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder | None:
-    """The nearest copy: of this very rank before a replica's, on the rank's own node before another."""
+    """The nearest copy: one of this rank before a replica's, one on the rank's own node before another."""
     found = [
         (copy.rank != standing.rank, node != standing.node, node, copy.rank)
         for node, held in copies.items()
@@ -154,7 +154,7 @@ def _source(standing: SurvivorState, copies: Copies, step: StepNo) -> CopyHolder
 
 
 def enter_ready(worker: WorkerRecord, fact: facts.WorkerReady) -> None:
-    """A worker stands before its first step."""
+    """Enter that a worker is ready for its first step."""
     worker.has_session, worker.ready = True, False
     worker.state_at, worker.endpoint, worker.layout = fact.state_at, fact.endpoint, fact.layout
     worker.holding, worker.sharded, worker.whole_body = fact.holding, fact.sharded, fact.whole_body
@@ -164,7 +164,7 @@ def enter_ready(worker: WorkerRecord, fact: facts.WorkerReady) -> None:
 
 
 def enter_halted(worker: WorkerRecord, fact: facts.WorkerHalted) -> None:
-    """A worker has left its groups."""
+    """Enter that a worker has left its groups."""
     worker.state_at, worker.ready, worker.restart_index = fact.state_at, fact.ready, fact.restart_index
     worker.verified = fact.verified
     worker.whole_body = worker.whole_body or fact.whole_body

@@ -1,6 +1,6 @@
-"""Comparison of replicas by the digests of parts of their state that workers send. Pure.
+"""Comparison of replicas by digests of parts of their state, which workers send. Pure.
 
-No rank waits for it, and a difference stops none: the same script would go on under another launcher too.
+No rank waits for it, and a difference stops none, because the script would go on under another launcher too.
 """
 
 from collections import Counter, defaultdict
@@ -11,19 +11,19 @@ from regrow.core.ids import Generation, Rank, StepNo
 from regrow.core.messages.replicas import StateSampled
 
 _KEPT = 8
-"""Steps after which ranks that have not reported are left out."""
+"""Number of open comparisons of a holding after which ranks that have not reported are left out."""
 _MOST_NAMES = 8
 _Look = tuple[str, StepNo, bool]
-"""Of a holding, before a step, at what updates have made or not."""
+"""Holding, step before which the digests were taken, and whether they are of parts that updates made."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Ranks with the same holding do not have the same.
+    """Ranks with the same holding have different state.
 
     Attributes:
-        alike: who has the same, the largest group first.
-        own: they differ in nothing but what their first updates have made: each has a part of that.
+        alike: groups of ranks with equal state, the largest first.
+        own: they differ only in parts made by their first updates, of which each rank may have its own shard.
     """
 
     step: StepNo
@@ -54,8 +54,8 @@ def compare(
 
     Args:
         tensors: names of the parts that are tensors.
-        whole: nothing was left out.
-        made: names of the parts that updates have made.
+        whole: the digests cover the whole state.
+        made: names of the parts that updates made.
     """
     looks = list(reported.values())
     if all(look == looks[0] for look in looks):
@@ -77,17 +77,17 @@ def compare(
 
 
 class Samples:
-    """Digests received in the present generation, and the differences found until now."""
+    """Digests received in the present generation, and the differences found so far."""
 
     def __init__(self) -> None:
         self._generation = Generation(-1)
         self._reported: dict[_Look, dict[Rank, StateSampled]] = {}
         self._found: Counter[tuple[tuple[Rank, ...], ...]] = Counter()
         self.own: defaultdict[str, set[str]] = defaultdict(set)
-        """By holding: plain variables of the script that its ranks were seen to have with different values."""
+        """By holding: plain variables of the script whose values were seen to differ between its ranks."""
 
     def apply(self, fact: StateSampled, rank: Rank, holding: str, *, replicas: int) -> Divergence | None:
-        """One rank's sample; what is known when all `replicas` of its holding have told theirs, or never will."""
+        """Take one rank's sample. Compares once all `replicas` of its holding have reported, or are overdue."""
         if fact.generation != self._generation:
             self._generation = fact.generation
             self._reported.clear()
@@ -109,7 +109,7 @@ class Samples:
         return compare(key[1], parts, tensors, whole=all(fact.whole for fact in reported.values()), made=made)
 
     def news(self, found: Divergence) -> bool:
-        """True if the difference is to be reported: the first time, and ever less often."""
+        """True if the difference is to be reported: its first, second, fourth, eighth … time."""
         self._found[found.alike] += 1
         times = self._found[found.alike]
         return times & (times - 1) == 0

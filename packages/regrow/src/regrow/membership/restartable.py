@@ -1,4 +1,4 @@
-"""A machine that outlives a defect of its own: another one is put together from what the agents know of the job."""
+"""A machine that survives its own defects: it is replaced by one that is built from the agents' reports."""
 
 import traceback
 from collections.abc import Callable, Collection
@@ -20,7 +20,7 @@ from regrow.membership.view import JobView
 from regrow.membership.workers import WorkerFailure
 
 MOST_FAILURES = 3
-"""Failures within the window of the job's faults after which it ends as before: the defect cannot be got around."""
+"""Failures tolerated within the window of the job's faults; one more ends the job."""
 _REPORTED = (
     facts.WorkerStarted
     | facts.WorkerReady
@@ -36,14 +36,14 @@ _REPORTED = (
 
 
 class _Takeover:
-    """The time between two machines: whose report is awaited, and what is news meanwhile.
+    """The time between two machines: the reports that are awaited, and the facts that arrive meanwhile.
 
     Args:
-        number: of the question.
-        memory: what the last machine knew.
-        joined: the agents that are there.
-        deadline: for their reports, or, where none is there yet, for the agents to come.
-        expected: nodes whose agents have still to come.
+        number: number of the request for reports.
+        memory: knowledge of the last machine.
+        joined: the connected agents.
+        deadline: for their reports, and for expected agents to connect.
+        expected: nodes whose agents have yet to connect.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class _Takeover:
         self.expected = set(expected)
         self._arrive_by, self._last = deadline, deadline + ARRIVE_S
         self._due = dict.fromkeys(joined, deadline)
-        """Until when each of those that are there is to report."""
+        """Deadline of the report of each connected agent."""
         self.reports: dict[NodeId, NodeReport] = {}
         self._news: list[tuple[Instant, Fact]] = []
 
     @property
     def awaited(self) -> list[NodeId]:
-        """Nodes that have still to report."""
+        """Connected nodes that have yet to report."""
         return [node for node in self.joined if node not in self.reports]
 
     @property
@@ -75,13 +75,13 @@ class _Takeover:
         return min(awaited if awaited and not self.expected else [*awaited, self._arrive_by])
 
     def late(self, now: Instant) -> list[NodeId]:
-        """Nodes whose report is overdue. Nodes that have not come in time are not awaited any more."""
+        """Nodes whose report is overdue. Nodes that have not connected in time are no longer awaited."""
         if now >= self._arrive_by:
             self.expected.clear()
         return [node for node in self.awaited if now >= self._due[node]]
 
     def lacks_table(self, now: Instant) -> ReportNode | None:
-        """The question for a newer table than the last machine is known to have made."""
+        """A request for the newest table if a node has a newer one than the last machine remembered; else None."""
         known = 0 if self.memory.table is None else self.memory.table.head.number
         newest = max(self.reports.values(), key=lambda report: report.table, default=None)
         if newest is None or newest.table <= known:
@@ -94,25 +94,25 @@ class _Takeover:
         return ReportNode(newest.node, self.number, table=True)
 
     def joins(self, fact: facts.NodeJoined, now: Instant) -> ReportNode:
-        """An agent comes to another coordinator, and is asked. However late it comes, it has its time to answer.
+        """An agent connects to the new coordinator: request its report, within `ARRIVE_S` however late it connects.
 
-        But one that comes after the last that is waited for, or again and again, has what is left of the whole.
+        An agent that connects very late or repeatedly has no more than the rest of the whole time.
         """
         self.joined[fact.node] = fact
         self._due[fact.node] = min(now + ARRIVE_S, self._last)
         self.expected.discard(fact.node)
         self.reports.pop(fact.node, None)
-        # One before it is lost, as its report says by what is not in it.
+        # The loss of the node's former agent needs no fact: its workers are missing in the new report.
         self._news = [
             each for each in self._news if not (isinstance(each[1], facts.NodeLost) and each[1].node == fact.node)
         ]
         return ReportNode(fact.node, self.number)
 
     def news(self, now: Instant) -> list[Fact]:
-        """Facts received meanwhile, for a machine that knows all else.
+        """Facts received meanwhile, for a machine that knows everything else.
 
-        Nodes that are given back must be known before anything is begun with them: they are in the memory from now
-        on, if their agents are there.
+        Nodes that are given back must be known before anything is started on them, so they are added to the memory if
+        their agents are connected.
         """
         aged_facts = [aged(fact, now - since) for since, fact in self._news]
         self.memory.given_back += [
@@ -131,13 +131,13 @@ class _Takeover:
                 self.expected.discard(fact.node)
                 self.joined.pop(fact.node, None)
                 self.reports.pop(fact.node, None)
-                # Its notice ends with it: who comes after it on that node has none.
+                # The node's drain notice ends with its agent and does not hold for the next agent there.
                 self._news = [each for each in self._news if not _notice_of(fact.node, each[1])]
                 self._news.append((now, fact))
             case facts.TimeAdvanced() | facts.NodeProgress() | NodeSeen():
-                pass  # they are said again
+                pass  # These are sent again.
             case _:
-                # Also what stands in the report: that is entered once.
+                # Includes facts that are in the report too; the machine enters them only once.
                 self._news.append((now, fact))
 
 
@@ -146,13 +146,13 @@ def _notice_of(node: NodeId, fact: Fact) -> bool:
 
 
 class RestartableMachine:
-    """Behaves as the machine in it. An exception of that one ends it, and not the job.
+    """Behaves like the machine that it wraps. An exception in that one ends the machine but not the job.
 
     Args:
-        make: a machine, for a new job (None) or with the memory of one that has failed.
-        memory: of a coordinator that was lost; None: this is a new job.
-        expected: the nodes of that job, whose agents come and are asked.
-        deadline: until when they may come.
+        make: makes a machine, for a new job (None) or with the memory of a failed one.
+        memory: that of a lost coordinator; None: this is a new job.
+        expected: the nodes of that job, whose agents connect and are asked for reports.
+        deadline: time until which they may connect.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ class RestartableMachine:
     ) -> None:
         self.machine = make(memory)
         self.crash = ""
-        """Stacks of what has failed, for the record."""
+        """Tracebacks of the machines' failures, for the record."""
         self._make = make
         self._joined: dict[NodeId, facts.NodeJoined] = {}
         self._takeover = None if memory is None else _Takeover(1, memory, {}, deadline, expected)
         self._succeeds = memory is not None
-        """Agents that come are asked, until all have reported."""
+        """True while connecting agents are asked for reports, until all have reported."""
         self._takeovers = 1 if memory is not None else 0
         self._failures: list[Instant] = []
         self._gone: set[WorkerId] = set()
-        """Workers whose end was written down since a machine has failed."""
+        """Workers whose end was recorded since the first failure of a machine."""
 
     @property
     def spec(self) -> JobSpec:
@@ -187,25 +187,25 @@ class RestartableMachine:
 
     @property
     def nodes(self) -> list[NodeId]:
-        """Those whose agents are there, or are expected."""
+        """The nodes whose agents are connected or expected."""
         expected = self._takeover.expected if self._takeover is not None else ()
         return [*self._joined, *expected]
 
     @property
     def entering(self) -> bool:
-        """True while the agents are being asked, and nothing is decided."""
+        """True while reports of the agents are awaited and nothing is decided."""
         return self._takeover is not None
 
     def remember(self) -> JobMemory:
-        """Knowledge of the job that the agents could not give a successor."""
+        """The knowledge about the job that a successor cannot get from the agents."""
         return self.machine.remember() if self._takeover is None else self._takeover.memory
 
     def awaits(self, report: NodeReport) -> bool:
-        """True if this is an answer of the agents for which all decisions wait."""
+        """True if this is one of the reports for which all decisions wait."""
         return self._takeover is not None and report.number == self._takeover.number
 
     def snapshot(self) -> JobView:
-        """The job as it was last known, for people."""
+        """The last known state of the job, for people."""
         return self.machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
@@ -213,14 +213,14 @@ class RestartableMachine:
         return self.machine.next_deadline() if self._takeover is None else self._takeover.deadline
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact; return what is to be done, in order. Raises what a machine raises that fails too often."""
+        """Take one fact; return commands in order. Raises the machine's exception if it fails too often."""
         commands = self._handle(event, now)
         if not self._failures:
             return commands
         return [command for command in commands if not isinstance(command, record.WorkerGone) or self._is_news(command)]
 
     def _is_news(self, gone: record.WorkerGone) -> bool:
-        """True if the end of a worker is not written down yet. A machine that fails soon after may not remember it."""
+        """True if the worker's end is not recorded yet. A machine that fails soon after it may not remember it."""
         if gone.worker in self._gone:
             return False
         self._gone.add(gone.worker)
@@ -232,7 +232,7 @@ class RestartableMachine:
             return self._between(self._takeover, event, now)
         try:
             return self.machine.handle(event, now)
-        except Exception as error:  # noqa: BLE001 - whatever it is, another machine goes on
+        except Exception as error:  # noqa: BLE001 - after any exception another machine goes on
             return self._begin(error, event, now)
 
     def _enter(self, event: Fact) -> None:
@@ -243,7 +243,7 @@ class RestartableMachine:
                 self._joined.pop(event.node, None)
 
     def _begin(self, error: Exception, event: Fact, now: Instant) -> list[Command]:
-        """The machine has failed at a fact. Agents repeat theirs in their reports; what others said is heard again."""
+        """The machine failed at a fact. Reports repeat the agents' facts; facts of others are handled again later."""
         window = self.spec.window
         self._failures = [at for at in self._failures if now - at < window] + [now]
         self.crash += "".join(traceback.format_exception(error))
@@ -258,7 +258,7 @@ class RestartableMachine:
         ):
             self._takeover.receive(event, now)
         asked = [ReportNode(node, self._takeovers) for node in self._joined]
-        # Its orders are not carried out, but what it had to say about the past is so.
+        # The failed machine's orders are dropped; its records describe the past and are kept.
         past = [command for command in self.machine.unsaid() if isinstance(command, record.Record)]
         note = record.Noted(at=now, text=say.coordinator_failed(error), worker=None)
         return [*past, note, *answer, *asked, *self._finish(self._takeover, now)]
@@ -288,7 +288,7 @@ class RestartableMachine:
             return [asked]
         self._takeover, self._succeeds = None, False
         news = takeover.news(now)
-        # Who has failed since its agent's report is not begun anything with, as if the report said so.
+        # Failures since the reports are passed with them, so that nothing is started with these workers.
         failures = [fact for fact in news if isinstance(fact, WorkerFailure)]
         self.machine = self._make(takeover.memory)
         try:
@@ -305,7 +305,7 @@ class RestartableMachine:
 
 
 def _meanwhile(event: Fact) -> list[AnswerScale]:
-    """Answers to people who ask for a change now. A node that goes in any case is noted, and dealt with later."""
+    """Answers to requests during a takeover. A drain that is certain is accepted and handled later."""
     match event:
         case facts.DrainRequested(certain=True):
             return [AnswerScale(True, f"{event.node} is given back as soon as the coordinator works again")]

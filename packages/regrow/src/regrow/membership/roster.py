@@ -1,4 +1,4 @@
-"""The workers of a job as the coordinator knows them, and which of them holds which rank."""
+"""The workers of a job as the coordinator knows them, and the ranks that they hold."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True)
 class RankSlot:
-    """A place for a worker: its rank, the node, and which of the node's slots."""
+    """A place for a worker: its rank, the node, and the slot on the node."""
 
     node: NodeId
     rank: Rank
@@ -46,7 +46,7 @@ LIVING = frozenset(Stage) - {Stage.FENCED, Stage.GONE}
 class WorkerRecord:
     """One worker. `rank` is None for a standby; `state_at` is the step of its protected state.
 
-    `stage`, `since` and `placed` are written by the roster alone, which keeps its indexes by them.
+    Only the roster writes `stage`, `since` and `placed`, because its indexes depend on them.
     """
 
     worker: WorkerId
@@ -56,13 +56,13 @@ class WorkerRecord:
     local_rank: int
     stage: Stage = Stage.ORDERED
     since: Instant = 0.0
-    """Time when it came to this stage, or to its rank at this stage."""
+    """Time at which it reached this stage, or got its rank at this stage."""
     placed: bool = False
     """True if it holds `rank`; a replaced worker keeps the number for the record."""
     candidate_for: Rank | None = None
-    """The rank it will have when the world has grown; it builds meanwhile, and belongs to no generation."""
+    """The rank that it will have in a larger world; it builds meanwhile and belongs to no generation."""
     leaver: bool = False
-    """It was released while the job goes on: its end is no fault."""
+    """It was released while the job goes on, so that its end is no fault."""
     state_at: StepNo = NO_STATE
     endpoint: str = ""
     layout: str = ""
@@ -70,39 +70,39 @@ class WorkerRecord:
     """Name of its shards; equal on replicas."""
     sharded: bool = False
     """Its script gives ranks different parts of the state."""
-    built_for: Rank | None = None  # under which its script ran: in a sharded world it can take no other
+    built_for: Rank | None = None  # the rank for which its script ran; in a sharded world it can take no other
     built_slot: int = 0  # the slot on its node for which its script ran
     built_world: int = 0  # the world in which its script ran
     early: dict[str, str] = field(default_factory=dict)
-    """Reads by its script of its place before its loop, by `core.early_reads.Place`, and their lines."""
+    """Its script's reads of its place before the loop, by `core.early_reads.Place`, with their lines."""
     parts: dict[str, int] = field(default_factory=dict)
-    """Digests of what it has built, until all are compared."""
+    """Digests of the state that it built, until all are compared."""
     entered: Generation | None = None  # the first generation in which it had a rank
     ready: bool = False
-    """Halted with all that the update of `state_at` needs."""
+    """Halted with everything that the update of `state_at` needs."""
     restart_index: int = 0
-    """Halted in, or before, this restartable function after its last step; 0: it is past all of them."""
+    """Halted in or before this restartable function after its last step; 0: it is past all of them."""
     whole_body: bool = False
-    """Its script's bodies cannot be parted from their updates."""
-    torn_at: StepNo | None = None  # it was halted in the middle of this step's update, which it could not end
+    """Its script's bodies cannot be separated from their updates."""
+    torn_at: StepNo | None = None  # the step whose update was cut off when it was halted
     verified: StepNo = NO_STATE
-    """Step of its copy, when it was halted, of a state upon which all replicas had agreed."""
+    """Step of the copy that it had, when it was halted, of a state on which all replicas agreed."""
     pid: int = 0
     has_session: bool = False
     script_ordered: bool = False
-    """An `imports` standby that was told to run the script."""
+    """An `imports` standby that was ordered to run the script."""
     faulted_in: Generation | None = None
-    """The generation in which it reported an error of its own: it reports one at most."""
+    """Newest generation in which it reported an error of its own; it reports at most one in each."""
     microbatches: int = 0
-    """Into how many its script divides a step; 0: into none."""
+    """Number of micro-batches of a step; 0: its script does not divide steps."""
     fixed: str = ""
-    """Why the world can have no other size, as its script says; empty: it can."""
+    """Reason, by its script, why the world can have no other size; empty: it can."""
     between: bool = False
     """Its script has restartable functions that may run between its steps."""
-    unprovable: str = ""  # why nothing of its script can be compared in a shadow
+    unprovable: str = ""  # reason why its script cannot be compared in a shadow
     committed: StepNo | None = None
     goes_on: bool = False
-    """It has finished its steps, and what its script does behind them is to be mended."""
+    """It has finished its steps, and faults in its script's code after them are repaired."""
     training: str = ""  # the name of the training that it is for, where the script has several
     ended: FinishedTraining | None = None  # that training, once it has finished it and another follows
     exit_code: int | None = None
@@ -114,7 +114,7 @@ class WorkerRecord:
 
     @property
     def spare(self) -> bool:
-        """True if it is a standby: living, and of no other use."""
+        """True if it is a standby: living and without any other role."""
         used = self.placed or self.leaver or self.candidate_for is not None or self.role is Role.PROVER
         return self.living and not used
 
@@ -132,14 +132,14 @@ class NodeRecord:
     slots: int = 1
     """Number of ranks that it can hold."""
     away_since: Instant | None = None
-    """Time when it was lost; None: it is here."""
+    """Time at which it was lost; None: it is connected."""
     leave_by: Instant | None = None
-    """It is to be given back by then; None: it is not."""
+    """Time by which it is to be given back; None: it stays."""
     leave_reason: str = ""
     table: int = 0
-    """The number of the last table of a generation that stood which its agent has; 0: it has none."""
+    """Number of the newest table of a formed generation that its agent has; 0: it has none."""
     stopped: bool = False
-    """Its agent was told to end since nobody was left on it, or has ended as announced."""
+    """Its agent was ordered to end because it had no workers left, or has ended as announced."""
     unpaid: bool = False
     """Its announced stay is too short for the world to grow onto it; lost ranks may still be filled there."""
     buddy: NodeId | None = None
@@ -147,7 +147,7 @@ class NodeRecord:
     corruptions: int = 0
     """Number of times that the state of a rank on it was found to be wrong."""
     quarantined: str = ""
-    """Why no new worker is placed on it while there is room elsewhere; empty: it is like any other."""
+    """Reason why no new worker is placed on it while there is room elsewhere; empty: it is not in quarantine."""
     verdicts: list[str] = field(default_factory=list)
     """Findings of its last examination, for people."""
     early: bool = False
@@ -156,11 +156,11 @@ class NodeRecord:
     failed_candidates: int = 0
     """Candidates in a row that have died on it before they were built."""
     standbys: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its living workers without a rank that are no candidates."""
+    """Its living workers that have no rank and are no candidates."""
     others: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
     """Its candidates and leavers whose processes may still exist."""
     placed: dict[WorkerId, WorkerRecord] = field(default_factory=dict)
-    """Its workers that hold a rank, dead ones too."""
+    """Its workers that hold a rank, including dead ones."""
 
     @property
     def away(self) -> bool:
@@ -173,9 +173,9 @@ class NodeRecord:
         return self.away_since is None and self.leave_by is None
 
     def free(self) -> list[int]:
-        """Its slots that nobody has, the lowest first."""
+        """Its free slots, the lowest first."""
         if len(self.placed) >= self.slots:
-            return []  # When many nodes are lost at once, each of the others is asked for each of their ranks.
+            return []  # A shortcut: if many nodes are lost at once, every other node is asked for each of their ranks.
         taken = {worker.local_rank for index in (self.placed, self.others) for worker in index.values()}
         return [slot for slot in range(self.slots) if slot not in taken]
 
@@ -184,48 +184,48 @@ _Index = OrderedDict[WorkerId, WorkerRecord]
 
 
 class Roster:
-    """Nodes, workers and places. Knows, but does not decide. Every question costs no more than its answer is long."""
+    """Nodes, workers and places; takes no decisions. The cost of a query is proportional to its answer."""
 
     def __init__(self) -> None:
         self.world = 0
-        """Ranks of the world that is, or is being built."""
+        """Number of ranks of the present world, or of the one that is being built."""
         self.nodes: dict[NodeId, NodeRecord] = {}
         self.workers: dict[WorkerId, WorkerRecord] = {}
         self.places: dict[Rank, WorkerId] = {}
         """In the order of ranks."""
         self.candidates: dict[Rank, WorkerRecord] = {}
-        """By the rank each of them will have."""
+        """By the rank that each of them will have."""
         self.sharded = False
         """True if ranks hold different parts of the state."""
         self.grouped = False
-        """True if the script has made groups of its own, in which ranks may have different parts."""
+        """True if the script made groups of its own, in which ranks may have different parts."""
         self.first_build: Seconds | None = None
-        """Time until all the first workers were ready for their first step; None: they are not yet."""
+        """Time until all first workers were ready for their first step; None: they are not ready yet."""
         self._opened: Instant | None = None
         self.early = ""
-        """Why standbys of some nodes wait before the script, whatever warmth was asked for; empty: they do not."""
+        """Reason why standbys of some nodes wait before the script, whatever `--warmth` says; empty: none do."""
         self.imports: list[str] = []
-        """The installed modules that the script imports, in order, which may be imported ahead of it."""
+        """The installed modules that the script imports, in order; they may be imported before it."""
         self.learnt = False
         self.unfit = 0
         self.environment: list[str] = []
         """The environment variables that the script changes."""
         self.short: dict[NodeId, None] = {}
-        """Nodes that may have fewer standbys than they should. No set: its order is another one in each process."""
+        """Nodes that may have too few standbys. Not a set, because a set's order differs between processes."""
         self.away: set[WorkerId] = set()
-        """Halted ones whose state is known to stand, while their script is still on its way to where it waits."""
+        """Halted workers whose state is known but whose scripts have not reached their waiting point yet."""
         self.unproven: dict[WorkerId, Instant] = {}
-        """Newcomers that have not yet answered whether they are alive, and until when they have time; oldest first."""
+        """Newcomers that have yet to prove that they are alive, with their deadlines; the oldest first."""
         self._order: list[NodeRecord] = []
         self.named: dict[NodeId, int] = {}
-        """Number of workers of each node that have had names, which are not given again."""
+        """Number of worker names used on each node; names are never used again."""
         self._placed: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
         self._others: dict[Stage, _Index] = {stage: OrderedDict() for stage in Stage}
 
     # --- changes -----------------------------------------------------------------------------------------------
 
     def add_node(self, joined: facts.NodeJoined) -> NodeRecord:
-        """A node takes the next index in the order of nodes."""
+        """Add a node at the end of the order of nodes."""
         node = NodeRecord(
             joined.node, len(self.nodes), joined.host, joined.store, joined.copy_endpoint, joined.domain, joined.slots
         )
@@ -235,7 +235,7 @@ class Roster:
         return node
 
     def add_worker(self, slot: RankSlot, role: Role, now: Instant, *, candidate: bool = False) -> WorkerRecord:
-        """A new worker with an id never used before. A standby holds no rank yet, nor does a candidate."""
+        """Add a worker with an id never used before. A standby or candidate holds no rank yet."""
         self._opened = now if self._opened is None else self._opened
         number = self.named.get(slot.node, 0)
         self.named[slot.node] = number + 1
@@ -250,17 +250,17 @@ class Roster:
         return worker
 
     def built(self, now: Instant) -> None:
-        """All are ready for a step."""
+        """All workers are ready for a step."""
         if self.first_build is None and self._opened is not None:
             self.first_build = now - self._opened
 
     def adopt(self, worker: WorkerRecord) -> None:
-        """A worker that another coordinator has started, or one of its that is gone."""
+        """Add a worker, living or dead, that a former coordinator started."""
         self.workers[worker.worker] = worker
         self._enter(worker)
 
     def move(self, worker: WorkerRecord, stage: Stage, now: Instant) -> None:
-        """Bring a worker to another stage."""
+        """Move a worker to another stage."""
         self._leave(worker)
         self.away.discard(worker.worker)
         self.unproven.pop(worker.worker, None)
@@ -268,7 +268,7 @@ class Roster:
         self._enter(worker)
 
     def place(self, worker: WorkerRecord, rank: Rank, local_rank: int, now: Instant) -> None:
-        """Give a worker a place; who held it holds none any more."""
+        """Give a worker a rank; the worker that held it before loses it."""
         former = self.workers.get(self.places[rank]) if rank in self.places else None
         if former is not None:
             self._unseat(former)
@@ -279,19 +279,19 @@ class Roster:
         self.places[rank] = worker.worker
 
     def nominate(self, worker: WorkerRecord, rank: Rank | None, local_rank: int) -> None:
-        """Make a worker without a place the candidate for a rank to come, or a standby again."""
+        """Make a worker without a place the candidate for a future rank, or a standby again."""
         self._leave(worker)
         worker.candidate_for, worker.local_rank = rank, local_rank
         self._enter(worker)
 
     def dismiss(self, worker: WorkerRecord) -> None:
-        """The worker is to end while the job goes on."""
+        """Mark a worker that is to end while the job goes on."""
         self._leave(worker)
         worker.leaver = True
         self._enter(worker)
 
     def renumber(self, order: Sequence[WorkerRecord], now: Instant) -> None:
-        """These hold the ranks from 0 on, and nobody else holds any. Each keeps its slot."""
+        """Give these workers the ranks from 0 on; all others lose theirs. Each worker keeps its slot."""
         for worker in list(self.placed()):
             self._unseat(worker)
         self.places = {}
@@ -300,7 +300,7 @@ class Roster:
         self.world = len(order)
 
     def forget_dead(self, keep: int = 256) -> list[WorkerId]:
-        """Drop the oldest dead workers without a place, so that a long job does not grow; returns who was dropped."""
+        """Drop the oldest dead workers without a place, to bound memory in long jobs; returns their names."""
         dead = self._others[Stage.GONE]
         dropped = []
         while len(dead) > keep:
@@ -338,17 +338,17 @@ class Roster:
             if worker.candidate_for is not None and worker.living:
                 self.candidates[worker.candidate_for] = worker
 
-    # --- questions ---------------------------------------------------------------------------------------------
+    # --- queries -----------------------------------------------------------------------------------------------
 
     def home(self, rank: Rank) -> tuple[NodeRecord, int]:
-        """The node of whoever holds a rank, or held it last, and its slot there."""
+        """The node and slot of the worker that holds a rank, or held it last."""
         holder = self.workers[self.places[rank]]
         return self.nodes[holder.node], holder.local_rank
 
     def placed(self, *stages: Stage) -> Iterator[WorkerRecord]:
         """The workers that hold a rank, dead ones included until they are replaced: all, by rank, or those at `stages`.
 
-        A worker may be moved while one at `stages` is looked at.
+        Workers may be moved during an iteration over `stages`.
         """
         if not stages:
             return (self.workers[worker] for worker in self.places.values())
@@ -357,7 +357,7 @@ class Roster:
     def count(self, *stages: Stage) -> int:
         """Number of workers with a rank at these stages."""
         total = 0
-        for stage in stages:  # a generator takes twice the time, and this is asked for each fact
+        for stage in stages:  # A generator takes twice the time, and this runs for each fact.
             total += len(self._placed[stage])
         return total
 
@@ -366,20 +366,20 @@ class Roster:
         return self.count(*stages) == len(self.places) > 0
 
     def oldest(self, stage: Stage, *, placed: bool = True) -> WorkerRecord | None:
-        """Worker that has been at this stage for longest."""
+        """The worker that has been at this stage for longest."""
         index = (self._placed if placed else self._others)[stage]
         return next(iter(index.values())) if index else None
 
     def newest(self, stage: Stage) -> WorkerRecord | None:
-        """Worker with a rank that came to this stage last."""
+        """The worker with a rank that reached this stage last."""
         return next(reversed(self._placed[stage].values()), None)
 
     def living_nodes(self) -> list[NodeRecord]:
-        """The nodes whose agents are there, in order."""
+        """The nodes whose agents are connected, in order."""
         return [node for node in self._order if not node.away]
 
     def member_nodes(self) -> list[NodeRecord]:
-        """The nodes on which there are ranks, in order."""
+        """The connected nodes that have ranks, in order."""
         return [node for node in self._order if node.placed and not node.away]
 
     def usable_nodes(self) -> list[NodeRecord]:

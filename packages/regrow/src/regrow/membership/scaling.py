@@ -1,7 +1,7 @@
-"""Sizes of the world: allowed numbers of replicas, which of them go, where new ones run, and if they pay. Pure.
+"""Sizes of the world: allowed numbers of replicas, removal and placement of replicas, and gain of growing. Pure.
 
-Sizes are counted in replicas: the ranks that together hold one copy of the state, `unit` of them. Ranks are numbered
-replica by replica, so that `rank % unit` is a rank's place within its replica, in every world.
+Sizes are counted in replicas: the `unit` ranks that together hold one copy of the state. Ranks are numbered replica by
+replica, so that `rank % unit` is a rank's place within its replica, in every world.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _NOBODY: Mapping[Rank, NodeId] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Limits:
-    """Allowed numbers of replicas. `sizes`: only these, between the two; empty: all."""
+    """Allowed numbers of replicas. `sizes`: only these, between `least` and `most`; empty: all between them."""
 
     least: int
     most: int
@@ -30,7 +30,7 @@ class Limits:
 
     @classmethod
     def of(cls, spec: JobSpec) -> "Limits":
-        """Those of a job."""
+        """The limits of a job."""
         least = spec.replicas if spec.min_replicas is None else spec.min_replicas
         most = spec.replicas if spec.max_replicas is None else spec.max_replicas
         return cls(least, most, spec.unit, tuple(sorted(spec.sizes)))
@@ -40,11 +40,11 @@ class Limits:
         return self.least <= replicas <= self.most and (not self.sizes or replicas in self.sizes)
 
     def fit(self, room: int) -> int | None:
-        """The largest number that is allowed if there is room for `room` replicas; None: there is none."""
+        """The largest allowed number of replicas, at most `room`; None: there is none."""
         return next((size for size in range(min(room, self.most), self.least - 1, -1) if self.allow(size)), None)
 
     def next_above(self, replicas: int) -> int | None:
-        """The smallest number above this one that is allowed; None: there is none."""
+        """The smallest allowed number above this one; None: there is none."""
         return next((size for size in range(replicas + 1, self.most + 1) if self.allow(size)), None)
 
     def refusal(self, replicas: int) -> str:
@@ -62,9 +62,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Change:
-    """The world that the next generation has: what kind of change, from how many replicas, and why.
+    """Change of the world with the next generation: its kind, the former number of replicas, and the reason.
 
-    `by`: when who leaves must have left; None: there is no hurry.
+    `by`: time by which leaving ranks must have left; None: no deadline.
     """
 
     kind: str
@@ -73,13 +73,13 @@ class Change:
     by: Instant | None = None
 
     def world_change(self, generation: Generation, after: int, now: Instant) -> WorldChange:
-        """The same for workers. `generation`: the first in which it is tried."""
+        """This change as sent to workers. `generation`: the first in which it is tried."""
         left = None if self.by is None else max(0.0, self.by - now)
         return WorldChange(self.kind, generation, self.before, after, self.reason, left)
 
 
 def replicas_of(ranks: int, unit: int) -> int | str:
-    """Convert ranks to replicas; text that says why not if they are no multiple of the unit."""
+    """Convert ranks to replicas; a text with the reason if they are no multiple of the unit."""
     if ranks % unit:
         return f"{ranks} ranks are not a multiple of the unit: a replica is {unit} ranks"
     return ranks // unit
@@ -87,7 +87,7 @@ def replicas_of(ranks: int, unit: int) -> int | str:
 
 @dataclass(frozen=True)
 class Weighed:
-    """Gain and cost of growing, in seconds of work of the world before it."""
+    """Gain and cost of growing, in seconds of work of the present world."""
 
     gain: Seconds
     cost: Seconds
@@ -99,17 +99,17 @@ class Weighed:
 
 
 def weigh(before: int, after: int, stay: Seconds, pause: Seconds) -> Weighed:
-    """Weigh growing: for `stay` seconds `after / before` times the work is done, less one pause."""
+    """Weigh growing: `after / before` times the work for `stay` seconds, less one pause."""
     return Weighed((after / before - 1.0) * stay, pause)
 
 
 @dataclass(frozen=True)
 class ReplicaCandidate:
-    """Facts that make one replica go before another.
+    """Facts by which replicas are chosen for removal.
 
-    `dead`: it has lost a rank, which another could fill. `draining`: a rank of it is on a node that is given back.
-    `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, the failure
-    domain of its rank.
+    `dead`: it has lost a rank, which could be filled again. `draining`: one of its ranks is on a node that is given
+    back. `newest`: one of its ranks has, or can reach, the newest state. `homes`: for each place in the replica, the
+    failure domain of its rank.
     """
 
     replica: int
@@ -120,14 +120,14 @@ class ReplicaCandidate:
 
     @property
     def worth(self) -> tuple[bool, bool, bool]:
-        """The higher the longer it stays."""
+        """Sort key; the replicas with the lowest are removed first."""
         return (not self.dead, not self.draining, self.newest)
 
 
 def leavers(replicas: Sequence[ReplicaCandidate], count: int) -> frozenset[int]:
-    """The replicas that go: broken ones first, then those on draining nodes, those behind, the highest.
+    """The replicas to remove: broken ones first, then those on draining nodes, those behind, the highest.
 
-    Among equals those stay whose holders of each part of the state do not fail together.
+    Among equals, replicas stay that keep the holders of each part of the state in different failure domains.
     """
     order = sorted(replicas, key=lambda each: (each.worth, -each.replica))
     going, staying = order[:count], order[count:]
@@ -168,15 +168,15 @@ def first_slots(
     unit: int = 1,
     domains: Mapping[NodeId, str] = _ALONE,
 ) -> list[RankSlot] | None:
-    """Seats of the ranks of a world that starts: `nproc` a node in the order of nodes, as far as possible.
+    """Slots for the ranks of a new world: `nproc` per node in the order of nodes, as far as possible.
 
-    If a node is missing, the others take its ranks: whole replicas, as far as they have room. Ranks are spread in the
-    same way if the holders of a part of the state would fail together otherwise. None: there is no room.
+    If a node is missing, the others take its ranks, in whole replicas if they have room. Ranks are spread in the same
+    way if the holders of a part of the state would otherwise fail together. None: there is no room.
 
     Args:
-        world: its ranks.
-        nproc: of a node, as the job was started.
-        slots: of each node, in the order of nodes.
+        world: number of ranks.
+        nproc: ranks per node with which the job was started.
+        slots: number of slots of each node, in the order of nodes.
         unit: ranks of a replica.
         domains: failure domain of each node; without one the node is alone.
     """
@@ -207,7 +207,7 @@ def _slots_exposed(rank_slots: Sequence[RankSlot], unit: int, domains: Mapping[N
 
 
 def _evenly(world: int, nproc: int, slots: Mapping[NodeId, int]) -> list[RankSlot] | None:
-    """Every rank has the whole state, so they are dealt out to have as many everywhere."""
+    """Slots for ranks that all have the whole state, as evenly as possible; None: there is no room."""
     taken: dict[NodeId, int] = {}
     left = world
     for node, most in slots.items():
@@ -231,19 +231,19 @@ def new_slots(
     domains: Mapping[NodeId, str] = _ALONE,
     held: Mapping[Rank, NodeId] = _NOBODY,
 ) -> list[RankSlot]:
-    """Seats of newcomers: each replica on one node that has room, the emptiest node first.
+    """Slots for newcomers: each replica on one node that has room, the emptiest node first.
 
-    Ranks that hold the same part of the state are placed where they do not fail together, as far as there is room.
+    Ranks that hold the same part of the state are placed in different failure domains, as far as there is room.
 
     Args:
-        ranks: of the newcomers.
+        ranks: ranks of the newcomers.
         unit: ranks of a replica.
         free: the free slots of each node, in the order of nodes.
         domains: failure domain of each node; without one the node is alone.
         held: nodes of the present ranks.
 
     Returns:
-        Seats for all of them, or for as many as there is room for.
+        Slots for all of them, or for as many as there is room for.
     """
     left = {node: list(slots) for node, slots in free.items()}
     homes: dict[int, set[str]] = {place: set() for place in range(unit)}
@@ -251,7 +251,7 @@ def new_slots(
         homes[rank % unit].add(domains.get(node) or node)
 
     def best(group: Sequence[Rank]) -> NodeId | None:
-        """Of the nodes with room for them the one where fewest of them would stand where their like does alone."""
+        """The node with room for the group where the fewest parts of the state stay in a single failure domain."""
         fitting = [node for node, slots in left.items() if len(slots) >= len(group)]
 
         def exposed(node: NodeId) -> int:
@@ -277,15 +277,15 @@ def new_slots(
 def exposed_ranks(
     holdings: Mapping[Rank, str], nodes: Mapping[Rank, NodeId], domains: Mapping[NodeId, str]
 ) -> list[Rank]:
-    """Ranks that hold the same part of the state and stand where they fail together, while others stand elsewhere.
+    """Ranks that hold the same part of the state in one failure domain, although the world spans several.
 
     Args:
-        holdings: of all ranks.
-        nodes: where they stand.
-        domains: what fails together with each node; without one the node is alone.
+        holdings: the holdings of all ranks.
+        nodes: the nodes of the ranks.
+        domains: failure domain of each node; without one the node is alone.
 
     Returns:
-        Those of the first part of which that is so; none where there is no such part.
+        The ranks of the first such part; empty if there is none.
     """
     alike: dict[str, list[Rank]] = {}
     for rank, holding in sorted(holdings.items()):
@@ -297,9 +297,9 @@ def exposed_ranks(
 
 
 def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
-    """The first rank that has another part of the state than one before it at its place in a replica, if any.
+    """The first rank whose part of the state differs from that of an earlier rank at the same place in a replica.
 
-    One that has none yet is about to be built as what belongs there.
+    A rank without a part yet is skipped, because it will be built for its place. None: there is no such rank.
     """
     parts: dict[int, str] = {}
     for rank, holding in enumerate(holdings):
@@ -309,7 +309,7 @@ def unlike_places(holdings: Sequence[str], unit: int) -> Rank | None:
 
 
 def added_ranks(before: int, after: int, unit: int) -> tuple[Rank, ...]:
-    """The ranks that a larger world has besides those of a smaller one."""
+    """The ranks that a larger world has in addition to those of a smaller one."""
     return tuple(Rank(rank) for rank in range(before * unit, after * unit))
 
 
@@ -324,13 +324,13 @@ def standing_at(roster: Roster) -> dict[Rank, NodeId]:
 
 
 def left_behind(roster: Roster, rank: Rank, node: NodeId, unit: int) -> list[Rank]:
-    """The other ranks on a node that a rank leaves, where one of them belongs to its replica; else none."""
+    """The other ranks on a node that a rank leaves, if one of them belongs to its replica; else none."""
     there = sorted(each.rank for each in roster.nodes[node].placed.values() if each.rank not in (None, rank))
     return there if any(each // unit == rank // unit for each in there) else []
 
 
 def free_slots(roster: Roster, attempts: int) -> dict[NodeId, list[int]]:
-    """Slots where workers of a larger world can be started: not on nodes where `attempts` in a row have failed."""
+    """Slots where workers of a larger world can be started; none on nodes where `attempts` in a row have failed."""
     return {
         node.node: node.free()
         for node in roster.usable_nodes()

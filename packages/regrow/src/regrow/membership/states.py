@@ -1,4 +1,4 @@
-"""The states a job can be in. Each carries what it waits for; the machine replaces it whole."""
+"""The states of a job. Each holds the facts about its own wait; a transition replaces the whole object."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from regrow.core.ids import Instant, StepNo
 
 @dataclass(frozen=True)
 class Gathering:
-    """Not all nodes have registered. The launcher bounds this wait."""
+    """Not all nodes have registered yet. The launcher bounds this wait."""
 
 
 @dataclass(frozen=True)
@@ -15,12 +15,12 @@ class Building:
     """Workers run the script up to its first step. A script without regrow stays here until it ends."""
 
     verdict_at: Instant | None = None
-    """Set when a worker failed by an error: until then another's death may turn out to be the cause."""
+    """Set when a worker failed by an error. Until then the death of another may turn out to be the cause."""
 
 
 @dataclass(frozen=True)
 class Forming:
-    """A membership that starts with `state@step` was ordered; not every worker stands in it."""
+    """A membership that starts with `state@step` was ordered; not every worker has joined it yet."""
 
     deadline: Instant
     step: StepNo
@@ -28,18 +28,18 @@ class Forming:
 
 @dataclass(frozen=True)
 class Training:
-    """Steps are being run; nothing is asked of the coordinator."""
+    """Steps are being run; no step needs the coordinator."""
 
     deadline: Instant | None = None
-    """Set when a rank has finished: by then the others must have too."""
+    """Set when a rank has finished: time by which the others must finish too."""
 
 
 @dataclass(frozen=True)
 class Switching:
-    """Everybody was told to stop before step `at`, for a world of another size to begin with it."""
+    """All workers were ordered to stop before step `at`, at which a world of another size begins."""
 
     at: StepNo | None
-    """None: at once, since not all could stop there."""
+    """None: they stop at once, because not all could stop at the agreed step."""
     deadline: Instant
     margin: int
     """Number of steps by which `at` was chosen ahead of the newest known one."""
@@ -50,62 +50,62 @@ class Switching:
 
 @dataclass(frozen=True)
 class Mending:
-    """The generation was given up. Survivors say where they stand, lost ranks are filled."""
+    """The generation was given up. Survivors report their steps, and lost ranks are filled."""
 
     halt_deadline: Instant
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """Too few whole replicas are left. The survivors stand still and hold the state until there is room for more."""
+    """Too few whole replicas are left. Survivors keep the state and wait until there is room for more."""
 
     deadline: Instant
     saving: bool = False
-    """That time is over; the state is written to disk before the job ends."""
+    """The deadline has passed; the state is written to disk before the job ends."""
 
 
 @dataclass(frozen=True)
 class Retaining:
-    """All workers are to be started again with the state in memory; survivors leave it with their agents first."""
+    """All workers are to be restarted with the state in memory; survivors first copy it to their agents."""
 
     deadline: Instant
     step: StepNo
-    """The newest that survivors have all of; `NO_STATE`: they have not, and older copies count."""
+    """Newest step of which survivors have the whole state; `NO_STATE`: there is none, and older copies count."""
 
 
 @dataclass(frozen=True)
 class Saving:
-    """The job is over, and nothing is mended any more; the state that halted workers have goes to disk first."""
+    """The job is ending, and nothing is repaired any more; the state of halted workers is saved to disk first."""
 
     halt_by: Instant
-    """Until when those who have not said where they stand are waited for."""
+    """Longest wait for workers that have not reported their step."""
     code: int
     diagnosis: str
 
 
 @dataclass(frozen=True)
 class Restarting:
-    """All workers are being ended, or end, to be started again."""
+    """All workers are ending, to be started again."""
 
     deadline: Instant
     leave_by: Instant | None = None
-    """They have finished one of several trainings and end by themselves, by then; None: they were fenced."""
+    """Time by which workers that have finished one of several trainings end by themselves; None: they were fenced."""
 
 
 @dataclass(frozen=True)
 class Closing:
-    """Every step is done; what the script does behind its loop is still running, and faults in it are mended."""
+    """Every step is done; the script's code after its loop is still running, and faults in it are repaired."""
 
     again_at: Instant
-    """Time when all get the order again that they may leave their loop."""
+    """Time at which the permission to leave the loop is sent to all again."""
 
 
 @dataclass(frozen=True)
 class Releasing:
-    """Every step is done; what the script does after its loop may still be running, and is not mended any more."""
+    """Every step is done; the script's code after its loop may still be running, but is no longer repaired."""
 
     again_at: Instant
-    """Time to repeat the release to those still there: it is the one order that no later one makes up for."""
+    """Time at which the release is sent again to workers that remain; no later order would replace a lost one."""
 
 
 @dataclass(frozen=True)
@@ -132,4 +132,4 @@ State = (
 )
 
 RUNNING = Forming | Training | Switching | Mending | Waiting | Retaining | Closing
-"""The job has begun its first step, and not all are through with their script: a fault is mended."""
+"""States after the beginning of the first step and before the release of the ranks: faults are repaired."""

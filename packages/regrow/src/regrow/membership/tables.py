@@ -1,9 +1,9 @@
 """Distribution of a generation's table to the nodes, with traffic that grows no faster than the world.
 
-A node that has the table of the last formed generation is sent the differences, if they are small. Up to `DIRECT` other
-nodes are sent the whole table. If there are more, `WIDTH` of them are, and each of the rest fetches it from another
+A node that has the table of the last formed generation gets the differences, if they are small. Up to `DIRECT` other
+nodes get the whole table. If there are more, only `WIDTH` of them do, and each of the rest fetches it from another
 node, along a tree in which no node passes it on to more than `WIDTH`. A node that cannot fetch it in time reports that
-and is sent it (docs/decisions/0034).
+and gets it from the coordinator (docs/decisions/0034).
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,22 @@ from regrow.membership.roster import NodeRecord
 DIRECT = 64
 WIDTH = 8
 HOP_S: Seconds = 2.0
-"""Time that one node of the tree waits longer than the one that it asks."""
+"""Additional waiting time of a node in the tree over that of the node from which it fetches."""
 _LINES_A_RANK = 4
-"""Changes are sent to more nodes than `DIRECT` as long as all of them together have no more lines than that a rank."""
+"""Changes go to more than `DIRECT` nodes only if all messages together have at most this many lines per rank."""
 
 
 class Tables:
-    """The table that was sent last, and the one of the generation that stood last, which most nodes have."""
+    """The newest table, and the table of the last formed generation, which most nodes have."""
 
     def __init__(self) -> None:
         self.newest: GenerationTable | None = None
         self._stood: GenerationTable | None = None
         self.number = 0
-        """Of the newest."""
+        """Number of the newest table."""
 
     def spread(self, head: TableHead, nodes: Sequence[NodeRecord], members: list[Member]) -> list[TableOrder]:
-        """A new table, for these nodes; numbers it."""
+        """Orders that distribute a new table to these nodes; gives the table its number."""
         self.number += 1
         since = 0 if self._stood is None else self._stood.head.number
         head = msgspec.structs.replace(head, number=self.number, since=since)
@@ -55,25 +55,25 @@ class Tables:
         return [*(ChangeTable(node.node, change) for node in know), *_pass_on(table, know, others)]
 
     def take_over(self, table: GenerationTable | None, number: int) -> None:
-        """Go on after another coordinator. `number`: the largest that an agent has heard of."""
+        """Continue after another coordinator. `number`: the largest that an agent has received."""
         self.newest = table
         self.number = max(number, 0 if table is None else table.head.number)
 
     def stands(self, nodes: Sequence[NodeRecord]) -> None:
-        """All workers stand in the newest generation, so the agents of these nodes have its table."""
+        """All workers have joined the newest generation, so the agents of these nodes have its table."""
         self._stood = self.newest
         for node in nodes:
             node.table = self.number
 
     def missed(self, fact: TableMissed) -> list[KeepTable]:
-        """Answer to a node that has missed a table: the newest; an older one is of no use to it."""
+        """Answer to a node that has missed a table: the newest table; nothing if that is older than the missed one."""
         if self.newest is None or self.newest.head.number < fact.table:
             return []
         return [KeepTable(fact.node, self.newest)]
 
 
 def difference(base: GenerationTable, table: GenerationTable) -> TableChange | None:
-    """Change that turns `base` into `table`; None if it cannot be said as a change."""
+    """Change that turns `base` into `table`; None if `table` has no members."""
     if not table.members:
         return None
     former, stores = base.members, base.stores
@@ -93,7 +93,7 @@ def _is_little(change: TableChange, table: GenerationTable, nodes: int) -> bool:
 
 
 def _pass_on(table: GenerationTable, have: Sequence[NodeRecord], nodes: Sequence[NodeRecord]) -> list[TableOrder]:
-    """The whole table for `nodes`, from the coordinator or from one another. `have`: others that will have it."""
+    """Orders that bring the whole table to `nodes`, from the coordinator or each other. `have`: others that get it."""
     if len(nodes) <= DIRECT:
         return [KeepTable(node.node, table) for node in nodes]
     first = max(0, WIDTH - len(have))

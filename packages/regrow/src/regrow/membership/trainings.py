@@ -1,7 +1,7 @@
-"""Several trainings of a script, in sequence: each is run by workers of its own. See decision 0105.
+"""Several trainings of a script, in sequence, each with its own workers. See decision 0105.
 
-When all ranks have finished one, they are released, and end; then all workers are started, as the first ones were, and
-told of the trainings that are finished. The steps of the job go on counting.
+When all ranks have finished one, they are released and end. Then all workers are started as at first, with the list of
+finished trainings. The job's steps are counted across trainings.
 """
 
 from regrow.core.ids import Instant, StepNo
@@ -14,7 +14,7 @@ from regrow.membership.states import Restarting
 
 
 class FinishedTrainings:
-    """The trainings of a job: those that are finished, and the present one."""
+    """The trainings of a job: the finished ones and the present one."""
 
     def __init__(self, spec: JobSpec, roster: Roster, orders: Orders) -> None:
         self._spec, self._roster, self._orders = spec, roster, orders
@@ -27,17 +27,17 @@ class FinishedTrainings:
 
     @property
     def present(self) -> str:
-        """Name of the present training; empty: the script has but one."""
+        """Name of the present training; empty: the script has only one."""
         return next((worker.training for worker in self._roster.placed() if worker.training), "")
 
     def ended(self) -> FinishedTraining | None:
-        """The training that the workers say they have finished, if the script has another after it."""
+        """The training that the workers report as finished, if the script has another after it."""
         reported = sorted(self._roster.placed(Stage.FINISHED), key=lambda worker: worker.rank or 0)
         return next((worker.ended for worker in reported if worker.ended is not None), None)
 
     def turn(self, ended: FinishedTraining, now: Instant) -> Restarting:
-        """All ranks have finished a training: they end, and the next begins when they are gone."""
-        if all(each.name != ended.name for each in self.finished):  # another coordinator may have entered it
+        """All ranks have finished a training: end them; the next one begins when they are gone."""
+        if all(each.name != ended.name for each in self.finished):  # A former coordinator may have entered it.
             steps = ended.until - self.began
             self._orders.note(f"the training {ended.name} is finished, after {steps} steps", now)
             self.finished.append(ended)
@@ -51,7 +51,7 @@ class FinishedTrainings:
         return Restarting(now + self._spec.halt_deadline, leave_by=now + self._spec.build_deadline)
 
     def late(self, state: Restarting, now: Instant) -> Restarting | None:
-        """Workers of a finished training are there still: they are told again, or ended. None: these are no such."""
+        """Workers of a finished training still exist: release them again or fence them. None: this is another end."""
         if state.leave_by is None:
             return None
         self._orders.release(Stage.RELEASED, now)
@@ -62,5 +62,5 @@ class FinishedTrainings:
 
 
 def turning(state: object) -> bool:
-    """True if a training is finished, and its workers were told to end."""
+    """True if a training is finished and its workers were released."""
     return isinstance(state, Restarting) and state.leave_by is not None

@@ -1,4 +1,4 @@
-"""The job for people: what `regrow status` shows."""
+"""View of the job for people, as `regrow status` shows it."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from regrow.membership.roster import NodeRecord, WorkerRecord
 
 
 class WorkerView(msgspec.Struct, frozen=True):
-    """One worker for people. `rank`: its own; of a candidate, the one it will have; None for a standby."""
+    """View of one worker. `rank`: its own; of a candidate, its future one; None for a standby."""
 
     worker: WorkerId
     node: NodeId
@@ -24,7 +24,7 @@ class WorkerView(msgspec.Struct, frozen=True):
 
 
 class NodeView(msgspec.Struct, frozen=True):
-    """One node for people. `buddy`: the node that keeps copies of its ranks' state; empty: none."""
+    """View of one node. `buddy`: the node that keeps copies of its ranks' state; empty: none."""
 
     node: NodeId
     host: str
@@ -38,13 +38,13 @@ class NodeView(msgspec.Struct, frozen=True):
     draining: bool = False
     """It is being given back."""
     left: bool = False
-    """It was given back, and has left."""
+    """It was given back and has left."""
     quarantined: str = ""
-    """Why it gets no new workers while there is room elsewhere; empty: it does."""
+    """Reason why it gets no new workers while there is room elsewhere; empty: it is not in quarantine."""
     verdicts: list[str] = []
     """Findings of its last examination, other than `ok`."""
     agent: str = ""
-    """Address of its agent: another agent of the node has other ports as a rule. Empty: not known."""
+    """Address of its agent; a later agent of the node usually has other ports. Empty: not known."""
 
     @classmethod
     def of(cls, node: NodeRecord) -> "NodeView":
@@ -66,7 +66,7 @@ class NodeView(msgspec.Struct, frozen=True):
 
 
 class JobView(msgspec.Struct, frozen=True):
-    """The job for people."""
+    """View of the job."""
 
     job: str
     phase: str
@@ -78,14 +78,14 @@ class JobView(msgspec.Struct, frozen=True):
     standbys: list[WorkerView]
     nodes: list[NodeView] = []
     replicas: int = 0
-    """Of the present world, or of the one that is being formed."""
+    """Replicas of the present world, or of the one that is being formed."""
     wanted: int = 0
-    """Number wanted when there is room."""
+    """Replicas wanted as soon as there is room."""
     min_replicas: int = 0
     max_replicas: int = 0
     unit: int = 1
     """Ranks of a replica."""
     candidates: list[WorkerView] = []
-    """Those that build for a larger world while the others train."""
+    """Workers that build for a larger world while the others train."""
     replaceable: str = ""
-    """Evidence that newcomers compute the same as the ranks they replace, and why the result is not proven, if so."""
+    """Evidence that newcomers compute the same as the ranks they replace, and the doubt about the result, if any."""

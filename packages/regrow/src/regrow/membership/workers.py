@@ -1,4 +1,4 @@
-"""Facts about workers: their steps, their work, their errors, and their ends."""
+"""Facts about workers: their steps, their results, their errors and their exits."""
 
 from regrow.core import records as record
 from regrow.core.exit_codes import SCRIPT_ERROR, exit_text
@@ -59,22 +59,22 @@ WorkerNews = (
     | _GenerationFact
 )
 _NO_ANSWER = (facts.WorkerStarted, LogRuleNews)
-"""Facts about a worker that others report."""
+"""Facts about a worker that its agent reports for it, so that they do not prove it alive."""
 WorkerFailure = facts.WorkerFailed | facts.WorkerFaulted | facts.WorkerExited
 
 
 class Workers:
-    """Enters what is said of workers; what follows is the ladder's.
+    """Enters facts about workers; the ladder decides the consequences.
 
     Args:
-        job: whose they are.
-        ladder: for what strikes them.
-        standbys: told of what they have built.
-        corruption: told of replicas that differ.
-        auditor: told of samples of their state.
-        resizing: told of candidates and leavers.
-        resize_boundary: told of those that stop as planned.
-        pace: told of steps.
+        job: the job of the workers.
+        ladder: repairs faults.
+        standbys: receives what workers have built.
+        corruption: receives reports of replicas that differ.
+        auditor: receives samples of workers' state.
+        resizing: receives facts about candidates and leavers.
+        resize_boundary: receives planned stops.
+        pace: receives committed steps.
     """
 
     def __init__(
@@ -94,12 +94,12 @@ class Workers:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._errors, self._plan = job.errors, job.plan
         self._short_in: int | None = None
-        """After how many restarts a rank was ended since memory had run out, where that was the last to happen."""
-        self._ended: set[WorkerId] = set()  # whose scripts have come to their end
-        self._noted: set[str] = set()  # notes that have been made once
+        """Value of `restarts` at the last exit while building, if memory had run out; else None."""
+        self._ended: set[WorkerId] = set()  # workers whose scripts have ended
+        self._noted: set[str] = set()  # notes that were written, so that each is written once
 
     def apply(self, event: WorkerNews, now: Instant) -> None:
-        """Take in one fact about a worker."""
+        """Take one fact about a worker."""
         worker = self._roster.workers.get(event.worker)
         if worker is None:
             if isinstance(event, LogRuleNews):
@@ -108,17 +108,17 @@ class Workers:
         if self._roster.unproven and not isinstance(event, _NO_ANSWER):
             self._roster.unproven.pop(worker.worker, None)
         match event:
-            case facts.WorkerCommitted():  # First, as nearly every fact is one.
+            case facts.WorkerCommitted():  # First, because nearly every fact is one.
                 if event.generation == self._job.generation:
                     self._worker_committed(worker, event, now)
             case LogRuleNews():
                 self._corruption.suspects.printed(worker, event, now)
             case facts.FaultFired():
-                # Even of a worker that is gone: its end may be known before what it said last.
+                # Also for a worker that is gone, as its end may be known before its last facts arrive.
                 injected = self._plan.fired(event, worker.rank)
                 self._orders.write(*([injected] if injected is not None else []))
             case ReplacementRefuted():
-                self._replacement_judged(event, now)  # evidence outlives who has found it
+                self._replacement_judged(event, now)  # Valid even if the worker that found it is gone.
             case _ if worker.stage is Stage.GONE:
                 pass
             case facts.WorkerStarted():
@@ -135,7 +135,7 @@ class Workers:
                 self._worker_exited(worker, event, now)
             case facts.WorkerFailed():
                 self._errors.apply(worker.worker, event.error, event.step)
-                # Who has not been in the world yet is not the job: its error is one failed attempt to fill its rank.
+                # An error of a worker that has never been in the world is only a failed attempt to fill its rank.
                 member = worker.placed and worker.entered is not None and not worker.leaver
                 if event.own and isinstance(self._job.state, RUNNING) and member:
                     text = say.script_error(worker.rank, event.step, event.error)
@@ -147,7 +147,7 @@ class Workers:
             case LoaderShown() if worker.stage in (*BUILDING, *IN_GENERATION):
                 self._standbys.shown(worker, event, now)
             case LoaderShown():
-                pass  # it is of no use any more
+                pass  # Too late to be of use.
             case facts.WorkerNoted():
                 self._worker_noted(worker, event, now)
             case ReplacementProven() | ReplacementUnproven():
@@ -177,7 +177,7 @@ class Workers:
                 self._auditor.resumed(worker, event)
                 self._joined(worker, now)
             case facts.WorkerFinished() if event.goes_on and self._job.past_last_step:
-                pass  # it was told to go on since; agents repeat what may not have been heard
+                pass  # Repeated by an agent; the worker was ordered to go on since.
             case facts.WorkerFinished() if worker.stage in (Stage.JOINING, Stage.MEMBER):
                 worker.state_at, worker.goes_on, worker.ended = event.state_at, event.goes_on, event.training
                 self._job.step = max(self._job.step, event.state_at)
@@ -200,7 +200,7 @@ class Workers:
                 self._job.doubted(event.text, now)
 
     def _replacement_judged(self, event: ReplacementFact, now: Instant) -> None:
-        """Evidence about newcomers, from whichever worker has it."""
+        """Take evidence about newcomers, from any worker."""
         replacements = self._job.replacements
         self._standbys.proofs.apply(event, now)
         if isinstance(event, ReplacementProven):
@@ -325,13 +325,13 @@ class Workers:
             self._exited_building(worker, event, why, now)
         elif isinstance(self._job.state, Releasing) or turning(self._job.state):
             if event.code < 0 and (turning(self._job.state) or worker.worker in self._ended):
-                # All have met, and this one's script was through: nothing is left that could be lost.
+                # All ranks have met after the loop and this one's script had ended, so nothing can be lost.
                 text = say.died_after_loop(worker.rank, event.code, self._job.step, through=True)
                 self._orders.note(text, now, worker)
             elif event.code:
                 self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, Closing) and event.code == 0:
-            pass  # its script has come to its end, past all that it could have waited for
+            pass  # Its script has ended normally.
         elif self._job.past_last_step and self._is_the_end(worker, event):
             self._died_after_loop(worker, event, now)
         elif isinstance(self._job.state, RUNNING) and not self._ladder.breaks_devices(worker, now):
@@ -342,7 +342,7 @@ class Workers:
         self._job.end(SCRIPT_ERROR, reported or say.died_after_loop(worker.rank, event.code, self._job.step), now)
 
     def _is_the_end(self, worker: WorkerRecord, event: facts.WorkerExited) -> bool:
-        """Behind the last step: whether the script has wanted this end, or nobody is left who could go on."""
+        """After the last step: True if the script chose this exit itself, or no worker is left to go on."""
         if event.code > 0 and self._errors.of(worker.worker) is None:
             return True
         return not self._spec.durable and not any(each.living and each.entered for each in self._roster.placed())
@@ -377,7 +377,7 @@ class Workers:
         self._ladder.mend("exit", [worker], f"{who} {cause}", now, self._plan.when(worker.worker, event.at))
 
     def _served(self, worker: WorkerRecord, now: Instant) -> None:
-        """A rank has gone on; the last one closes the incident."""
+        """A rank has committed again; the last one closes the incident."""
         incidents = self._job.incidents
         if incidents.open is not None:
             self._orders.write(*incidents.served(_rank(worker), self._job.generation, now))

@@ -1,7 +1,7 @@
 """The process that writes durable checkpoints: `python -m regrow.agent.checkpoints.writer DESCRIPTOR`.
 
-It is told on standard input where to write. It reads snapshots of the ranks' state from shared memory, so that no
-worker waits for a disk, and is last in line for the processor. Its orders come over a socket pair, with the snapshots'
+It reads the place of the checkpoints from standard input. It reads snapshots of the ranks' state from shared memory, so
+that no worker waits for a disk, and has a low priority. Its orders come over a socket pair, with the snapshots'
 descriptors; it ends with its agent.
 """
 
@@ -22,22 +22,22 @@ from regrow.core.wire import encoded
 
 PACKET_BYTES = 256 << 10
 DESCRIPTORS = 250
-"""More than ranks of a node: the kernel passes 253 at a time."""
+"""Most descriptors of a message, more than ranks of a node; the kernel passes 253 at a time."""
 _NICE = 5
-"""A third of a worker's share. Much less, and on a machine whose cores all compute its imports alone take a minute."""
+"""Niceness for a third of a worker's share. With much less, its imports alone take a minute if all cores are busy."""
 _encoder = msgspec.msgpack.Encoder()
 _WORK = "regrow.hydration.durable.work"
 
 
 def main() -> None:
-    """Import, then write on request until the agent hangs up."""
+    """Import, then write on request until the agent closes the connection."""
     die_with_parent(signal.SIGKILL)
     call_process("regrow-writer")
     heed_nobody()
     step_back(_NICE)
     place = msgspec.json.decode(sys.stdin.buffer.read(), type=CheckpointPlace)
     with socket.socket(fileno=int(sys.argv[1])) as control:
-        # By name: the control plane is kept free of torch, and this is the one process of the agent's that needs it.
+        # Imported by name, because the control plane is kept free of torch and only this process of the agent needs it.
         work = cast(Callable[..., WriterFact | None], importlib.import_module(_WORK).work)
         _serve(control, place, work)
 
@@ -53,7 +53,7 @@ def _serve(control: socket.socket, place: CheckpointPlace, work: Callable[..., W
             fact = work(place, order, descriptors)
         except (RegrowError, OSError) as error:
             fact = _failed(order, _reason(error), torn=type(error).__name__ == "TornSnapshot")
-        except Exception as error:  # noqa: BLE001 - object stores raise their own kinds; whatever it is, it is told
+        except Exception as error:  # noqa: BLE001 - object stores raise their own kinds; all are reported
             fact = _failed(order, f"{type(error).__name__}: {error}")
         if fact is not None:
             control.send(encoded(_encoder, fact))

@@ -1,4 +1,4 @@
-"""The agent's part in durable checkpoints: it holds the snapshots of its workers and hands them to a writer process."""
+"""The agent's part in durable checkpoints: it holds its workers' snapshots and passes them to a writer process."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow.agent")
 
 
 def place_of(config: AgentConfig) -> CheckpointPlace | None:
-    """Place of a job's checkpoints; None: there is none."""
+    """Place of a job's checkpoints; None if it has none."""
     return None if config.checkpoint_dir is None else CheckpointPlace(config.checkpoint_dir, config.spec.lineage)
 
 
@@ -42,12 +42,12 @@ class _Held(NamedTuple):
 
 
 class WriterClient:
-    """Snapshots in, parts of checkpoints out.
+    """Takes snapshots and has parts of checkpoints written.
 
     Args:
         node: this node.
-        place: where checkpoints are kept; None: nowhere.
-        report: takes what the coordinator should know.
+        place: place of the checkpoints; None: there is none.
+        report: sends a fact to the coordinator.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class WriterClient:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """Have a writer that has its imports behind it when the first state is to be saved: a stop may be that."""
-        with contextlib.suppress(OSError):  # `obey` tries again, and says what is wrong
+        """Start a writer early, so that its imports are done when a state must be saved, for example at a stop."""
+        with contextlib.suppress(OSError):  # `obey` tries again and reports the error.
             self._start()
 
     def receive(self, fact: SnapshotForDisk, pid: int | None) -> None:
-        """A worker, of this process id, has taken a snapshot: keep it, whatever becomes of the worker."""
+        """A worker with this process id has taken a snapshot: keep it, even if the worker ends."""
         error = fact.error
         if not error:
             try:
@@ -85,7 +85,7 @@ class WriterClient:
         self._report(SnapshotHeld(fact.worker, fact.asked, fact.step, error))
 
     def obey(self, order: WriterOrder) -> None:
-        """Have the writer process do it; the answer follows."""
+        """Pass an order to the writer process; its answer is reported later."""
         descriptors: list[int] = []
         if isinstance(order, WriteCheckpoint):
             held = [self._held.get(rank) for rank in order.ranks]
@@ -109,7 +109,7 @@ class WriterClient:
                     self._forget(rank)
 
     def close(self) -> None:
-        """End the writer, whatever it is at: what it leaves is torn, and looks so."""
+        """End the writer at once; an unfinished checkpoint is recognizable as torn."""
         self._working = None
         self._hang_up()
         for rank in list(self._held):
@@ -127,15 +127,15 @@ class WriterClient:
         ours.setblocking(False)
         with theirs, held_back():
             self._process = subprocess.Popen(
-                # -P: a file of the user's in the working directory must not stand in for a module of ours
+                # -P: a file in the user's working directory must not shadow a module of regrow.
                 [sys.executable, "-P", "-m", "regrow.agent.checkpoints.writer", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
         if self._process.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # its end is seen elsewhere
-                pipe.write(msgspec.json.encode(self._place))  # not in its command line: it may carry credentials
+            with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:  # `_readable` notices its end.
+                pipe.write(msgspec.json.encode(self._place))  # Not in its command line, as it may contain credentials.
         self._control = ours
         asyncio.get_running_loop().add_reader(ours, self._readable, ours)
 
@@ -146,7 +146,7 @@ class WriterClient:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it has left orders unread, which is told before what it said last
+                continue  # It left orders unread; the kernel reports that before its last messages.
             if not packet:
                 self._ended()
                 return

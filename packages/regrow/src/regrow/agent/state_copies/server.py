@@ -1,4 +1,4 @@
-"""The vault's door: workers fetch copies here, other agents leave theirs."""
+"""Server of the agent's copies of state: workers fetch copies, other agents store theirs."""
 
 import logging
 import socket
@@ -33,14 +33,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class CopyServer:
-    """Listens between `open` and `close`; a thread accepts, one more serves each that comes.
+    """Listens between `open` and `close`; one thread accepts connections, and one more serves each of them.
 
     Args:
-        versions: what there is.
+        versions: the copies.
         token: the job's secret.
-        folder: where the unix socket is made; None: TCP.
-        bind: the address to listen on then.
-        advertise: the name under which other nodes reach this one.
+        folder: folder of the unix socket; None: TCP.
+        bind: with TCP, the address to listen on.
+        advertise: with TCP, the name under which other nodes reach this one.
     """
 
     def __init__(self, versions: CopyVersions, *, token: str, folder: Path | None, bind: str, advertise: str) -> None:
@@ -54,18 +54,18 @@ class CopyServer:
         self._partial: dict[Rank, _Partial] = {}
 
     def open(self) -> str:
-        """Listen; returns the endpoint. Raises `OSError`, or `UsageError` where the folder's path is too long."""
+        """Listen; returns the endpoint. Raises `OSError`, or `UsageError` if the folder's path is too long."""
         return self._server.open(listen("vault", self._folder, bind=self._bind, advertise=self._advertise))
 
     def close(self) -> None:
-        """Hang up on everybody, end all threads, remove the socket. May be called twice."""
+        """Close all connections, end all threads, remove the socket. May be called twice."""
         self._server.close()
         self._partial.clear()
 
-    # --- what conversations ask ---
+    # --- for conversations ---
 
     def greeted(self, sock: socket.socket) -> None:
-        """This caller has shown that it belongs here."""
+        """This caller has shown the job's token."""
         self._server.known(sock)
 
     def knows(self, token: str) -> bool:
@@ -78,20 +78,20 @@ class CopyServer:
         return self._versions
 
     def take_partial(self, copy: KeepCopy) -> "_Partial | None":
-        """Take the part of this very copy that arrived over a lost connection; drop any other of its rank."""
+        """Take the part of this copy that arrived over a lost connection; drop parts of the rank's other copies."""
         with self._lock:
             found = self._partial.pop(copy.rank, None)
         return found if found is not None and found.version.name == copy.version else None
 
     def leave_partial(self, partial: "_Partial") -> None:
-        """The connection was lost in the middle of this copy."""
+        """Keep the part of a copy whose connection was lost."""
         with self._lock:
             if not self._server.closed:
                 self._partial[partial.version.rank] = partial
 
 
 class _Partial:
-    """A copy that is on its way here. `chunks`: how many have arrived and were right."""
+    """A copy that is being received. `chunks`: number of chunks that have arrived with the right checksum."""
 
     def __init__(self, copy: KeepCopy, segment: Segment) -> None:
         self.copy = copy
@@ -117,7 +117,7 @@ class _Conversation:
         self._codec = store_side()
 
     def run(self) -> None:
-        """Serve until the peer leaves. Raises `ProtocolError` where it has no business here."""
+        """Serve until the peer leaves. Raises `ProtocolError` on a wrong token or an invalid request."""
         hello = self._next(_HELLO_S, STRANGERS_BYTES)
         if hello is None:
             return
@@ -142,7 +142,7 @@ class _Conversation:
     def _say(self, reply: CopyOffered | CopyRefused | CopyWanted | CopyWhole | CopyKept) -> None:
         self._sock.sendall(self._codec.frame(reply))
 
-    # --- a worker fetches ---
+    # --- a worker fetches a copy ---
 
     def _give(self, ask: AskCopy) -> None:
         with self._server.versions.borrow(ask.rank, ask.step) as version:
@@ -161,7 +161,7 @@ class _Conversation:
 
     def _send(self, version: CopyVersion) -> None:
         self._say(CopyOffered(version.holding, version.payload, version.inventory()))
-        # The worker makes room first, which may take its time.
+        # The worker allocates memory first, which may take a while.
         match self._next(_IDLE_S):
             case None:
                 return
@@ -176,7 +176,7 @@ class _Conversation:
             raise Torn(f"the copy of rank {version.rank}'s state@{version.step} was written over while it was sent")
         self._say(CopyWhole())
 
-    # --- another agent leaves a copy ---
+    # --- another agent stores a copy ---
 
     def _take(self, copy: KeepCopy) -> None:
         count = chunk_count(copy.payload)

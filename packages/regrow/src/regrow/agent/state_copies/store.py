@@ -1,6 +1,6 @@
 """The agent's memory of copies of state: those of its own ranks, and those of the node it is buddy to.
 
-Everything here is called from the agent's loop and returns at once; bytes are moved in threads.
+All methods are called from the agent's loop and return at once; threads move the bytes.
 """
 
 import logging
@@ -33,11 +33,11 @@ class CopyStore:
     """Copies of state that outlive workers.
 
     Args:
-        config: of the agent. Where all nodes are on this machine it listens on a unix socket, else on TCP.
-        stored: told, from a thread, that a worker's snapshot is where it belongs, or why not.
-        streamed: told, from a thread, of a copy that reached the buddy or did not; of one in five seconds, and of the
-            first after it was otherwise.
-        patience: how long a copy may take to reach a buddy.
+        config: configuration of the agent. It listens on a unix socket if all nodes are on this machine, else on TCP.
+        stored: called from a thread when a worker's snapshot is stored, or cannot be.
+        streamed: called from a thread when a copy has reached the buddy or failed to: at each change between the two,
+            and otherwise for one success in five seconds.
+        patience: see `PATIENCE`.
     """
 
     def __init__(
@@ -70,16 +70,16 @@ class CopyStore:
 
     @property
     def kept_bytes(self) -> int:
-        """Of all whole copies."""
+        """Bytes of all whole copies."""
         return sum(version.payload for version in self._versions.all())
 
     def open(self) -> str:
-        """Serve from now on; returns the endpoint. Raises `OSError`."""
+        """Begin to serve; returns the endpoint. Raises `OSError`."""
         self.endpoint = self._server.open()
         return self.endpoint
 
     def close(self) -> None:
-        """End all threads and let go of all memory. May be called twice."""
+        """End all threads and release all memory. May be called twice."""
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()
@@ -90,9 +90,9 @@ class CopyStore:
     # --- from workers ------------------------------------------------------------------------------------------
 
     def snapshot_taken(self, fact: SnapshotTaken, pid: int) -> str:
-        """A worker has copied its state into shared memory: keep hold of it, and bring it to the buddy.
+        """A worker has copied its state into shared memory: keep the copy and send it to the buddy.
 
-        Returns why it cannot be kept; empty: it is.
+        Returns the reason if it cannot be kept, else an empty string.
         """
         try:
             segment = self._segment(fact, pid)
@@ -100,7 +100,7 @@ class CopyStore:
             if (head.rank, head.step, head.holding) != (fact.rank, fact.step, fact.holding):
                 raise Torn("the segment holds another copy than the worker said")
             stream = self._stream(fact.rank)
-        except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be had for the stream
+        except (OSError, RuntimeError, Torn) as error:  # RuntimeError: no thread can be started for the stream.
             _log.warning("the copy of rank %d's state@%d is lost: %s", fact.rank, fact.step, error)
             reason = f"the agent could not take it: {error}"
             self._stored(SnapshotStored(fact.worker, fact.step, reason))
@@ -120,20 +120,20 @@ class CopyStore:
     def _segment(self, fact: SnapshotTaken, pid: int) -> Segment:
         known = self._segments.get((fact.worker, fact.descriptor))
         if known is None:
-            # A descriptor of a worker stands for the same memory as long as the worker lives.
+            # A descriptor of a worker refers to the same memory as long as the worker lives.
             known = self._segments[fact.worker, fact.descriptor] = Segment.attach(f"/proc/{pid}/fd/{fact.descriptor}")
         known.refresh()
         return known
 
     def worker_ended(self, worker: WorkerId) -> None:
-        """It will write into its memory no more. Its whole copies stay."""
+        """The worker no longer writes into its memory. Its whole copies stay."""
         for key in [key for key in self._segments if key[0] == worker]:
             del self._segments[key]
 
     # --- from the coordinator ----------------------------------------------------------------------------------
 
     def place(self, order: PlaceCopies) -> None:
-        """Set where the copies of this node's ranks go from now on."""
+        """Set the destination of the copies of this node's ranks."""
         self._placement = Placement(order.buddy, order.endpoint)
         for stream in self._streams.values():
             stream.place(self._placement)
@@ -144,11 +144,11 @@ class CopyStore:
         return CopiesHeld(self._config.node, order.generation, copies)
 
     def forget(self) -> None:
-        """Nobody will go back to what is here."""
+        """Drop all copies, as no rank will go back to them."""
         self._versions.clear()
 
     def formed(self, step: StepNo) -> None:
-        """A generation goes on from `state@step`."""
+        """A generation starts with `state@step`."""
         self._versions.went_back(step)
 
     # --- threads -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Brings the copies of one rank to the vault of the buddy node, beside the training."""
+"""Stream of one rank's copies to the buddy node's agent, in the background of the training."""
 
 import logging
 import socket
@@ -25,7 +25,7 @@ from regrow.core.wire import read_frame
 from regrow.hydration.streams import STALL
 
 PATIENCE: Seconds = 20.0
-"""Longest time without a byte of a copy to a buddy that answered before; then training goes on without it."""
+"""Longest time without progress of a copy to a buddy that answered before; then training goes on without the copy."""
 _SHORT_PATIENCE: Seconds = 2.0
 _RETRY_S: Seconds = 0.2
 _END_S: Seconds = 5.0
@@ -33,14 +33,14 @@ _log = logging.getLogger("regrow.agent")
 
 
 class Placement(NamedTuple):
-    """Destination of copies; an empty endpoint: none."""
+    """Destination of copies; with an empty endpoint there is none."""
 
     buddy: NodeId
     endpoint: str
 
 
 class StreamOutcome(NamedTuple):
-    """Fate of one version. `error`: why the buddy does not have it."""
+    """Outcome for one version. `error`: reason why the buddy does not have it; empty: it has."""
 
     version: CopyVersion
     placement: Placement
@@ -49,17 +49,17 @@ class StreamOutcome(NamedTuple):
 
 
 class _Refused(RegrowError):
-    """The buddy does not want this copy; asking again is of no use."""
+    """The buddy refuses this copy, so that a retry is pointless."""
 
 
 class RankStream:
     """A thread that checksums each new version of a rank and sends it to the buddy, one at a time, the newest next.
 
     Args:
-        node: that of the rank.
+        node: node of the rank.
         token: the job's secret.
-        versions: where the versions are; those already there are sent when the buddy changes.
-        done: told from the thread when a version has arrived, or will not. Not told of one that was written over.
+        versions: the present versions, which are sent when the buddy changes.
+        done: called from the thread when a version has arrived or failed. Not called for one that a newer replaced.
         patience: see `PATIENCE`.
     """
 
@@ -91,14 +91,14 @@ class RankStream:
         self._thread.start()
 
     def push(self, version: CopyVersion) -> None:
-        """A new version is on the shelf."""
+        """Send a new version."""
         with self._changed:
-            # A version that still waits here was not waited for by its worker any more.
+            # The worker no longer waits for an older version that is still queued.
             self._queue = [version]
             self._changed.notify_all()
 
     def place(self, placement: Placement) -> None:
-        """Send to this buddy from now on, and what there is already. What is under way starts again there."""
+        """Send to this buddy from now on, including present versions. A transfer under way starts again there."""
         with self._changed:
             if placement == self._placement:
                 return
@@ -139,14 +139,14 @@ class RankStream:
         try:
             return self._deliver(version)
         except Torn as error:
-            self._hang_up()  # in the middle of a copy: nothing else can be said there
+            self._hang_up()  # In the middle of a copy the connection cannot be used for anything else.
             self._versions.discard(version)
             level = logging.ERROR if isinstance(error, DamagedCopy) else logging.DEBUG
             _log.log(level, "%s; it is not sent", error)
             return StreamOutcome(version, self._placement, 0.0, str(error))
 
     def _deliver(self, version: CopyVersion) -> StreamOutcome | None:
-        """Try until it has arrived or its time is over. None when this agent ends."""
+        """Try until the version has arrived or its time is over. None if this agent ends."""
         began = time.monotonic()
         placement: Placement | None = None
         while True:
@@ -157,7 +157,7 @@ class RankStream:
                     placement = self._placement
                     self._extend()
             if not placement.endpoint:
-                for _ in version.chunks():  # its checksums, while it is new
+                for _ in version.chunks():  # Computes the checksums while the copy is new.
                     pass
                 return StreamOutcome(version, placement, time.monotonic() - began)
             try:
@@ -200,7 +200,7 @@ class RankStream:
         )
         self._allow(sock, stall=self._patience)
         sock.sendall(codec.frame(ask))
-        reply = self._reply(sock)  # it makes room first, which may take its time
+        reply = self._reply(sock)  # The buddy allocates memory first, which may take a while.
         if not isinstance(reply, CopyWanted):
             raise ProtocolError(f"a {type(reply).__name__} out of turn")
         for data, digest in version.chunks(reply.chunk):

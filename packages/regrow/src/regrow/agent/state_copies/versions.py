@@ -1,4 +1,4 @@
-"""Copies of state that an agent keeps: two versions of each rank of its node and of the node that it is buddy to."""
+"""Copies of state that an agent keeps: two versions per rank of its own node and of the node whose buddy it is."""
 
 import secrets
 import threading
@@ -15,12 +15,12 @@ VERSIONS = 2
 
 
 class CopyVersion:
-    """One whole copy: where it is, and the checksums of its payload as far as they are known.
+    """One whole copy: its memory, and the known checksums of its payload.
 
     Args:
-        received: it came from another node, and its memory is this agent's own.
-        worker: who took it, where it waits for the word that it is stored.
-        name: of this very copy, on all nodes.
+        received: it came from another node, and its memory belongs to this agent.
+        worker: the worker that took it, if that waits for the report that it is stored.
+        name: name of this copy, the same on all nodes.
     """
 
     def __init__(
@@ -49,23 +49,23 @@ class CopyVersion:
 
     @property
     def whole(self) -> bool:
-        """True if it is still the same copy; a worker writes over its oldest copy when that is not needed any more."""
+        """True if the memory still holds this copy; a worker overwrites its oldest copy once that is not needed."""
         return self.segment.step == self.step
 
     @property
     def described(self) -> KeptCopy:
-        """For the coordinator."""
+        """Description for the coordinator."""
         return KeptCopy(self.rank, self.holding, self.step, self.payload)
 
     def learn(self, chunk: int, digest: bytes | bytearray) -> None:
-        """The checksum of a chunk, those before it being known."""
+        """Set the checksum of a chunk; those of earlier chunks must be known."""
         self._digests[chunk * DIGEST_BYTES : (chunk + 1) * DIGEST_BYTES] = digest
         self._known = chunk + 1
 
     def chunks(self, first: int = 0) -> Iterator[tuple[memoryview, bytes]]:
-        """The payload from a chunk on, each with its checksum, compared with the one that was taken before.
+        """The chunks of the payload from `first` on, each with its checksum, which is compared with an earlier one.
 
-        Raises `DamagedCopy`; `Torn` where the copy was written over, after which nothing read so far counts.
+        Raises `DamagedCopy`, or `Torn` if the copy was overwritten, which invalidates all chunks read so far.
         """
         if not self.whole:
             raise Torn(f"the copy of rank {self.rank}'s state@{self.step} was written over")
@@ -95,29 +95,29 @@ class CopyVersion:
 
 
 class CopyVersions:
-    """The copies of one agent; any thread may ask. Memory is given back when nobody reads it any more."""
+    """The copies of one agent, for any thread. Memory is released when it has no readers any more."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._versions: dict[Rank, list[CopyVersion]] = {}
 
     def put(self, version: CopyVersion) -> None:
-        """A new whole copy. What it supersedes goes: two are kept a rank, and none that no world could return to."""
+        """Add a whole copy and drop superseded ones: two are kept per rank, and none to which no world could return."""
         with self._lock:
             kept = [old for old in self._versions.get(version.rank, ()) if old.step != version.step and old.whole]
             self._versions[version.rank] = sorted([*kept, version], key=lambda each: each.step)[-VERSIONS:]
             steps = sorted({each.step for row in self._versions.values() for each in row}, reverse=True)
-            # Every rank has stored a copy before any rank takes the next: older ones are of ranks that went elsewhere.
+            # Every rank has stored a copy before any takes the next, so older ones belong to ranks that moved away.
             if len(steps) > VERSIONS:
                 self._keep(lambda each: each.step >= steps[VERSIONS - 1])
 
     def went_back(self, step: StepNo) -> None:
-        """The world goes on from `state@step`: later copies are of a future that did not happen."""
+        """The world starts again with `state@step`: drop later copies."""
         with self._lock:
             self._keep(lambda each: each.step <= step)
 
     def discard(self, version: CopyVersion) -> None:
-        """It is of no use any more."""
+        """Drop a copy."""
         with self._lock:
             self._keep(lambda each: each is not version)
 
@@ -126,12 +126,12 @@ class CopyVersions:
         self._versions = {rank: row for rank, row in rows.items() if row}
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all copies."""
         with self._lock:
             self._versions.clear()
 
     def all(self) -> list[CopyVersion]:
-        """Those that are whole, by rank, the older first."""
+        """The whole copies by rank, the oldest first."""
         with self._lock:
             return [each for _, row in sorted(self._versions.items()) for each in row if each.whole]
 
@@ -141,7 +141,7 @@ class CopyVersions:
 
     @contextmanager
     def borrow(self, rank: Rank, step: StepNo) -> Iterator[CopyVersion | None]:
-        """A whole copy to read from, not overwritten by this agent meanwhile; None where there is none."""
+        """A whole copy to read from, which this agent does not overwrite meanwhile; None if there is none."""
         with self._lock:
             row = self._versions.get(rank, ())
             found = next((each for each in row if each.step == step and each.whole), None)
@@ -155,15 +155,15 @@ class CopyVersions:
                     found.readers -= 1
 
     def named(self, rank: Rank, name: str) -> CopyVersion | None:
-        """This very copy, if it is here and whole."""
+        """The copy of this name, if it is here and whole."""
         with self._lock:
             row = self._versions.get(rank, ())
             return next((each for each in row if each.name == name and each.whole), None)
 
     def room(self, rank: Rank, step: StepNo) -> Segment:
-        """Memory to receive a copy in: that of the one that it will supersede, if nobody reads it, else new.
+        """Memory for a copy to be received: that of the copy that it supersedes, if that has no readers, else new.
 
-        Raises `NoRoom`.
+        Raises `NoMemoryForCopy`.
         """
         with self._lock:
             row = self._versions.get(rank, [])

@@ -1,1 +1,1 @@
-"""This agent's part of the job's key-value store: its own keys, cached ones, and the way to the rest."""
+"""This agent's part of the job's key-value store: its own keys, cached ones, and the routes to the rest."""

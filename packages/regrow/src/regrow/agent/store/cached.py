@@ -1,8 +1,8 @@
-"""Cache of keys that live on other agents, and of who was given a copy of them. No value is ever stale.
+"""Cache of keys that live on other agents, with the holders of copies of them. No value is ever stale.
 
-A copy is handed out only together with an entry in `holders`, and the home of a key changes its value only after every
-holder, and theirs in turn, has answered that it forgot (`StoreNode`). A value that was requested before it was to be
-forgotten and arrives after that (`Fetch.spoiled`) serves those who had asked for it by then, and is not kept.
+A copy is given out only together with an entry in `holders`, and the home of a key changes its value only after every
+holder, and theirs in turn, has confirmed that it forgot it (`StoreNode`). A value that was requested before the order
+to forget it and arrives after it (`Fetch.spoiled`) serves the readers that had asked before, and is not kept.
 """
 
 import asyncio
@@ -24,34 +24,34 @@ class Found(NamedTuple):
 
 
 class Fetch:
-    """One question to the next agent, shared by all readers who came while it was under way.
+    """One request to the next agent, shared by all readers that come while it is under way.
 
     Args:
-        key: which key, whether the question waits for it, and whether a queue will do.
-        until: when it is given up.
+        key: the key, whether the request waits for it, and whether a queue of that name is enough.
+        until: time at which it is given up.
     """
 
     def __init__(self, key: FetchKey, until: Instant) -> None:
         self.key = key
         self.until = until
         self.sent = False
-        """Readers who come from now on may use the answer only where it may be cached: it could be too old for them."""
+        """Set once sent: later readers may use the answer only if it may be cached, as it could be too old for them."""
         self.spoiled = False
         self.forgotten: set[str] = set()
-        """Other keys that were to be forgotten since: what arrives of them must not be kept."""
+        """Other keys that had to be forgotten since; values of them in the answer must not be kept."""
         self.withdrawn = False
         self._readers = 0
         self._task: asyncio.Task[Found | None] | None = None
 
     def start(self, ask: Callable[["Fetch"], Coroutine[Any, Any, Found | None]], over: Callable[[], None]) -> None:
-        """Begin with the loop's next turn, so that all readers of this turn are early; `over` is called at the end."""
+        """Begin in the loop's next turn, so that all readers of this turn join before it is sent; `over` ends it."""
         self._task = shared(ask(self))
         self._task.add_done_callback(lambda _: over())
 
     async def result(self, within: float) -> Found | None:
-        """The value that was found, or None if it was not in time. Raises the error of the request.
+        """The value that was found, or None if it did not arrive in time. Raises the error of the request.
 
-        When its last reader has gone, the request is withdrawn.
+        The request is withdrawn when its last reader has left.
         """
         if self._task is None:
             return None
@@ -69,14 +69,14 @@ class Fetch:
         self.spoiled = True
 
     def cancel(self) -> None:
-        """Give it up, whoever waits."""
+        """Give the request up, even if readers wait."""
         self.withdrawn = True
         if self._task is not None:
             self._task.cancel()
 
 
 class CachedValues:
-    """The copies, their holders, and the questions under way."""
+    """The copies, their holders, and the requests under way."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -92,14 +92,14 @@ class CachedValues:
         return self._values.get(key)
 
     def keep(self, key: str, value: bytes) -> None:
-        """Cache a value, where there is room."""
+        """Cache a value if there is room."""
         self._drop(key)
         if self._bytes + len(value) <= _LIMIT:
             self._values[key] = value
             self._bytes += len(value)
 
     def note(self, key: str, holder: str) -> None:
-        """This agent is given a copy in this very moment."""
+        """Note that `holder` is being given a copy."""
         self._holders.setdefault(key, set()).add(holder)
 
     def is_held(self, key: str) -> bool:
@@ -107,21 +107,21 @@ class CachedValues:
         return key in self._holders
 
     def fetch(self, key: FetchKey) -> Fetch | None:
-        """The question under way that a new reader may join."""
+        """The request under way that a new reader may join; None: there is none."""
         fetch = self._fetches.get(key)
         return fetch if fetch is not None and not fetch.withdrawn else None
 
     def begin(self, fetch: Fetch) -> None:
-        """New readers may join it."""
+        """Let new readers join this request."""
         self._fetches[fetch.key] = fetch
 
     def end(self, fetch: Fetch) -> None:
-        """It is answered, or given up."""
+        """The request is answered or given up."""
         if self._fetches.get(fetch.key) is fetch:
             del self._fetches[fetch.key]
 
     def forget(self, key: str) -> set[str]:
-        """Let go of a key and of the answers that are on their way; returns who must be told."""
+        """Forget a key and spoil requests for it; returns the holders that must forget it too."""
         self._drop(key)
         for waits in (False, True):
             for queue in (False, True):
@@ -133,12 +133,12 @@ class CachedValues:
         return self._holders.pop(key, set())
 
     def restore(self, key: str, holders: set[str]) -> None:
-        """They may not have been told."""
+        """Enter holders again that may not have forgotten the key."""
         if holders:
             self._holders.setdefault(key, set()).update(holders)
 
     def drop(self, is_old: Callable[[str], bool]) -> None:
-        """Forget the keys of generations that are over, without a word: nobody can ask for them any more."""
+        """Forget the keys of generations that are over, without informing holders, as these keys are refused anyway."""
         for key in [key for key in self._values if is_old(key)]:
             self._drop(key)
         for key in [key for key in self._holders if is_old(key)]:

@@ -1,4 +1,4 @@
-"""The keys and values that one agent keeps. They outlive every worker, and end with their generation."""
+"""The keys and values that one agent keeps. They outlive every worker and end with their generation."""
 
 import asyncio
 import re
@@ -11,24 +11,24 @@ from regrow.core.messages.store import NO_COUNTER, TABLE_BYTES
 from regrow.core.wire import MAX_FRAME_BYTES
 
 _VALUE_LIMIT = MAX_FRAME_BYTES - (64 << 10)
-"""A reply must fit into a frame."""
+"""Most bytes of a value, as a reply must fit into a frame."""
 _GENERATION = re.compile(r"g(\d+)/")
 _NUMBER = re.compile(rb"\s*([+-]?\d+)")
 
 
 def generation_of(key: str) -> Generation | None:
-    """The generation whose key it is; None where it begins with none."""
+    """The generation of a key; None if the key names none."""
     match = _GENERATION.match(key)
     return None if match is None else Generation(int(match.group(1)))
 
 
 class KeyTable:
-    """The keys themselves. Keys of a generation begin with `g<number>/`, and end with it.
+    """The keys of one agent. Keys of a generation have the prefix `g<number>/` and are dropped with it.
 
-    Values and queues are named apart: a key may be both.
+    Values and queues have separate names: a key may be both.
 
     Args:
-        limit: bytes of all keys and values together.
+        limit: most bytes of all keys and values together.
     """
 
     def __init__(self, *, limit: int = TABLE_BYTES) -> None:
@@ -45,19 +45,19 @@ class KeyTable:
     # --- values ------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
-        """The value, None where there is none."""
+        """The value; None if there is none."""
         self.refuse_old(key)
         return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> None:
-        """Write, and wake who waits for it."""
+        """Write a value and wake its waiters."""
         former = self._values.get(key)
         self._grow(key, value, len(value) - len(former) if former is not None else len(key) + len(value))
         self._values[key] = value
         self._wake(key)
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; text after the digits is dropped, as torch's stores do."""
+        """Add to a counter; text after the digits is dropped, as in torch's stores."""
         match = _NUMBER.match(self.get(key) or b"0")
         if match is None:
             raise StoreRefusal(NO_COUNTER)
@@ -66,11 +66,11 @@ class KeyTable:
         return number
 
     def append(self, key: str, more: bytes) -> None:
-        """Write more at the end of a value."""
+        """Append to a value."""
         self.put(key, (self.get(key) or b"") + more)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is as expected; returns the value after, `expected` where there is none."""
+        """Write if the value is as expected; returns the value afterwards, `expected` if there is none."""
         found = self.get(key)
         if found == expected or (found is None and not expected):
             self.put(key, desired)
@@ -86,7 +86,7 @@ class KeyTable:
         return True
 
     def keys(self, prefix: str = "") -> list[str]:
-        """The keys that begin so, queues not among them."""
+        """The keys with this prefix, without queues."""
         return [key for key in self._values if key.startswith(prefix)]
 
     # --- queues ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class KeyTable:
         self._wake(key)
 
     def pop(self, key: str) -> bytes | None:
-        """Take a queue's first value; None where it is empty."""
+        """Take a queue's first value; None if it is empty."""
         self.refuse_old(key)
         queue = self._queues.get(key)
         if not queue:
@@ -117,18 +117,18 @@ class KeyTable:
     # --- waiting -----------------------------------------------------------------------------------------------
 
     def is_there(self, key: str) -> bool:
-        """True if it has a value, or a queue that is not empty."""
+        """True if the key has a value or a queue that is not empty."""
         self.refuse_old(key)
         return key in self._values or key in self._queues
 
     def missing(self, keys: Iterable[str]) -> list[str]:
-        """Those that are not there."""
+        """The keys that do not exist."""
         return [key for key in keys if not self.is_there(key)]
 
     def arrival(self, key: str) -> "asyncio.Future[None]":
-        """Done when a key that is missing is written; an error when its generation ends. Cancel it to stop waiting.
+        """Done when a missing key is written; fails when its generation ends. Cancel it to stop waiting.
 
-        No coroutine: it waits from the moment of the call, so that no write between a look and the wait is missed.
+        Not a coroutine: it waits from the call on, so that no write between a check and the wait is missed.
         """
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, set()).add(waiter)
@@ -137,7 +137,7 @@ class KeyTable:
 
     def _forget(self, key: str, waiter: "asyncio.Future[None]") -> None:
         if not waiter.cancelled():
-            waiter.exception()  # else asyncio complains where the one who waited has just left
+            waiter.exception()  # Otherwise asyncio logs an error if the waiter has just left.
         waiters = self._waiters.get(key)
         if waiters is not None:
             waiters.discard(waiter)
@@ -152,7 +152,7 @@ class KeyTable:
     # --- bounds ------------------------------------------------------------------------------------------------
 
     def drop_before(self, oldest: Generation) -> None:
-        """Forget the keys of earlier generations, and refuse them from now on."""
+        """Drop the keys of earlier generations, and refuse them from now on."""
         if oldest <= self._oldest:
             return
         self._oldest = oldest
@@ -166,12 +166,12 @@ class KeyTable:
                     waiter.set_exception(StoreRefusal(self._over(key)))
 
     def is_old(self, key: str) -> bool:
-        """True if its generation is over."""
+        """True if the key's generation is over."""
         generation = generation_of(key)
         return generation is not None and generation < self._oldest
 
     def refuse_old(self, key: str) -> None:
-        """Raise `StoreRefusal` where the key's generation is over."""
+        """Raise `StoreRefusal` if the key's generation is over."""
         if self.is_old(key):
             raise StoreRefusal(self._over(key))
 

@@ -14,7 +14,7 @@ _NEWS_S: Seconds = 30.0
 
 @dataclass(frozen=True)
 class Agents:
-    """The agents of one generation, in the order of nodes. `own`: this agent's place; None where it has none."""
+    """The agents of one generation, in the order of nodes. `own`: this agent's index; None if it is not among them."""
 
     stores: tuple[str, ...]
     world: int
@@ -23,18 +23,18 @@ class Agents:
 
 @dataclass(frozen=True)
 class KeyRoute:
-    """Route to a key that lives elsewhere: through `hop` to `home`."""
+    """Route to a key on another agent: through `hop` to `home`."""
 
     hop: str
     home: str
 
 
 class KeyOwnership:
-    """The tables of the generations that are kept.
+    """The agents of the generations that are kept.
 
     Args:
-        address: this agent's own.
-        alone: the job has one agent, which keeps every key.
+        address: address of this agent.
+        alone: the job has only this agent, which keeps every key.
     """
 
     def __init__(self, address: str, *, alone: bool) -> None:
@@ -45,7 +45,7 @@ class KeyOwnership:
         self._news: asyncio.Future[None] | None = None
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
-        """The agents over which the keys of this generation are spread. The same everywhere."""
+        """Enter the agents over which the keys of this generation are distributed; the same on all agents."""
         if not stores:
             return
         own = stores.index(self._address) if self._address in stores else None
@@ -53,16 +53,16 @@ class KeyOwnership:
         self._announce()
 
     def drop_before(self, oldest: Generation) -> set[str]:
-        """Forget the generations before this one; returns the agents of those that are left."""
+        """Forget earlier generations; returns the agents of the remaining ones."""
         self._oldest = max(oldest, self._oldest)
         self._agents = {known: agents for known, agents in self._agents.items() if known >= oldest}
         self._announce()
         return {store for agents in self._agents.values() for store in agents.stores}
 
     async def agents(self, key: str) -> Agents | None:
-        """Over whom the key's generation is spread; None where this agent keeps the key whatever it is called.
+        """The agents over which the key's generation is distributed; None if this agent keeps the key in any case.
 
-        Waits a while for the news of a generation that others have entered already. Raises `StoreRefusal`.
+        Waits a while for a generation that others may have entered already. Raises `StoreRefusal`.
         """
         generation = generation_of(key)
         if self._alone or generation is None:
@@ -82,7 +82,7 @@ class KeyOwnership:
         return agents
 
     def is_here(self, key: str) -> bool | None:
-        """True if this agent keeps the key; None if its generation is not known, yet or any more."""
+        """True if this agent keeps the key; None if its generation is not known yet, or not any more."""
         generation = generation_of(key)
         if self._alone or generation is None:
             return True

@@ -27,12 +27,12 @@ class StorePeers(Protocol):
         ...
 
     def keep_only(self, agents: set[str]) -> None:
-        """No other agents are part of the job any more."""
+        """Close the connections to all other agents, which are no longer part of the job."""
         ...
 
 
 class PeerLinks:
-    """One connection to each agent that was asked something.
+    """One connection to each agent that has received a request.
 
     Args:
         token: the job's token.
@@ -44,7 +44,7 @@ class PeerLinks:
         self._links: dict[str, asyncio.Task[_Link]] = {}
 
     def open(self, own: str) -> None:
-        """`own`: where this agent serves its store, told to the others."""
+        """`own`: address of this agent's store, which is sent to the others."""
         self._own = own
 
     async def ask(self, agent: str, request: StoreMessage, within: Seconds) -> StoreReply:
@@ -56,7 +56,7 @@ class PeerLinks:
             link = await asyncio.shield(opening)
         except asyncio.CancelledError:
             if not opening.cancelled():
-                raise  # it is the caller who was given up
+                raise  # The caller was cancelled, not the connection.
             raise StoreNodeLost(f"{agent} is not part of the job any more") from None
         return await link.ask(request, within)
 
@@ -70,12 +70,12 @@ class PeerLinks:
         return link
 
     def keep_only(self, agents: set[str]) -> None:
-        """Hang up on all others."""
+        """Close the connections to all other agents."""
         for agent in [agent for agent in self._links if agent not in agents]:
             self._hang_up(self._links.pop(agent))
 
     async def close(self) -> None:
-        """Hang up on all."""
+        """Close all connections."""
         links = list(self._links.values())
         self._links.clear()
         for opening in links:
@@ -91,7 +91,7 @@ class PeerLinks:
 
 
 class _Link(asyncio.Protocol):
-    """One connection. Answers find their questions by number."""
+    """One connection. Answers are matched to requests by number."""
 
     def __init__(self, agent: str) -> None:
         self._agent = agent
@@ -101,7 +101,7 @@ class _Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[StoreReply]] = {}
         self._lost = ""
         self._room = asyncio.Event()
-        """Set unless the other side takes what is sent too slowly."""
+        """Set unless the other side reads too slowly."""
         self._room.set()
 
     @property
@@ -110,7 +110,7 @@ class _Link(asyncio.Protocol):
         return bool(self._lost)
 
     def send(self, message: StoreMessage) -> None:
-        """Send what gets no answer."""
+        """Send a message that gets no answer."""
         self._transport.write(_CODEC.frame(message))
 
     async def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
@@ -138,14 +138,14 @@ class _Link(asyncio.Protocol):
         if not self._lost and not self._transport.is_closing():
             self._transport.write(_CODEC.frame(StoreCancel(ask=number)))
 
-    # --- what the event loop calls -----------------------------------------------------------------------------
+    # --- called by the event loop ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Questions may be asked."""
-        self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
+        """The connection is open for requests."""
+        self._transport = transport  # type: ignore[assignment]  # of a stream, so it can write
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of answers."""
+        """Take some bytes of answers."""
         self._received += data
         try:
             while not self._lost and (reply := _CODEC.next(self._received)) is not None:
@@ -156,19 +156,19 @@ class _Link(asyncio.Protocol):
             self.close(f"{self._agent} does not speak this protocol: {error}")
 
     def pause_writing(self) -> None:
-        """Too much is to be sent: who asks more waits."""
+        """The buffer is full: further requests wait."""
         self._room.clear()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """The buffer has room again."""
         self._room.set()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other side has ended, or this one has hung up."""
+        """Either side has closed the connection, or it broke."""
         self.close(f"{self._agent} has ended" if error is None else f"the connection to {self._agent} broke: {error}")
 
     def close(self, reason: str) -> None:
-        """Hang up; all that is asked ends with `StoreNodeLost`."""
+        """Close the connection; open requests end with `StoreNodeLost`."""
         self._lost = self._lost or reason
         self._room.set()
         self._transport.close()

@@ -1,6 +1,6 @@
-"""Answers that wait for nothing and for no other agent: most of them, as each rank's own keys live with its own agent.
+"""Answers that need no wait and no other agent: most of them, because each rank's own keys live on its own agent.
 
-They are given within the call in which a request came, without a task of its own.
+They are given within the call in which a request arrived, without a separate task.
 """
 
 from collections.abc import Container, Iterable
@@ -28,7 +28,7 @@ from regrow.core.messages.store import (
 )
 
 Rewrite = StoreSet | StoreAppend | StoreCompareSet | StoreDelete | StoreAdd
-"""Changes of a value, of which copies may be elsewhere."""
+"""Changes of a value of which other agents may have copies."""
 _DONE = StoreReply()
 
 
@@ -37,19 +37,19 @@ class PromptAnswers:
 
     Args:
         table: the keys that live here.
-        copies: of keys that live elsewhere, and who was given a copy.
-        ways: where keys live.
+        copies: copies of keys that live elsewhere, and the holders of copies.
+        ways: the homes of keys.
         changing: keys whose copies are being forgotten.
     """
 
     def __init__(self, table: KeyTable, copies: CachedValues, ways: KeyOwnership, changing: Container[str]) -> None:
         self._table, self._copies, self._ways, self._changing = table, copies, ways, changing
         self.rewritten: set[str] = set()
-        """Keys that were changed when copies were out: none are given any more."""
+        """Keys that were changed while copies existed; no further copies of these are given out."""
         self.published = Published(self._to_copy, self._to_announce)
 
     def answer(self, request: StoreRequest, caller: str) -> StoreReply | None:
-        """The answer; None where something has to be waited for, or asked elsewhere."""
+        """The answer; None if it needs a wait or another agent."""
         try:
             return self._answer(request, caller)
         except StoreRefusal as refused:
@@ -101,8 +101,8 @@ class PromptAnswers:
         """Find the value of a key that lives here."""
         value = self._table.get(key)
         if value is not None:
-            # A key that changes is not worth the work of forgetting it each time; one that is being changed has its old
-            # value until all copies are forgotten, and no new ones are made meanwhile.
+            # Copies of a key that changes are not worth the work of forgetting them each time. A key that is being
+            # changed keeps its old value until all copies are forgotten, and no new ones are made meanwhile.
             keep = bool(caller) and key not in self.rewritten
             if keep:
                 self._copies.note(key, caller)
@@ -110,14 +110,14 @@ class PromptAnswers:
         return Found(None, False) if queue and self._table.length(key) else None
 
     def hand_out(self, key: str, value: bytes, caller: str) -> Found:
-        """Whoever gets a copy to keep is noted in the same moment; a value that is no longer kept here is not one."""
+        """Give out a cached value. A caller that may keep it is noted at once; it may not if it was dropped here."""
         keep = bool(caller) and self._copies.get(key) is value
         if keep:
             self._copies.note(key, caller)
         return Found(value, keep)
 
     def reply_to(self, request: StoreGet, found: Found, caller: str) -> StoreReply:
-        """The answer to a read, with more of what is published where that is wanted."""
+        """The answer to a read, with further published keys if the caller wants them."""
         if found.value is None:
             return StoreReply(number=1)
         if request.has is None or (caller and not (found.keep and self._ways.is_here(request.key))):

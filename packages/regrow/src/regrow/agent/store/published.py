@@ -1,7 +1,7 @@
-"""Keys that ranks publish of themselves, such as their addresses: a reader of one soon asks for more.
+"""Keys that ranks publish about themselves, such as their addresses: the reader of one soon asks for more.
 
-So the first answer brings the rest: an agent gets all that this one's ranks have written, and a worker all that is
-known here of the same group. The readers say themselves how many they have, so nothing is kept for each of them.
+So the first answer includes the rest: an agent gets all that this one's ranks have written, and a worker all that is
+known here of the same group. Readers send the number that they have, so that nothing is stored for each of them.
 """
 
 from collections.abc import Callable
@@ -12,15 +12,15 @@ from regrow.core.ids import Generation
 
 _VALUE_BYTES = 4 << 10
 _TOGETHER_BYTES = 32 << 10
-"""The most that goes with one answer; what is left goes with the next."""
+"""Most bytes that go with one answer; the rest goes with the next."""
 
 
 class Published:
-    """The names of it, in the order in which they became known.
+    """The names of published keys, in the order in which they became known.
 
     Args:
-        written: the value of a key that lives here and of which copies may be made; else None.
-        known: the value of a key that lives here, or of which a copy is here; else None.
+        written: returns the value of a key that lives here and may be copied; else None.
+        known: returns the value of a key that lives here or of which a copy is here; else None.
     """
 
     def __init__(self, written: Callable[[str], bytes | None], known: Callable[[str], bytes | None]) -> None:
@@ -36,17 +36,17 @@ class Published:
             self.note_known(key)
 
     def note_known(self, key: str) -> None:
-        """A value was written here, or its copy has come."""
+        """A value was written here, or a copy of it has arrived."""
         if is_direct(key):
             self._groups.setdefault(group_of(key), []).append(key)
 
     def to_agent(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """Keys to send to an agent with the one it asks for, and the number it has then, in the order of writing."""
+        """Keys to send to an agent along with the requested one, and the number that it then has, in writing order."""
         generation = generation_of(asked)
         return _more([] if generation is None else self._here.get(generation, []), asked, has, self._written)
 
     def to_worker(self, asked: str, has: int) -> tuple[dict[str, bytes], int]:
-        """Keys to send to a worker, and the number of this group it has then, in the order in which they came here."""
+        """Keys to send to a worker, and the number of this group that it then has, in the order of arrival here."""
         return _more(self._groups.get(group_of(asked), []), asked, has, self._known)
 
     def drop_before(self, oldest: Generation) -> None:

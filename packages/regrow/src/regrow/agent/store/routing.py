@@ -1,9 +1,9 @@
-"""Homes of keys, and the way of a request to them. Pure: the simulation uses the same functions.
+"""Homes of keys, and the routes of requests to them. Pure: the simulation uses the same functions.
 
-Agents stand in a table, the same for all of a generation. A key with many readers is read through a tree of agents,
-whose root is the key's home. The trees are those of a hypercube: node numbers are written with `RADIX` digits, and each
-hop makes one digit equal to the home's, the lowest first. So a node is asked by at most `RADIX - 1` others for each
-digit of the table's size, whatever the world, and it only ever talks to those same neighbours, whatever the key.
+All agents of a generation have the same table of agents. A key with many readers is read through a tree of agents,
+whose root is the key's home. The trees are those of a hypercube: node numbers are written in base `RADIX`, and each hop
+makes one digit equal to the home's, the lowest first. So a node is asked by at most `RADIX - 1` others for each digit
+of the table's size, and these neighbours are the same for every key.
 """
 
 import re
@@ -15,16 +15,16 @@ from regrow.core.messages.store import gloo_address
 RADIX = 8
 _PLACED = re.compile(r"@(\d+)$")
 _DEFAULT_GROUP = "0"
-"""torch's name of it; its ranks are those of the world."""
+"""torch's name of the default group, whose ranks are those of the world."""
 
 
 def home(key: str, nodes: int, world: int) -> int:
     """The node that keeps a key.
 
     Args:
-        key: as the store knows it.
-        nodes: agents in the table.
-        world: ranks of the job, dealt out to the nodes in order.
+        key: the key as the store knows it.
+        nodes: number of agents in the table.
+        world: number of ranks, which are distributed over the nodes in order.
     """
     rank = _rank_of(key)
     if rank is not None and rank < world:
@@ -33,7 +33,7 @@ def home(key: str, nodes: int, world: int) -> int:
 
 
 def _rank_of(key: str) -> int | None:
-    """The rank of the world that writes the key, as far as its name says."""
+    """The rank of the world that writes the key, if its name shows that."""
     match = _PLACED.search(key)
     if match is not None:
         return int(match.group(1))
@@ -42,10 +42,10 @@ def _rank_of(key: str) -> int | None:
 
 
 def is_direct(key: str) -> bool:
-    """True if the key belongs to one rank, such as its address: then few read it, or each rank has one.
+    """True if the key belongs to one rank, such as its address, so that it has few readers or each rank has one.
 
-    Such keys have different homes, so their readers ask these without a tree, and still no agent is asked more than
-    others. They are the placed ones, and those in which gloo publishes where a rank listens.
+    Such keys have different homes, so that readers ask these without a tree and no agent gets more requests than
+    others. They are keys with a placement (`@rank`), and those in which gloo publishes a rank's address.
     """
     return _PLACED.search(key) is not None or gloo_address(key) is not None
 
@@ -65,10 +65,10 @@ def next_hop(key: str, node: int | None, nodes: int, world: int) -> int:
     """Node that a node asks for a key; the key's home asks itself.
 
     Args:
-        key: as the store knows it.
-        node: the asking node's number; None if it is not in the table.
-        nodes: agents in the table.
-        world: ranks of the job.
+        key: the key as the store knows it.
+        node: number of the asking node; None if it is not in the table.
+        nodes: number of agents in the table.
+        world: number of ranks.
     """
     root = home(key, nodes, world)
     if is_direct(key):

@@ -1,7 +1,7 @@
-"""The node's door to the job's key-value store: where ranks leave what others need to form groups.
+"""The node's server of the job's key-value store, in which ranks publish what others need to form groups.
 
-The keys are spread over the agents of the job and outlive every worker. A worker speaks to its own node's agent, which
-speaks to the others (`node`).
+The keys are distributed over the agents of the job and outlive every worker. A worker connects to its own node's agent,
+which connects to the others (`node`).
 """
 
 import asyncio
@@ -38,17 +38,17 @@ from regrow.core.wire import MAX_FRAME_BYTES, FrameCodec
 _HELLO_BYTES = 64 << 10
 _END_S: Seconds = 5.0
 _TOGETHER_BYTES = 64 << 10
-"""Answers to requests that came together are sent together, up to this."""
+"""Most bytes of answers that are sent together, for requests that arrived together."""
 _CODEC: FrameCodec[StoreRequest] = FrameCodec(StoreRequest)
 _log = logging.getLogger("regrow.agent")
 
 
 class StoreServer:
-    """Serves the store to workers of this node and to other agents, where they know the job's token.
+    """Serves the store to workers of this node and to other agents that know the job's token.
 
     Args:
-        config: one node serves a unix socket, several serve TCP on `bind`.
-        tables: answers for tables of generations, if it is to serve them.
+        config: a job on one machine is served on a unix socket, others on TCP at `bind`.
+        tables: answers requests for tables of generations, if it is to serve them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class StoreServer:
         self.peers = PeerLinks(config.token)
         self._tables = tables
         self.answers = SetUpAnswers(self.peers)
-        """Answers that the first workers got before their loop."""
+        """Answers that the first workers received before their loop."""
         self._server: asyncio.Server | None = None
         self._serving: set[_Conversation] = set()
         self._crowd = _Crowd()
@@ -88,13 +88,13 @@ class StoreServer:
             await asyncio.wait(left, timeout=_END_S)
 
     def generation_formed(self, generation: Generation, stores: Sequence[str] = (), world: int = 0) -> None:
-        """Keep the keys of this generation of `world` ranks, spread over these agents, and those of the one before."""
+        """Keep the keys of this generation of `world` ranks on these agents, and those of the previous generation."""
         self.node.learn(generation, stores, world)
         self.answers.learn(self.address, stores, world)
         self.node.drop_before(Generation(generation - 1))
 
     def spawned(self, generation: Generation) -> None:
-        """A worker is spawned; those that come later can ask in which generation the first one was."""
+        """A worker is spawned; later workers can read in which generation the first one was."""
         if self.node.table.get(FIRST_SPAWNED) is None:
             self.node.table.put(FIRST_SPAWNED, str(generation).encode())
 
@@ -118,20 +118,20 @@ class StoreServer:
 
 
 class _Crowd:
-    """Clients that have not greeted: beyond `MOST` the oldest give way, as soon as they have had their time."""
+    """Clients without a greeting so far: beyond `MOST`, the oldest are refused once they have had `TURN_S`."""
 
     def __init__(self) -> None:
         self._since: dict[_Conversation, Instant] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, client: "_Conversation") -> None:
-        """It has come."""
+        """A client has connected."""
         self._since[client] = time.monotonic()
         if len(self._since) > MOST and self._timer is None:
             self._look()
 
     def leave(self, client: "_Conversation") -> None:
-        """It has greeted, or gone."""
+        """A client has greeted or disconnected."""
         self._since.pop(client, None)
 
     def _look(self) -> None:
@@ -147,14 +147,14 @@ class _Crowd:
 
 
 class _Conversation(asyncio.Protocol):
-    """One client: a worker, or another agent. Requests that wait do not hold up others.
+    """One client: a worker or another agent. Waiting requests do not delay others.
 
     Args:
-        at_once: the answer to a request that waits for nothing; None to others.
-        carry_out: answers those.
-        token: what the client must know.
-        serving: of all that are going on.
-        crowd: of those that have not greeted.
+        at_once: returns the answer to a request that needs no wait, None for others.
+        carry_out: answers the others.
+        token: the job's secret, which the client must know.
+        serving: all open conversations.
+        crowd: clients that have not greeted yet.
     """
 
     def __init__(
@@ -174,17 +174,17 @@ class _Conversation(asyncio.Protocol):
         self._caller: str | None = None
         self._received = bytearray()
         self._full = False
-        """True if the client takes its answers too slowly: then its requests wait."""
+        """True if the client reads its answers too slowly, so that its requests wait."""
         self._answering: dict[int, asyncio.Task[None]] = {}
         self._taking = False
         self._said = bytearray()
-        """Answers to what is being taken."""
+        """Answers to the requests that are being handled."""
 
-    # --- what the event loop calls -----------------------------------------------------------------------------
+    # --- called by the event loop ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It may greet now."""
-        self._transport = transport  # type: ignore[assignment]  # of a stream, so it writes
+        """A client has connected and must greet now."""
+        self._transport = transport  # type: ignore[assignment]  # of a stream, so it can write
         self._serving.add(self)
         self._crowd.enter(self)
         self._hello_timer = asyncio.get_running_loop().call_later(HELLO_S, self._refuse, "no greeting came")
@@ -192,24 +192,24 @@ class _Conversation(asyncio.Protocol):
             self._refuse("it is of another user")
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of requests."""
+        """Take some bytes of requests."""
         self._received += data
         self._go_on()
 
     def pause_writing(self) -> None:
-        """Too much is to be sent: read no more for now."""
+        """The buffer of answers is full: read no more for now."""
         self._full = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """There is room again."""
+        """The buffer has room again."""
         self._full = False
         self._go_on()
         if not self._full:
             self._transport.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The client has left, or was hung up on: nobody waits for answers any more."""
+        """The connection has ended, so that answers are no longer needed."""
         self._serving.discard(self)
         self._crowd.leave(self)
         if self._hello_timer is not None:
@@ -222,12 +222,12 @@ class _Conversation(asyncio.Protocol):
     # --- the conversation --------------------------------------------------------------------------------------
 
     def hang_up(self) -> "asyncio.Future[None]":
-        """End it; done when it has ended."""
+        """Close the connection; the future is done when it has ended."""
         self._transport.close()
         return self._over
 
     def _go_on(self) -> None:
-        """Take the requests that are there as a whole."""
+        """Handle the requests that have arrived completely."""
         self._taking = True
         try:
             while not self._full and not self._transport.is_closing():
@@ -253,7 +253,7 @@ class _Conversation(asyncio.Protocol):
             self._transport.write(said)
 
     def give_way(self) -> None:
-        """Others wait, and it has not said who it is."""
+        """Refuse a client that has not greeted while others wait."""
         self._refuse("somebody who did not greet while others waited")
 
     def _refuse(self, why: str) -> None:
@@ -289,7 +289,7 @@ class _Conversation(asyncio.Protocol):
 
     def _failed(self, what: str, error: BaseException) -> None:
         _log.error(what, exc_info=error)
-        self._transport.close()  # so that nobody waits for the answer
+        self._transport.close()  # So that the client does not wait for the answer.
 
     async def _answer(self, request: StoreRequest, caller: str) -> None:
         self._say(await self._carry_out(request, caller), request)

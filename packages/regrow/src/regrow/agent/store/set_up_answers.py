@@ -1,7 +1,7 @@
-"""Answers that the first workers got from collectives before their loop, for those that build later: on two nodes.
+"""Answers that the first workers received from collectives before their loop, kept on two nodes for later workers.
 
-Each agent keeps those of its own workers, and brings them to another. Who builds on a third node has its agent ask
-these two, and then all. What was fetched stays here too.
+Each agent keeps the answers of its own workers and copies them to another agent. For a worker that builds on a third
+node, its agent asks these two, and then all. Fetched answers are kept here too.
 """
 
 import asyncio
@@ -16,32 +16,32 @@ from regrow.core.process.tasks import shared, supervised
 
 _log = logging.getLogger("regrow.agent")
 _LOOK_S: Seconds = 0.5
-"""Other agents are asked again after this."""
+"""Time after which other agents are asked again."""
 _ANSWER_S: Seconds = 5.0
 _COPY_S: Seconds = 60.0
 _TOGETHER_BYTES = 8 << 20
 _PIECE = "p/"
 """Prefix of the name of a piece of an answer."""
 _EVERYBODY = 4
-"""Interval, in tries, at which all agents are asked, not only those that should have it."""
+"""Interval, in tries, at which all agents are asked, not only those that should have the answer."""
 
 
 def keepers(rank: int, world: int, nodes: int) -> tuple[int, int]:
-    """The places of the nodes that have what a rank has heard: its own, as far as that is known, and the copy's."""
+    """Indexes of the nodes that have a rank's answers: its own, as far as that is known, and the node of the copy."""
     own = min(rank, world - 1) * nodes // world
     return own, copy_place(own, nodes)
 
 
 def copy_place(own: int, nodes: int) -> int:
-    """Node that has the copies of a node: half of all nodes further, so rarely in one rack with it."""
+    """Index of the node with a node's copies: half of all nodes further, so rarely in the same rack."""
     return (own + max(1, nodes // 2)) % nodes
 
 
 class SetUpAnswers:
-    """One agent's. Called from its loop.
+    """The answers on one agent. All methods are called from its loop.
 
     Args:
-        peers: reaches the other agents.
+        peers: connections to the other agents.
     """
 
     def __init__(self, peers: StorePeers) -> None:
@@ -49,14 +49,14 @@ class SetUpAnswers:
         self._build = -1
         self._kept: dict[str, bytes] = {}
         self._ranks: dict[str, int] = {}
-        """Rank of each of these."""
+        """Rank of each kept answer."""
         self._brought: set[str] = set()
-        """Those of workers of this node, or fetched for them."""
+        """Answers of workers of this node, or fetched for them."""
         self._stores: tuple[str, ...] = ()
         self._world = 1
         self._own = ""
         self._source: dict[int, str] = {}
-        """Store that has answered for a rank before."""
+        """By rank, a store that had its answers before."""
         self._news: asyncio.Future[None] | None = None
         self._uncopied: dict[str, int] = {}
         self._copying: asyncio.Task[None] | None = None
@@ -64,10 +64,10 @@ class SetUpAnswers:
         self._copied_here: set[str] = set()
         """The agents whose answers are copied to this one."""
 
-    # --- where the agents are ------------------------------------------------------------------------------------
+    # --- agents --------------------------------------------------------------------------------------------------
 
     def learn(self, own: str, stores: Sequence[str], world: int) -> None:
-        """The agents of a generation of `world` ranks, in the order of nodes; the copies go to one of them."""
+        """Enter the agents of a generation of `world` ranks, in the order of nodes; one of them gets the copies."""
         self._own = own
         if not stores:
             return
@@ -81,12 +81,12 @@ class SetUpAnswers:
         if target == own:
             target = ""
         if target != self._target or bereft:
-            # What was copied to here too: whoever had it is lost, or may be.
+            # Also copy answers that were copied to this node, as their first holder may be lost.
             self._target, self._uncopied = target, dict(self._ranks)
         self._copy()
 
     async def close(self) -> None:
-        """Copy no more."""
+        """Stop copying."""
         if self._copying is not None:
             self._copying.cancel()
             await asyncio.wait({self._copying})
@@ -94,7 +94,7 @@ class SetUpAnswers:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def note(self, noted: AnswersNoted) -> None:
-        """Keep them, unless they are of a start that is over."""
+        """Keep answers, unless they belong to an earlier start."""
         if not self._enter(noted.build):
             return
         self._keep(noted.answers, noted.rank, copied=noted.copied)
@@ -139,8 +139,8 @@ class SetUpAnswers:
                     await self._peers.ask(target, AnswersNoted(build, rank, missing, copied=True), _COPY_S)
             except StoreNodeLost:
                 if target == self._target:
-                    return  # the next generation has another
-                continue  # it has begun meanwhile
+                    return  # The next generation has another target.
+                continue  # A new generation has begun meanwhile.
             if target == self._target and build == self._build:
                 for name in names:
                     self._uncopied.pop(name, None)
@@ -148,14 +148,14 @@ class SetUpAnswers:
     # --- reading -------------------------------------------------------------------------------------------------
 
     def at_once(self, asked: AnswersAsked) -> StoreReply | None:
-        """The answer, where no other has to be asked and nothing to be waited for."""
+        """The answer, if it needs no other agent and no wait; else None."""
         found = self._find(asked)
         if found:
             return StoreReply(also=found)
         return StoreReply(error=TIMEOUT) if asked.here else None
 
     async def answer(self, asked: AnswersAsked) -> StoreReply:
-        """The answer, when there is one."""
+        """Wait for the answer, here or on other agents."""
         until, looks = _now() + asked.timeout, 0
         while True:
             found = self._find(asked) or await self._elsewhere(asked, everybody=looks % _EVERYBODY == 1)
@@ -180,7 +180,7 @@ class SetUpAnswers:
         whom = [store for store in self._who(asked.rank, everybody=everybody) if store != self._own]
         request = AnswersAsked(asked.build, asked.rank, asked.names, 0.0, here=True)
         found = await self._first(whom, request)
-        # Not what says that no more will come: that would be believed of what has not come here yet.
+        # Do not keep a marker of the end: it would also hold for answers that have not arrived here yet.
         kept = {name: value for name, value in found.items() if name == asked.names[0] or name.startswith(_PIECE)}
         if kept and self._enter(asked.build):
             self._keep(kept, asked.rank, copied=False)
@@ -194,7 +194,7 @@ class SetUpAnswers:
         return dict.fromkeys([*([source] if source else []), *(self._stores[place] for place in places)])
 
     async def _first(self, whom: Sequence[str], request: AnswersAsked) -> dict[str, bytes]:
-        """The answer of the first store that has any."""
+        """The answer of the first store that has one."""
         if not whom:
             return {}
         asking = {shared(self._peers.ask(store, request, _ANSWER_S)): store for store in whom}

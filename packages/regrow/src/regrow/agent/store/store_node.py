@@ -1,8 +1,8 @@
 """One agent's part of the job's store: it keeps the keys whose home it is, and serves the others to its node.
 
-Writes go straight to a key's home. Reads go through a tree of agents (`routing`), each of which caches what it passes
-on; additions go through the same tree, and those that meet on the way are added up and go on as one. Every key is
-linearizable: before a value that was handed out changes, all copies of it are forgotten.
+Writes go straight to a key's home. Reads go through a tree of agents (`routing`), each of which caches the values that
+it passes on. Additions go through the same tree, and those that meet on the way are combined into one. Every key is
+linearizable: before a value that was given out changes, all copies of it are forgotten.
 """
 
 import asyncio
@@ -59,9 +59,9 @@ class StoreNode:
     """One agent's part of the store.
 
     Args:
-        address: how other agents reach this one.
-        peers: how this one reaches them.
-        alone: the job has one agent, which keeps every key.
+        address: address at which other agents reach this one.
+        peers: connections to the other agents.
+        alone: the job has only this agent, which keeps every key.
     """
 
     def __init__(self, address: str, peers: StorePeers, *, alone: bool) -> None:
@@ -73,16 +73,16 @@ class StoreNode:
         self._changing: dict[str, asyncio.Future[None]] = {}
         self._prompt = PromptAnswers(self.table, self.copies, self._ways, self._changing)
         self._received: dict[tuple[Generation | None, str], int] = {}
-        """Number of another agent's published keys that have come from it."""
+        """Number of another agent's published keys that have been received from it."""
         self._sums: dict[str, list[tuple[int, asyncio.Future[int]]]] = {}
         self._summing = Tasks(lambda key, error: _log.error("the sum of %r failed", key, exc_info=error))
 
     def learn(self, generation: Generation, stores: Sequence[str], world: int) -> None:
-        """The agents over which the keys of this generation are spread. The same everywhere."""
+        """Enter the agents over which the keys of this generation are distributed; the same on all agents."""
         self._ways.learn(generation, stores, world)
 
     def drop_before(self, oldest: Generation) -> None:
-        """Forget all of the generations before this one, and end what waits for their keys."""
+        """Drop the keys of earlier generations, and end requests that wait for them."""
         self.table.drop_before(oldest)
         self._prompt.drop_before(oldest)
         self._received = {at: has for at, has in self._received.items() if at[0] is not None and at[0] >= oldest}
@@ -92,11 +92,11 @@ class StoreNode:
     # --- requests ----------------------------------------------------------------------------------------------
 
     def at_once(self, request: StoreRequest, caller: str = "") -> StoreReply | None:
-        """The answer to a request of a worker of this node, or of the agent `caller`; None: `carry_out` has it."""
+        """The answer to a request of a worker of this node, or of the agent `caller`; None: `carry_out` gives it."""
         return self._prompt.answer(request, caller)
 
     async def carry_out(self, request: StoreRequest, caller: str = "") -> StoreReply:
-        """Answer a request that is not answered at once."""
+        """Answer a request that `at_once` cannot answer."""
         try:
             return await self._carry_out(request, caller)
         except StoreRefusal as refused:
@@ -154,7 +154,7 @@ class StoreNode:
                 return await self._write(request)
 
     async def _at_home(self, way: KeyRoute, request: Change, caller: str) -> StoreReply:
-        """Answer of the key's home; a pop may have to wait there."""
+        """The answer of the key's home; a pop may have to wait there."""
         if caller:
             raise StoreRefusal("two agents disagree about where a key lives")
         within = ANSWER_S + (min(request.timeout, _WAIT_LIMIT_S) if isinstance(request, StorePop) else 0.0)
@@ -182,14 +182,14 @@ class StoreNode:
     # --- reading -----------------------------------------------------------------------------------------------
 
     async def _read_all(self, keys: list[str], timeout: Seconds, *, queue: bool) -> list[Found] | None:
-        """All of them; None where one is not there in time."""
+        """Read all keys; None if one does not arrive in time."""
         until = _until(timeout)
         found = await _all([self._read(key, until, "", queue=queue) for key in keys])
         there = [each for each in found if each is not None]
         return there if len(there) == len(keys) else None
 
     async def _read(self, key: str, until: Instant, caller: str, *, queue: bool) -> Found | None:
-        """Read a key, waiting until it appears; None if it did not come in time."""
+        """Read a key, waiting until it appears; None if it does not arrive in time."""
         way = await self._ways.to(key)
         if way is None:
             return await self._read_here(key, until, caller, queue=queue)
@@ -201,7 +201,7 @@ class StoreNode:
                 return self._prompt.hand_out(key, value, caller)
             fetch = self.copies.fetch((key, waits, queue)) or self._begin(way, Fetch((key, waits, queue), until))
             early = not fetch.sent
-            grace = ANSWER_S if fetch.until <= until else 0.0  # its own end will be told by who was asked
+            grace = ANSWER_S if fetch.until <= until else 0.0  # The asked agent itself reports the end of its wait.
             found = await fetch.result(max(0.0, until - _now()) + grace)
             if found is None:
                 self.table.refuse_old(key)
@@ -240,7 +240,7 @@ class StoreNode:
         return Found(reply.value, reply.keep)
 
     async def _ask_up(self, way: KeyRoute, request: StoreMessage, within: Seconds) -> StoreReply:
-        """Ask through the tree; around an agent that was lost, which costs no more than its copies."""
+        """Ask through the tree, or the home directly if an agent on the way was lost, with only its copies."""
         try:
             return await self._peers.ask(way.hop, request, within)
         except StoreNodeLost as lost:
@@ -287,7 +287,7 @@ class StoreNode:
             await asyncio.wait({change})
 
     async def _write(self, request: Rewrite) -> StoreReply:
-        """Change a value that lives here, when no copy of it is left anywhere."""
+        """Change a value that lives here once no copy of it is left anywhere."""
         key = request.key
         await self._settled(key)
         holders = self.copies.forget(key)
@@ -305,7 +305,7 @@ class StoreNode:
             done.set_result(None)
 
     async def _forget(self, key: str, holders: set[str]) -> None:
-        """Have all holders forget. One that cannot be reached has ended with what it knew, or soon is told so."""
+        """Have all holders forget a key. An unreachable holder has ended with its copies, or will learn of it soon."""
         for outcome in await asyncio.gather(
             *(self._peers.ask(holder, StoreForget(key), _FORGET_S) for holder in sorted(holders)),
             return_exceptions=True,
@@ -318,7 +318,7 @@ class StoreNode:
     # --- adding ------------------------------------------------------------------------------------------------
 
     async def _add(self, key: str, amount: int) -> int:
-        """Add, here or on the way to the key's home, together with what others add in the meantime."""
+        """Add to a counter, here or through the tree, combined with additions by others in the meantime."""
         way = await self._ways.to(key)
         if way is None:
             return (await self._write(StoreAdd(key, amount))).number
@@ -335,18 +335,18 @@ class StoreNode:
         while parts := self._sums[key]:
             self._sums[key] = []
             try:
-                # Not repeated around a lost agent: it may have been carried out.
+                # Not repeated after the loss of an agent, as the addition may have been carried out.
                 reply = await self._peers.ask(way.hop, StoreAdd(key, sum(amount for amount, _ in parts)), ANSWER_S)
                 error = reply.error
             except StoreNodeLost as lost:
                 error = f"an agent on the way to the key was lost, and whether it was added to is unknown: {lost}"
-            except Exception as defect:  # noqa: BLE001 - whatever it is, those who wait are told
+            except Exception as defect:  # noqa: BLE001 - all waiting callers get the error
                 error = f"a defect of regrow, and whether the key was added to is unknown: {defect!r}"
             total = 0 if error else reply.number - sum(amount for amount, _ in parts)
             for amount, waiting in parts:
                 total += amount
                 if waiting.done():
-                    continue  # who asked has left
+                    continue  # The caller has left.
                 if error:
                     waiting.set_exception(StoreRefusal(error))
                 else:
@@ -368,7 +368,7 @@ def _refuse(reply: StoreReply) -> None:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-    """The results in order; the first error ends the others."""
+    """The results in order; the first error cancels the others."""
     if len(works) == 1:
         return [await works[0]]
     tasks = [shared(work) for work in works]

@@ -1,1 +1,1 @@
-"""The workers of a node: forked from a zygote, watched, spoken to over a channel, fenced, reaped."""
+"""The workers of a node: forked from a zygote, watched, commanded over a channel, fenced, reaped."""

@@ -18,7 +18,7 @@ class WorkerChannel:
     Args:
         sock: this end of the socket pair.
         on_fact: called for every fact, in order.
-        on_garbage: called once if the worker says something that is no fact; the channel is read no more.
+        on_garbage: called once if the worker sends an invalid message; the channel is then no longer read.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class WorkerChannel:
         self._writing = False
 
     def open(self) -> None:
-        """Start to read. Until then what the worker says waits in the socket."""
+        """Start to read. Until then the worker's messages wait in the socket."""
         asyncio.get_running_loop().add_reader(self._sock, self.drain)
         self._reading = True
 
     def drain(self) -> None:
-        """Read all that has arrived. Of a dead process, that is all it ever said."""
+        """Read all that has arrived; for a dead process that is everything it ever sent."""
         while self._reading:
             try:
                 part = self._sock.recv(_READ_BYTES)
@@ -65,7 +65,7 @@ class WorkerChannel:
                 break
 
     def send(self, order: WorkerOrder) -> None:
-        """Send an order; what the socket does not take now follows when the worker reads. Raises `ProtocolError`."""
+        """Send an order; bytes that the socket does not accept now follow later. Raises `ProtocolError`."""
         self._unsent += self._codec.frame(order)
         if len(self._unsent) > _UNSENT_LIMIT:
             raise ProtocolError(f"{len(self._unsent)} bytes of orders were not read by their worker")
@@ -82,7 +82,7 @@ class WorkerChannel:
                 asyncio.get_running_loop().add_writer(self._sock, self._flush)
                 self._writing = True
             return
-        except OSError:  # the worker closed its end: its exit, or its silence, is seen elsewhere
+        except OSError:  # The worker closed its end; its exit or silence is noticed elsewhere.
             self._unsent.clear()
         if self._writing:
             asyncio.get_running_loop().remove_writer(self._sock)
@@ -94,7 +94,7 @@ class WorkerChannel:
             self._reading = False
 
     def close(self) -> None:
-        """Close this end; the worker's `orders` end."""
+        """Close this end, which ends the worker's `orders`."""
         self._stop_reading()
         if self._writing:
             asyncio.get_running_loop().remove_writer(self._sock)

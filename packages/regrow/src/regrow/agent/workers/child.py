@@ -1,4 +1,4 @@
-"""First code of a freshly forked worker: it becomes a process like any other, then runs the script."""
+"""First code of a freshly forked worker: it becomes an ordinary process, then runs the script."""
 
 import atexit
 import contextlib
@@ -50,7 +50,7 @@ _NUMA = "regrow.comm.torch_private.numa"
 
 
 def run_worker(seed: "WorkerSeed") -> None:
-    """Run a worker from its fork to the end of its script. Leaves by `SystemExit` or by returning, as a script does."""
+    """Run a worker from its fork to the end of its script. Ends by `SystemExit` or by returning, like a script."""
     _await_adoption(seed)
     env = _become_a_process(seed)
     link = WorkerLink.current()
@@ -68,9 +68,9 @@ def run_worker(seed: "WorkerSeed") -> None:
     if link.env.role is not Role.RANK and env.producer is None:
         link.early.watch(rewrites=env.spec.rewrites)
     if env.producer is None:
-        atexit.register(_say_that_it_ended, link)  # the first that is entered, so the last that is run
+        atexit.register(_say_that_it_ended, link)  # Registered first, so it runs last.
     if seed.request.script.binary:
-        link.board.show_own_end(True)  # it may have a handler of its own, which nobody can see
+        link.board.show_own_end(True)  # The executable may have its own handler, which cannot be seen from here.
     else:
         Shield(link.board).raise_()
     try:
@@ -82,25 +82,25 @@ def run_worker(seed: "WorkerSeed") -> None:
         link.ended_badly = not isinstance(end, SystemExit) or end.code not in (None, 0)
         if not link.ended_badly and env.producer is None:
             _say_that_it_returned(link)
-        raise  # Python itself knows what these mean
-    except BaseException as error:  # noqa: BLE001 - whatever a script raises ends it, and is told
+        raise  # Python itself handles these.
+    except BaseException as error:  # noqa: BLE001 - any exception ends the script and is reported
         _report_failure(link, error)
         raise SystemExit(1) from None
 
 
 def _time_stages(link: WorkerLink, *, binary: bool) -> None:
-    """The script begins; one that joins a training, or starts again with all, also measures its accelerator's start."""
+    """The script begins; in a joining or restarted worker the start of its accelerator is measured too."""
     link.stages.reached(START, time.monotonic())
     env = link.env
     if binary or env.producer is not None or not (env.role is Role.JOINER or env.restarts):
         return
-    with contextlib.suppress(ImportError):  # no torch: the script does without it
+    with contextlib.suppress(ImportError):  # Without torch there is nothing to measure.
         within = functools.partial(link.stages.within, CONTEXT)
         link.stages.stop = importlib.import_module(_CONTEXT).time_context(within)
 
 
 def _bind(link: WorkerLink) -> None:
-    """Bind this process near its accelerator, where the job asks for that; tell people where that changes nothing."""
+    """Bind this process near its accelerator if the job asks for it; note for people if that has no effect."""
     env = link.env
     if not env.spec.numa_binding or env.producer is not None:
         return
@@ -113,14 +113,14 @@ def _bind(link: WorkerLink) -> None:
 
 
 def _be_in_nobodys_way(link: WorkerLink) -> None:
-    """All others go first, but where a rank waits for this process."""
+    """Give all others priority, except in work for which a rank waits."""
     link.prompt = PromptThread()
     give_way(spared=[link.prompt.thread])
     offer_memory()
 
 
 def _await_adoption(seed: "WorkerSeed") -> None:
-    """Wait until the agent is the parent; end if it has gone."""
+    """Wait until the agent is the parent; end if the agent has gone."""
     deadline = time.monotonic() + _ADOPTION_S
     while os.getppid() == seed.middle and time.monotonic() < deadline:
         os.sched_yield()
@@ -130,16 +130,16 @@ def _await_adoption(seed: "WorkerSeed") -> None:
 
 
 def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
-    """Shed what belongs to the zygote: name, signals, standard streams, environment, random state."""
+    """Replace what comes from the zygote: name, signals, standard streams, environment, random state."""
     call_process("regrow-worker")
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        with contextlib.suppress(OSError, ValueError):  # some real-time signals belong to the C library
+        with contextlib.suppress(OSError, ValueError):  # Some real-time signals belong to the C library.
             signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    # None of them is one of the standard streams, whatever a module that was imported ahead has closed.
+    # Moved above the standard streams, which a module imported by the zygote may have closed.
     channel, board, output, errors = (_above(each) for each in seed.descriptors)
     open_standard_streams()
     os.dup2(output, 1)
@@ -157,7 +157,7 @@ def _become_a_process(seed: "WorkerSeed") -> WorkerEnv:
     os.environ.clear()
     os.environ.update(seed.inherited | seed.request.variables | env.variables())
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # else all workers share the zygote's state; Python's own generator sees to it itself
+        numpy.random.seed()  # Otherwise all workers share the zygote's state; Python reseeds its own generator itself.
     return env
 
 
@@ -170,11 +170,11 @@ def _above(descriptor: int) -> int:
 
 
 def _out_of_reach(descriptor: int) -> int:
-    """The same one with a number beyond those that scripts close when they close all, as daemons do, where there is."""
+    """Move a descriptor beyond the numbers that scripts close when they close all, as daemons do, if possible."""
     try:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, _FAR + 2), hard))
-    except (OSError, ValueError):  # the limit is lower, or may not be asked for: then it is closed, which is told
+    except (OSError, ValueError):  # The limit is lower or fixed. `WorkerLink` reports it if the script closes this.
         return descriptor
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD, _FAR)
@@ -187,7 +187,7 @@ def _out_of_reach(descriptor: int) -> int:
 
 
 def _meet_without_a_root() -> None:
-    # By name: this room starts without torch, which the zygote has imported.
+    # Imported by name, because this package is free of torch, which the zygote has imported.
     try:
         rendezvous = importlib.import_module(_RENDEZVOUS)
     except ImportError as error:
@@ -197,9 +197,9 @@ def _meet_without_a_root() -> None:
 
 
 def _produce(link: WorkerLink, script: Script) -> NoReturn:
-    """Run the script up to the loader that this process is for, and serve that. Leaves by `SystemExit` at the latest.
+    """Run the script up to the loader of this producer, and serve that loader. Ends by `SystemExit`.
 
-    Raises what the script raises, and `ImportError` where there is no torch.
+    Raises the script's exceptions, and `ImportError` if there is no torch.
     """
     producing = importlib.import_module(_PRODUCING)
     if script.binary:
@@ -239,8 +239,8 @@ def _run_script(script: Script) -> None:
 
 
 def _run_file(target: str) -> None:
-    # Not `runpy.run_path`: that takes the module `__main__` away when the script ends, while its threads, exit
-    # handlers and the loaders that it spawns may still look for it.
+    # Not `runpy.run_path`, which removes the module `__main__` when the script ends, although threads, exit handlers
+    # and spawned loaders may still need it.
     path = os.path.abspath(target)
     with io.open_code(path) as file:
         source = file.read()
@@ -259,7 +259,7 @@ def _run_file(target: str) -> None:
 
 def _report_failure(link: WorkerLink, error: BaseException) -> None:
     link.failed = True
-    with contextlib.suppress(OSError, ValueError):  # the script may have closed its own standard output
+    with contextlib.suppress(OSError, ValueError):  # The script may have closed its standard output.
         sys.stdout.flush()
     if sys.excepthook is not sys.__excepthook__:
         sys.excepthook(type(error), error, error.__traceback__)

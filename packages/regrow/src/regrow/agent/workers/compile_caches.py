@@ -1,4 +1,4 @@
-"""Caches of compiled kernels on a node's own disk, where by default they would lie on a disk that nodes share.
+"""Caches of compiled kernels on a node's own disk, if their default place is on a file system that nodes share.
 
 Triton keeps its cache in the home folder, Inductor in the folder for temporary files. Processes of several nodes that
 write into one of these over a network file system read each other's half-written files (triton#11512).
@@ -17,7 +17,7 @@ _NETWORK = frozenset(
     }
 )
 _FUSE_LOCAL = frozenset({"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.gocryptfs", "fuse.ntfs-3g"})
-"""All others that FUSE serves are taken for another machine's."""
+"""FUSE file systems on local disks; all others count as shared."""
 _LOCAL_ROOTS = ("/tmp", "/var/tmp")
 _NAME = "regrow-compiled-"
 SAID = (
@@ -27,7 +27,7 @@ SAID = (
 
 
 def read_mounts() -> str:
-    """Text of `/proc/mounts`; empty where it cannot be read, and then every place is taken for a disk of this node."""
+    """Text of `/proc/mounts`; empty if it cannot be read, and then every place counts as a disk of this node."""
     try:
         return Path("/proc/mounts").read_text(errors="surrogateescape")
     except OSError:
@@ -35,10 +35,10 @@ def read_mounts() -> str:
 
 
 def filesystem_of(path: str, mounts: str) -> str:
-    """Type of the file system on which an absolute path lies; empty if that cannot be told.
+    """Type of the file system of an absolute path; empty if it is unknown.
 
     Args:
-        path: without links.
+        path: absolute path without links.
         mounts: the text of `/proc/mounts`.
     """
     found, longest = "", -1
@@ -46,25 +46,25 @@ def filesystem_of(path: str, mounts: str) -> str:
         _, point, kind, *_ = [*line.split(" "), "", "", ""]
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), point)
         inside = path == point or path.startswith(point.rstrip("/") + "/")
-        if inside and len(point) >= longest:  # a later mount at the same place hides an earlier one
+        if inside and len(point) >= longest:  # A later mount at the same place hides an earlier one.
             found, longest = kind, len(point)
     return found
 
 
 def is_shared(kind: str) -> bool:
-    """True if a file system of this type may be another machine's."""
+    """True if a file system of this type may be shared with other machines."""
     return kind in _NETWORK or (kind.startswith("fuse.") and kind not in _FUSE_LOCAL)
 
 
 def local_caches(
     inherited: Mapping[str, str], mounts: str, *, roots: Sequence[str] = _LOCAL_ROOTS
 ) -> tuple[dict[str, str], str]:
-    """Variables that keep the caches on this node's disk, and a sentence that says so; nothing where none are needed.
+    """Variables that keep the caches on this node's disk, and a note about it for people; both empty if not needed.
 
     Args:
-        inherited: the user's environment, whose own settings win.
+        inherited: the user's environment, whose settings take precedence.
         mounts: the text of `/proc/mounts`.
-        roots: folders in which there may be one of ours, on the first that is on a disk of this node.
+        roots: candidate parents of the cache folder; the first on a disk of this node is used.
     """
     temporary = inherited.get("TMPDIR") or "/tmp"
     places = {
@@ -87,7 +87,7 @@ def local_caches(
 
 
 def _own_folder(root: str) -> Path | None:
-    """Folder of this user there, which nobody else can write; None if there can be none."""
+    """This user's folder below `root`, which no other user can write; None if it cannot be made."""
     folder = Path(root) / f"{_NAME}{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

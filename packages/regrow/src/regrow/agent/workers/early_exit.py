@@ -1,10 +1,9 @@
-"""To learn of a worker's death before the kernel has taken its memory apart.
+"""Detection of a worker's death before the kernel has released its memory.
 
-A process counts as ended, and its sockets close, only when its memory has been given back: some 20 ms for 300 MB, while
-everybody else waits for the news. But the locks that it holds are released first. So each worker's main thread holds a
-robust mutex in the shared page of its board for life, and a thread of the agent waits for it
-(`pthread_mutexattr_setrobust` of POSIX; `futex_exit_release` in Linux). What comes of that is a hint, checked with the
-kernel before it is believed.
+A process counts as ended, and its sockets close, only after its memory was released, which takes some 20 ms for 300 MB
+while all others wait. But the kernel releases its locks first. So each worker's main thread holds a robust mutex in the
+shared page of its board for life, and a thread of the agent waits for it (`pthread_mutexattr_setrobust` of POSIX;
+`futex_exit_release` in Linux). The result is a hint, which is verified with the kernel.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ _libc = ctypes.CDLL(None)
 
 
 class _Page:
-    """The mutex and the flag that says it is held, in a mapping of their own."""
+    """The mutex, and the flag that it is held, in a separate mapping."""
 
     def __init__(self, descriptor: int) -> None:
         self.memory = mmap.mmap(descriptor, BOARD_BYTES)
@@ -41,18 +40,18 @@ class _Page:
 
 
 def hold(descriptor: int) -> None:
-    """In a worker's main thread: take the mutex, for as long as the process lives or until it executes another."""
+    """Take the mutex in a worker's main thread, until the process ends or executes another program."""
     page = _Page(descriptor)
     if page.memory[_FLAG_AT] == 0 and _libc.pthread_mutex_trylock(page.mutex) == 0:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))  # the interpreter's own end must not unmap it before ours
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(page))  # The interpreter's shutdown must not unmap it earlier.
         page.memory[_FLAG_AT] = 1
 
 
 class EarlyExit:
-    """The agent's side.
+    """The agent's side of the mutex.
 
     Args:
-        descriptor: the worker's board, before it is handed over.
+        descriptor: the worker's board, before it is passed to the worker.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -66,22 +65,22 @@ class EarlyExit:
             and _libc.pthread_mutex_init(self._page.mutex, attributes) == 0
         )
         if not usable:
-            self._page.memory[_FLAG_AT] = 2  # a worker leaves it alone, and so does `listen`
+            self._page.memory[_FLAG_AT] = 2  # Neither the worker nor `listen` uses the mutex then.
 
     def listen(self, on_end: Callable[[], None]) -> None:
-        """Once the worker holds the mutex: have a thread call `on_end` when it does so no more. Repeat until then."""
+        """If the worker holds the mutex, start a thread that calls `on_end` when it is released. Call repeatedly."""
         if self._thread is None and self._page.memory[_FLAG_AT] == 1:
             thread = threading.Thread(target=self._wait, args=(on_end,), name="regrow-pulse", daemon=True)
-            with contextlib.suppress(RuntimeError):  # no thread can be had now; its end shows by its pidfd too
+            with contextlib.suppress(RuntimeError):  # No thread can be started now; the pidfd shows the end too.
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """After the worker's end, which ends the thread: unmap the page."""
+        """Unmap the page, after the worker's end has ended the thread."""
         if self._thread is not None:
             self._thread.join(_END_S)
             if self._thread.is_alive():
-                return  # it still looks at the page; a page is little
+                return  # The thread still uses the page, so leak it; it is small.
         self._page.close()
 
     def _wait(self, on_end: Callable[[], None]) -> None:

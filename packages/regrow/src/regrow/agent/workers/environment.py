@@ -1,4 +1,4 @@
-"""The environment that torchrun promises to a script, as this agent keeps it."""
+"""The environment that torchrun promises to a script, as this agent provides it."""
 
 import os
 import socket
@@ -16,18 +16,18 @@ from regrow.core.messages.data import CacheSettings
 
 _THREADS = "OMP_NUM_THREADS"
 _PATIENCE_S: Seconds = 3600.0
-"""Time that a worker waits for the coordinator's word beyond the coordinator's own wait for nodes."""
+"""Time for which a worker waits for an order beyond the coordinator's own wait for nodes."""
 _LAZY_WORLD = 16
-"""In larger worlds gloo connects only the ranks that speak to one another; in smaller ones all are as fast."""
+"""Largest world in which gloo connects all ranks at once, which is as fast there; in larger ones on first use."""
 _RANKS_PER_ROOT = 32
-"""NCCL's own bootstrap: number of ranks that send their addresses to one root. torch's default is 128."""
+"""In NCCL's bootstrap, number of ranks that send their addresses to one root. torch's default is 128."""
 
 
 class MasterPorts:
     """A port for `env://` in each generation, the same for all of its workers.
 
     Args:
-        config: a fixed `master_port` is used as it is; only a job of one node may leave the choice to its agent.
+        config: a fixed `master_port` is used as given; only in a job of one node may the agent choose it.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -36,7 +36,7 @@ class MasterPorts:
         self._ports: dict[Generation, int] = {}
 
     def of(self, generation: Generation) -> int:
-        """The generation's port, free at the time of the first call."""
+        """The generation's port, which was free at the first call."""
         if self._fixed:
             return self._fixed
         if generation not in self._ports:
@@ -54,7 +54,7 @@ def _free_port(host: str) -> int:
 
 
 def master_address(config: AgentConfig) -> str:
-    """Address at which rank 0 listens: on the coordinator's node, which is the first of the job."""
+    """Address at which rank 0 listens, on the coordinator's node, which is the job's first."""
     if config.spec.node_limit == 1:
         return config.bind if config.bind not in ("0.0.0.0", "::", "") else "127.0.0.1"
     return urlsplit(config.coordinator).hostname or config.advertise
@@ -63,7 +63,7 @@ def master_address(config: AgentConfig) -> str:
 def script_variables(
     order: orders.SpawnWorker, config: AgentConfig, *, port: int, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables of the contract for one worker; `inherited` is the user's environment, which it adds to."""
+    """The variables that torchrun sets, for one worker, in addition to `inherited`, the user's environment."""
     spec = config.spec
     variables = {
         "RANK": str(order.rank),
@@ -89,7 +89,7 @@ def script_variables(
 
 
 def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Settings that keep all ranks from asking a single one; the user's own settings win."""
+    """Settings by which ranks do not all connect to a single one; the user's settings take precedence."""
     if not rootless(inherited):
         return {}
     wanted = {"TORCH_GLOO_LAZY_INIT": "1"} if world > _LAZY_WORLD else {}
@@ -99,7 +99,7 @@ def _without_a_root(world: int, inherited: Mapping[str, str]) -> dict[str, str]:
 
 
 def one_thread_each(config: AgentConfig, inherited: Mapping[str, str]) -> bool:
-    """True if workers get one thread each, as under torchrun: several fit on a node and the user has not chosen."""
+    """True if workers get one thread each, as under torchrun: several fit on a node and the user set no number."""
     return max(config.spec.nproc, config.slots) > 1 and _THREADS not in inherited
 
 
@@ -120,7 +120,7 @@ class SpawnRequests:
     """Requests to the zygote that describe each worker of this node.
 
     Args:
-        config: of the agent.
+        config: configuration of the agent.
         inherited: the user's environment.
         mounts: the text of `/proc/mounts`.
     """
@@ -132,7 +132,7 @@ class SpawnRequests:
         self._ports = MasterPorts(config)
 
     def request(self, order: orders.SpawnWorker, *, store: str) -> SpawnRequest:
-        """For one worker. `store`: where the agent of this node serves the keys."""
+        """The request for one worker. `store`: address at which this node's agent serves the keys."""
         config, port = self._config, self._ports.of(order.generation)
         variables = script_variables(order, config, port=port, inherited=self._inherited) | self._caches
         return SpawnRequest(
@@ -144,10 +144,10 @@ class SpawnRequests:
 
 
 def worker_env(order: orders.SpawnWorker, config: AgentConfig, *, store: str) -> WorkerEnv:
-    """Description of its place that the worker gets; the descriptors are filled in where they arrive.
+    """The worker's description of its place; the worker itself fills in the descriptors.
 
     Args:
-        store: where the agent of this node serves the keys.
+        store: address at which this node's agent serves the keys.
     """
     return WorkerEnv(
         spec=config.spec,

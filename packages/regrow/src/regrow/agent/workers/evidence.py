@@ -1,4 +1,4 @@
-"""The kernel's evidence on workers that stand still: whether they are stopped or compute, and what they wait in."""
+"""The kernel's evidence on workers that make no progress: stopped or computing, and the place of their wait."""
 
 import os
 from collections.abc import Iterable
@@ -11,9 +11,9 @@ _TEXT_BYTES = 256
 
 
 class Evidence(NamedTuple):
-    """One look at a worker. `state`: of its main thread, one letter as in `/proc/<pid>/stat`.
+    """One observation of a worker. `state`: of its main thread, one letter as in `/proc/<pid>/stat`.
 
-    `cpu`: seconds that its processes have used so far, loaders and subprocesses too. `blocked`: what it is in, as text.
+    `cpu`: seconds used by its processes so far, including loaders and subprocesses. `blocked`: place of its wait.
     """
 
     state: str
@@ -29,7 +29,7 @@ class Watched(Protocol):
 
 
 def evidence(workers: Iterable[Watched]) -> dict[WorkerId, Evidence]:
-    """Evidence on those of these workers that exist. Each leads a session of its own."""
+    """Evidence on those of these workers that have a process. Each leads its own session."""
     pids = {worker.id: worker.pid for worker in workers if worker.pid is not None}
     states: dict[int, str] = {}
     used = dict.fromkeys(pids.values(), 0.0)
@@ -63,6 +63,6 @@ def _read(path: str) -> str:
     try:
         return os.read(descriptor, _TEXT_BYTES).decode("ascii", "replace")
     except OSError:
-        return ""  # the kernel does not say it to everybody
+        return ""  # The kernel shows this only to some users.
     finally:
         os.close(descriptor)

@@ -1,7 +1,7 @@
-"""To make sure that a worker, and whatever it started, can do nothing any more.
+"""Ends a worker and everything that it started for certain.
 
-A worker leads a session and a process group of its own, so that its loaders and subprocesses go with it. What left the
-group is found by its session; what left that too ends with the agent.
+A worker leads its own session and process group, so that its loaders and subprocesses end with it. Processes that left
+the group are found by the session; processes that left the session too end with the agent.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from regrow.core.process.ends import ChildEnd
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Signal the process group that `pid` leads. No group of that number is no error.
+    """Signal the process group that `pid` leads. It is no error if there is no such group.
 
-    Of SIGKILL its resource tracker is spared, which ends by itself when the last it tracks for has: it is what removes
-    the shared memory and semaphores that a killed process leaves.
+    SIGKILL spares its resource tracker, which removes the shared memory and semaphores that a killed process leaves,
+    and ends by itself after the last process that it tracks for.
     """
     spared = trackers_of(pid) if number == signal.SIGKILL else []
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -32,9 +32,9 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def trackers_of(leader: int) -> list[int]:
-    """Python's resource trackers in the session of a worker: children of it, or of this process since it has ended."""
+    """Python's resource trackers in a worker's session: its children, or after its end those of this process."""
     found = []
-    with contextlib.suppress(OSError):  # too many files are open to look
+    with contextlib.suppress(OSError):  # Too many files are open for the search.
         for pid in {*children_of(leader), *own_children()}:
             stat = stat_of(pid)
             if stat is not None and stat.session == leader and stat.state != "Z" and _is_tracker(pid):
@@ -43,7 +43,7 @@ def trackers_of(leader: int) -> list[int]:
 
 
 def own_trackers() -> list[int]:
-    """Those that this process has become the parent of, and that still tidy up."""
+    """Resource trackers that this process has adopted and that still clean up."""
     with contextlib.suppress(OSError):
         return [pid for pid in own_children() if _is_tracker(pid)]
     return []
@@ -58,14 +58,14 @@ def _is_tracker(pid: int) -> bool:
 
 
 def kill_worker(end: ChildEnd) -> None:
-    """SIGKILL to a worker and its process group; stopped ones die too."""
-    with contextlib.suppress(ProcessLookupError):  # it had ended already
+    """Send SIGKILL to a worker and its process group; stopped processes die too."""
+    with contextlib.suppress(ProcessLookupError):  # It had ended already.
         end.signal(signal.SIGKILL)
     signal_group(end.pid, signal.SIGKILL)
 
 
 def kill_sessions(leaders: Collection[int], *, spared: Collection[int] = ()) -> int:
-    """SIGKILL to everything in the sessions of these (former) workers but `spared`; how many there were."""
+    """Send SIGKILL to all processes in the sessions of these (former) workers but `spared`; returns their number."""
     struck = 0
     for stat in all_processes():
         if stat.session in leaders and stat.state != "Z" and stat.pid not in spared:
@@ -75,18 +75,18 @@ def kill_sessions(leaders: Collection[int], *, spared: Collection[int] = ()) -> 
 
 
 def end_sessions(leaders: Collection[int], *, within: Seconds) -> None:
-    """`kill_sessions` until nothing is left of them or the time is over. For a process that is not their parent."""
+    """Repeat `kill_sessions` until none is left or the time is over. For a process that is not their parent."""
     deadline = time.monotonic() + within
     while leaders and kill_sessions(leaders) and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
 def sweep_orphans(kept: Collection[int], dead_leaders: Collection[int], *, spared: Collection[int] = ()) -> None:
-    """Reap adopted children that have ended, kill those in the session of a dead worker.
+    """Reap adopted children that have ended, and kill those in the session of a dead worker.
 
     Args:
-        spared: leaders that have only just ended, whose resource trackers may end by themselves.
-        kept: children with an owner, who reaps them.
+        spared: leaders that have just ended, whose resource trackers may end by themselves.
+        kept: children that are reaped elsewhere.
         dead_leaders: workers that have ended; an orphan of a living worker (a daemon that it started) is left alone.
     """
     for pid in own_children():
@@ -103,7 +103,7 @@ def sweep_orphans(kept: Collection[int], dead_leaders: Collection[int], *, spare
 
 
 def end_children(*, within: Seconds) -> list[int]:
-    """SIGKILL and reap every child of the calling process, and theirs; who was left at the deadline."""
+    """Kill and reap every child of the calling process, and their children; returns those left at the deadline."""
     deadline = time.monotonic() + within
     while left := own_children():
         for pid in left:

@@ -1,4 +1,4 @@
-"""Imports of a script: learnt in a worker, and imported ahead of the script in a standby that waits before it."""
+"""Imports of a script: recorded in a worker, and imported early in a standby that waits before the script."""
 
 import importlib
 import os
@@ -17,7 +17,7 @@ _OWN = OWN_PACKAGES | {"torch"}
 
 
 def installed(before: Collection[str]) -> list[str]:
-    """The installed modules that were imported since, in order; not the script's own, nor those of Python."""
+    """Installed modules imported since `before`, in order, without the script's own and Python's."""
     found = []
     for name, module in list(sys.modules.items()):
         if name in before or name.partition(".")[0] in _OWN:
@@ -29,16 +29,16 @@ def installed(before: Collection[str]) -> list[str]:
 
 
 def changed(before: Mapping[str, str]) -> list[str]:
-    """The environment variables that have another value since, or none, or have come."""
+    """Environment variables that were changed, removed or added since `before`."""
     now = inherited_environment()
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 
 
 def import_ahead(names: Iterable[str], environment: Iterable[str]) -> tuple[str, str]:
-    """Import these modules; the package that should not have been, and why; empty where all is well.
+    """Import these modules; returns a package that is unfit for that and the reason, or empty strings.
 
-    A module that asks as it is imported for a rank, or for a variable that the script sets first, would be another one
-    than the script's; so would one that cannot be imported here.
+    A module that reads a rank, or a variable that the script sets first, during its import would differ from the
+    script's; a module that cannot be imported here is unfit too.
     """
     asked: list[str] = []
     watch_environment(VARIABLES | frozenset(environment), asked.append)
@@ -48,7 +48,7 @@ def import_ahead(names: Iterable[str], environment: Iterable[str]) -> tuple[str,
                 continue
             try:
                 importlib.import_module(name)
-            except Exception as error:  # noqa: BLE001  whatever it raises, the script may import it itself
+            except Exception as error:  # noqa: BLE001  after any exception the script may still import it itself
                 return name.partition(".")[0], f"it cannot be imported ahead: {type(error).__name__}: {error}"
             if asked:
                 return name.partition(".")[0], f"it asks for {asked[0]} when it is imported"
@@ -58,7 +58,7 @@ def import_ahead(names: Iterable[str], environment: Iterable[str]) -> tuple[str,
 
 
 def thread_names() -> list[str]:
-    """Names of this process's threads besides its main one, those of libraries too."""
+    """Names of this process's threads besides the main one, including those of libraries."""
     if threads() == 1:
         return []
     found = []
@@ -68,5 +68,5 @@ def thread_names() -> list[str]:
                 with open(f"/proc/self/task/{task}/comm") as comm:
                     found.append(comm.read().strip())
             except OSError:
-                continue  # it has just ended
+                continue  # The thread has just ended.
     return found

@@ -38,25 +38,25 @@ class WorkerLink:
         self.env = env
         self.board = board
         self.failed = False
-        """True once the script has ended with an error: it need not wait for others any more."""
+        """True once the script has ended with an error, so that it need not wait for others any more."""
         self.ended_badly = False
-        """True once it has ended itself with another exit code than 0, or was interrupted."""
+        """True once the script has exited with another code than 0, or was interrupted."""
         self.advice: Callable[[], str] = lambda: ""
-        """Advice for the script, so that such an error would not end it."""
+        """Returns advice by which an excused error would not end the script."""
         self.excused: Callable[[], bool] = lambda: False
-        """True if an error of the script may follow from a fault elsewhere."""
+        """Returns True if an error of the script may follow from a fault elsewhere."""
         self.failing: Callable[[BaseException], None] = lambda error: None
-        """Ends this process where an error of the script is its accelerator's, which has failed."""
+        """Ends this process if the script's error shows that its accelerator has failed."""
         self.early = EarlyReads()
-        """Reads by the script of its place before its loop."""
+        """The script's reads of its place before its loop."""
         self.modules = frozenset(sys.modules)
         """Modules imported before the script began."""
         self.environment = inherited_environment()
-        """As it was then."""
+        """The environment before the script began."""
         self.prompt: PromptThread | None = None
-        """Thread for work that others wait for, if this process gives way to all others; None: all work is prompt."""
+        """Thread for work that others wait for, if this process has low priority; None: all work is prompt."""
         self.stages = StageClock()
-        """Times of its stages until its loop."""
+        """Times of this worker's stages up to its loop."""
         self.pid = os.getpid()
         """The process that may use it; its forks may not."""
         self._gone = self._closed = False
@@ -67,9 +67,9 @@ class WorkerLink:
 
     @classmethod
     def current(cls) -> "WorkerLink | None":
-        """The link of this process; None in one that no agent started (a plain script, a loader, a subprocess).
+        """The link of this process; None if no agent started the process (a plain script, a loader, a subprocess).
 
-        Raises `AgentGone` where the script has closed the channel.
+        Raises `AgentGone` if the script has closed the channel.
         """
         with cls._lock:
             link = cls._current
@@ -90,7 +90,7 @@ class WorkerLink:
         return self._gone
 
     def check(self) -> None:
-        """Raises `AgentGone` where the script has closed the channel, whose number may be a file of its own by now."""
+        """Raises `AgentGone` if the script has closed the channel, whose descriptor may be another file by now."""
         if not self._closed and (number := self._channel.replaced) is not None:
             raise AgentGone(
                 f"the script has closed descriptor {number}, by which worker {self.env.worker} speaks with its agent",
@@ -98,7 +98,7 @@ class WorkerLink:
             )
 
     def complain(self) -> None:
-        """Say so in the output where it is not the agent that has gone but the script that has closed the channel."""
+        """Write a message to the output if the script has closed the channel, so that the agent only seems gone."""
         try:
             self.check()
         except AgentGone as closed:
@@ -106,11 +106,11 @@ class WorkerLink:
             sys.stderr.flush()
 
     def take_place(self, env: WorkerEnv) -> None:
-        """Be a different rank, or play a different role, from now on."""
+        """Take another rank or role from now on."""
         self.env = env
 
     def send(self, fact: WorkerFact) -> None:
-        """Tell the agent, from any thread. Raises `AgentGone`."""
+        """Send a fact to the agent, from any thread. Raises `AgentGone`."""
         if os.getpid() != self.pid:
             raise AgentGone(
                 f"process {os.getpid()} is a fork of worker {self.env.worker} and cannot speak for it",
@@ -127,9 +127,9 @@ class WorkerLink:
             ) from error
 
     def orders(self) -> Iterator[WorkerOrder]:
-        """Orders as they come, blocking; ends when the agent has gone. Every call goes on where the last stopped.
+        """Blocking iterator over orders; ends when the agent has gone. Each call continues after the last one.
 
-        To be used by one thread at a time.
+        Only one thread may use it at a time.
         """
         return self._orders
 
@@ -142,7 +142,7 @@ class WorkerLink:
             self._gone = True
 
     def let_go(self) -> None:
-        """In a fork of the worker, which is none."""
+        """Release the channel in a fork, which is not a worker."""
         self._gone = self._closed = True
         self._channel.let_go()
         self.board.let_go()
@@ -160,7 +160,7 @@ def placed(env: WorkerEnv, **changes: object) -> WorkerEnv:
 
 
 def _descriptors_are_ours(env: WorkerEnv) -> bool:
-    # A subprocess of a worker inherits the variable, not the descriptors: those numbers are someone else's there.
+    # A subprocess of a worker inherits the variable but not the descriptors, whose numbers may be other files there.
     try:
         is_socket = stat.S_ISSOCK(os.fstat(env.channel).st_mode)
         return is_socket and is_memory_file(env.board, BOARD_FILE)

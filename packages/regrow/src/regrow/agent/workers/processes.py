@@ -29,30 +29,30 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def call_process(name: str) -> None:
-    """The name of the calling process in `ps -o comm` and `top`, cut to 15 bytes."""
+    """Set the name of the calling process in `ps -o comm` and `top`, cut to 15 bytes."""
     buffer = ctypes.create_string_buffer(name.encode()[:15])
     _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0)
 
 
 def prefer_promptness() -> bool:
-    """Ask the scheduler for short turns, taken soon, instead of long ones; whether it has such a thing (Linux 6.12).
+    """Ask the scheduler for short time slices with low latency; False if it does not support them (before Linux 6.12).
 
-    On a machine whose cores all compute, a thread that only passes messages else waits some milliseconds for its turn.
-    It is for the calling thread alone; what it starts, workers above all, does not inherit it.
+    If all cores are busy, a thread that only passes messages otherwise waits some milliseconds for its turn. This holds
+    for the calling thread only; processes that it starts, workers above all, do not inherit it.
     """
     number = _SCHED_SETATTR.get(platform.machine())
     if number is None:
         return False
     try:
         nice = os.getpriority(os.PRIO_PROCESS, 0)
-    except OSError:  # refused
+    except OSError:
         return False
     attributes = struct.pack("IIQiIQQQ", 48, 0, _RESET_ON_FORK, nice, 0, _TURN_NS, 0, 0)
     return bool(_libc.syscall(number, 0, attributes, 0) == 0)
 
 
 class ProcessStat(NamedTuple):
-    """One line of `/proc/<pid>/stat`. `state`: one letter, T is stopped, Z is gone but not reaped."""
+    """One line of `/proc/<pid>/stat`. `state`: one letter; T: stopped, Z: ended but not reaped."""
 
     pid: int
     state: str
@@ -62,16 +62,16 @@ class ProcessStat(NamedTuple):
 
 
 def die_with_parent(signal_number: int) -> bool:
-    """Let the kernel send this signal to the calling process when its parent ends; 0 takes the wish back.
+    """Let the kernel send this signal to the calling process when its parent ends; 0 cancels this.
 
-    Only a parent that ends after this call counts: compare `os.getppid()` afterwards. False where the kernel refuses:
-    then a parent that is killed may leave it behind, and nothing else is different.
+    Only a parent that ends after this call counts: compare `os.getppid()` afterwards. Returns False if the kernel
+    refuses; then a parent that is killed may leave this process behind, without any other difference.
     """
     return bool(_libc.prctl(_PR_SET_PDEATHSIG, signal_number, 0, 0, 0) == 0)
 
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask for an end. Those for the agent's children come to all processes of a job, and the agent decides."""
+"""Signals that ask for an end. They often go to all processes of a job; the agent decides for its children."""
 
 
 @contextlib.contextmanager
@@ -85,14 +85,14 @@ def held_back() -> Iterator[None]:
 
 
 def heed_nobody() -> None:
-    """The calling process ignores signals that ask for an end, also those that came before: the agent says when."""
+    """Ignore signals that ask for an end, also earlier ones, in the calling process, which the agent ends itself."""
     for number in ENDS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends. Raises `UsageError` where that cannot be had."""
+    """Become the parent of every descendant whose own parent ends. Raises `UsageError` if the kernel refuses."""
     if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         why = os.strerror(ctypes.get_errno())
         raise UsageError(
@@ -102,7 +102,7 @@ def adopt_orphans() -> None:
 
 
 def _stat_fields(pid: int) -> list[bytes] | None:
-    """Fields of `/proc/<pid>/stat` after the name; None when there is no such process."""
+    """Fields of `/proc/<pid>/stat` after the name; None if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             text = file.read()
@@ -112,7 +112,7 @@ def _stat_fields(pid: int) -> list[bytes] | None:
 
 
 def stat_of(pid: int) -> ProcessStat | None:
-    """The state of a process, None when there is none of this number."""
+    """The state of a process; None if there is no such process."""
     fields = _stat_fields(pid)
     if fields is None:
         return None
@@ -120,7 +120,7 @@ def stat_of(pid: int) -> ProcessStat | None:
 
 
 def exit_code_of(pid: int) -> int | None:
-    """The exit code, as of `waitpid`, of a process whose main thread is on its way out; None of any other."""
+    """The exit code, as from `waitpid`, of a process whose main thread is exiting; None for any other."""
     fields = _stat_fields(pid)
     if fields is None:
         return None
@@ -130,7 +130,7 @@ def exit_code_of(pid: int) -> int | None:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True if a process has a handler for a signal that would end it. Python takes its own away as it ends."""
+    """True if a process has a handler for a signal that would end it. Python removes its handlers at its end."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
             if line.startswith(b"SigCgt:"):
@@ -139,7 +139,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_in_signal(pid: int, number: int) -> bool:
-    """True if a process has yet to take a signal, or its main thread is in the handler of it."""
+    """True if a signal is pending for a process, or its main thread is in the handler."""
     held = 0
     with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/status", "rb") as file:
         for line in file:
@@ -155,7 +155,7 @@ def all_processes() -> list[ProcessStat]:
 
 
 def processor_times() -> Iterator[tuple[int, int, str, float]]:
-    """Of every process that this one can see: its number, its session, its state, and the CPU seconds it has used."""
+    """For every visible process: its id, its session, its state, and the CPU seconds that it has used."""
     ticks = os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
         if name.isdigit() and (fields := _stat_fields(int(name))) is not None:
@@ -164,29 +164,29 @@ def processor_times() -> Iterator[tuple[int, int, str, float]]:
 
 
 def own_children() -> list[int]:
-    """The direct children of the calling process, adopted ones and zombies too."""
+    """The direct children of the calling process, including adopted ones and zombies."""
     return children_of(os.getpid())
 
 
 def children_of(parent: int) -> list[int]:
-    """The direct children of a process, zombies too; none where it has ended."""
+    """The direct children of a process, including zombies; none if it has ended."""
     children: list[int] = []
     try:
         for task in os.listdir(f"/proc/{parent}/task"):
             with open(f"/proc/{parent}/task/{task}/children", "rb") as file:
                 children.extend(int(pid) for pid in file.read().split())
-    except (FileNotFoundError, ProcessLookupError):  # a kernel without CONFIG_PROC_CHILDREN, or a thread has just ended
+    except (FileNotFoundError, ProcessLookupError):  # No CONFIG_PROC_CHILDREN in the kernel, or a thread just ended.
         return [stat.pid for stat in all_processes() if stat.parent == parent]
     return children
 
 
 def threads() -> int:
-    """Number of threads of the calling process, those of libraries too."""
+    """Number of threads of the calling process, including those of libraries."""
     return len(os.listdir("/proc/self/task"))
 
 
 def ring(pid: int, descriptor: int, inode: int) -> bool:
-    """Write into that pipe of a process, enough for all who read it; False where it is not there any more."""
+    """Write into a pipe of a process, enough for all its readers; False if the pipe no longer exists."""
     with contextlib.suppress(OSError):
         pipe = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_NONBLOCK)
         try:

@@ -1,4 +1,4 @@
-"""An agent's watch on workers that stand still. The coordinator judges whether one of them hangs."""
+"""An agent's watch on workers that make no progress. The coordinator judges if one of them hangs."""
 
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -14,31 +14,31 @@ _REPORT_AFTER_S: Seconds = 5.0
 _REPORT_EVERY_S: Seconds = 2.0
 _LOOK_EVERY_S: Seconds = 0.25
 _LOOKS, _LOOKS_WHILE_STILL = 8, 40
-"""Least number of looks at boards within the bound, and of looks and reports while a rank stands still."""
+"""Least number of reads of boards within the bound, and of reads and reports while a rank stands still."""
 _GAP_S: Seconds = 1.0
-"""Delay of a look that shows that the agent was paused itself, and maybe all its workers with it."""
+"""Delay of a read that shows that the agent itself was paused, and maybe all its workers with it."""
 _BUSY = 0.05
-"""Of a processor: who uses more computes."""
+"""Share of a processor from which a worker counts as computing."""
 _CPU_WINDOW_S: Seconds = 10.0
 
 
 class BoardView(NamedTuple):
-    """View of a worker's own page, and whether it holds a rank: no rank waits for a standby that waits."""
+    """View of a worker's progress page, and whether it holds a rank, as no rank waits for a standby."""
 
     reading: BoardReading
     flight: Flight
     holds_rank: bool
     counts: Callable[[], dict[str, int]] = dict
-    """Its collectives by group; asked for only where it stands still."""
+    """Returns its number of collectives by group; called only if it stands still."""
 
 
 class Watcher:
-    """Remembers what the boards showed, and the recent step times.
+    """Remembers the contents of the boards, and the recent step times.
 
     Args:
-        node: whose.
-        bound: nobody hangs who has stood still for less.
-        evidence: asks the kernel about all workers.
+        node: the node of the workers.
+        bound: shortest standstill that can count as a hang.
+        evidence: returns the kernel's evidence on all workers.
     """
 
     def __init__(self, node: NodeId, bound: Seconds, evidence: Callable[[], Mapping[WorkerId, Evidence]]) -> None:
@@ -61,7 +61,7 @@ class Watcher:
         self._steps.append(seconds)
 
     def look(self, boards: Mapping[WorkerId, BoardView], now: Instant) -> NodeSeen | None:
-        """The report that is due now, if one is; forgets workers not among these. To be called after `interval`."""
+        """The report that is due now, if any; forgets workers not among these. To be called after `interval`."""
         self._note(boards, now)
         still = [boards[worker] for worker, (_, since) in self._since.items() if now - since >= self._after]
         urgent = any(board.holds_rank for board in still)
@@ -81,7 +81,7 @@ class Watcher:
         since: dict[WorkerId, tuple[int, Instant]] = {}
         for worker, board in boards.items():
             beats, at = self._since.get(worker, (-1, now))
-            # What may have been a pause of the whole machine is not held against anybody.
+            # A gap may be a pause of the whole machine, so it does not count as standstill.
             at = min(now, at + gap) if gap > _GAP_S else at
             since[worker] = (board.reading.beats, at if beats == board.reading.beats else now)
         self._since = since
@@ -106,7 +106,7 @@ class Watcher:
         )
 
     def _computes(self, worker: WorkerId, cpu: Seconds, still: Seconds, now: Instant) -> bool:
-        """True if its processes have used the processor in the last seconds of its standstill."""
+        """True if its processes used a processor in the last seconds of its standstill."""
         used = self._cpu.setdefault(worker, deque())
         used.append((now, cpu))
         window = min(_CPU_WINDOW_S, still / 2)

@@ -1,4 +1,4 @@
-"""Check that a node has memory for one more worker: the kernel is asked, nothing is reserved."""
+"""Check that a node has memory for one more worker, from the kernel's figures and without a reservation."""
 
 import contextlib
 import os
@@ -8,14 +8,14 @@ from pathlib import Path
 from regrow.core.ids import NodeId
 
 _TWICE = 2
-"""A second copy needs as much as a rank has, and as much again stays free for what the ranks may still take."""
+"""Factor on a rank's memory: a second copy needs as much, and the same again stays free for growth of the ranks."""
 _GROUPS = Path("/sys/fs/cgroup")
 _V2 = ("memory.max", "memory.current", "inactive_file")
 _V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
 def refusal(ranks: Iterable[int], node: NodeId, proc: Path = Path("/proc"), groups: Path = _GROUPS) -> str:
-    """Why there is no room for another worker like these processes, for people; empty: there is."""
+    """Reason, for people, why there is no memory for another worker like these processes; empty: there is."""
     wanted = _TWICE * max((_resident(pid, proc) for pid in ranks), default=0)
     free = min([_available(proc), *_left_in_groups(proc, groups)])
     if free >= wanted:
@@ -26,7 +26,7 @@ def refusal(ranks: Iterable[int], node: NodeId, proc: Path = Path("/proc"), grou
 def _resident(pid: int, proc: Path) -> int:
     try:
         return int((proc / str(pid) / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):  # it has just ended
+    except (OSError, IndexError, ValueError):  # The process has just ended.
         return 0
 
 
@@ -40,7 +40,7 @@ def _available(proc: Path) -> int:
 
 
 def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
-    """Memory that each control group of this process, and each above it, leaves beyond what cannot be reclaimed."""
+    """Memory left by each control group of this process and each of their parents, with reclaimable memory."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -56,7 +56,7 @@ def _left_in_groups(proc: Path, groups: Path) -> Iterator[int]:
 def _left(root: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
     here = root / path.strip("/")
     for folder in [here, *here.parents]:
-        with contextlib.suppress(OSError, ValueError):  # no limit, or another container's view
+        with contextlib.suppress(OSError, ValueError):  # There is no limit, or the file belongs to another container.
             limit, used = (int((folder / name).read_text()) for name in names[:2])
             yield limit - used + _cached(folder, names[2])
         if folder == root:
@@ -64,7 +64,7 @@ def _left(root: Path, path: str, names: tuple[str, str, str]) -> Iterator[int]:
 
 
 def _cached(folder: Path, name: str) -> int:
-    """Memory that the kernel would give back at once: pages of files that were not used for long."""
+    """Memory that the kernel would release at once: pages of files that were not used recently."""
     with contextlib.suppress(OSError):
         for line in (folder / "memory.stat").read_text().splitlines():
             if line.startswith(f"{name} "):

@@ -1,12 +1,12 @@
 """Signals that ask for an end and reach all processes of a job at once: a worker leaves them to its agent.
 
-systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process there is. A worker that
-dies of it takes the state with it that its agent is about to save. So a worker stands still for a moment: if its agent
-has had such a signal too, it goes on, and the agent ends it in time (of an agent that is stopped, or gets no processor,
-the kernel tells that the signal waits for it); if not, the signal was for it alone and does what
-it always does, before the script runs another line.
-The script sees the dispositions that a process of its own would have, and a handler that it sets itself is called at
-once. What it executes, and what it forks, has the defaults.
+systemd's `KillMode=control-group`, some schedulers and people send SIGTERM to every process of a job. A worker that
+dies of it takes the state with it that its agent is about to save. So a worker pauses for a moment. If its agent has
+received such a signal too, it goes on, and the agent ends it in time; for an agent that is stopped or gets no
+processor, the kernel shows that the signal is pending. If not, the signal was for the worker alone and has its usual
+effect before the script runs another line.
+The script sees the dispositions of an ordinary process, and a handler that it sets itself is called at once. Programs
+that it executes and processes that it forks have the defaults.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ from regrow.core.ids import Seconds
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ALONE_S: Seconds = 2.0
-"""The agent has as long to have had the signal too."""
+"""Time within which the agent must have received the signal too."""
 _LOOK_S: Seconds = 0.005
 _set, _get = signal.signal, signal.getsignal
 _libc = ctypes.CDLL(None)
@@ -32,11 +32,11 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Shield:
-    """One worker's. `raise_` in its main thread, before the script.
+    """The shield of one worker. `raise_` must be called in its main thread, before the script.
 
     Args:
-        board: says whether the agent wants the worker to stay, and shows whether the script has a handler of its own
-            for SIGTERM: without one the agent kills the worker when it is to end, as the signal would have done.
+        board: shows the worker if it must stay, and the agent if the script has its own handler for SIGTERM. Without
+            one the agent kills a worker that is to end, as the signal would have done.
     """
 
     def __init__(self, board: Board) -> None:
@@ -44,16 +44,16 @@ class Shield:
         self._deciding = False
 
     def raise_(self) -> None:
-        """From now on the defaults wait for the agent."""
+        """From now on the default effects wait for the agent."""
         for number in _NUMBERS:
             _set(number, self._arrived)
         os.register_at_fork(after_in_child=self._drop)
-        # Python has no hook for either.
+        # Python has no hooks for these two functions.
         signal.signal = self._signal  # type: ignore[assignment]
         signal.getsignal = self._getsignal  # type: ignore[assignment]
 
     def _drop(self) -> None:
-        """A process that the script has forked is no worker."""
+        """Restore the defaults in a process that the script has forked, which is no worker."""
         for number in _NUMBERS:
             if _get(number) == self._arrived:
                 _set(number, _default(number))
@@ -71,7 +71,7 @@ class Shield:
         return _default(number) if handler == self._arrived else handler
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """Stand still until the agent is known to have had it too, or not: the script goes on only if it is to stay."""
+        """Pause until it is known if the agent got the signal too; the script goes on only if the worker must stay."""
         if self._deciding:
             return
         self._deciding, until = True, time.monotonic() + _ALONE_S
@@ -89,7 +89,7 @@ class Shield:
 
 
 def _waits_for(pid: int, number: int) -> bool:
-    """True if a process was sent a signal and has not taken it, since it is stopped or gets no processor."""
+    """True if a signal is pending for a process, which is stopped or gets no processor."""
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
             held = [int(line.split()[1], 16) for line in status if line.startswith(("SigPnd:", "ShdPnd:"))]

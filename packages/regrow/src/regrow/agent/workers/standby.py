@@ -1,4 +1,4 @@
-"""A standby that waits before the script: it imports what it is told to, and learns which rank it is to be."""
+"""A standby that waits before the script: it imports modules by order, and then gets its rank."""
 
 import os
 import queue
@@ -21,10 +21,10 @@ _StandbyOrder = orders.StartScript | orders.ImportModules | orders.ReleaseWorker
 
 
 def await_start(link: WorkerLink, argv: list[str]) -> None:
-    """Wait to be told which rank to be; leaves by `SystemExit` where that is none.
+    """Wait for the order with this worker's rank; ends by `SystemExit` if it is released instead.
 
     Args:
-        argv: the script's, as modules that are imported ahead may look at it.
+        argv: the script's `sys.argv`, which modules may read while they are imported.
     """
     received: queue.SimpleQueue[_StandbyOrder] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(link, received), name="regrow-waiting", daemon=True).start()
@@ -54,21 +54,21 @@ def _listen(link: WorkerLink, received: "queue.SimpleQueue[_StandbyOrder]") -> N
                 case orders.StartScript():
                     link.send(WorkerAlive(link.env.worker))
                     received.put(order)
-                    return  # the next orders are for who runs the script
+                    return  # Later orders are for the code that runs the script.
                 case orders.ReleaseWorker():
                     received.put(order)
                     return
                 case orders.ImportModules():
                     received.put(order)
                 case _:
-                    continue  # nothing else concerns a worker that has neither groups nor state
+                    continue  # No other order concerns a worker without groups and state.
     except AgentGone:
         pass
     os._exit(LOST_AGENT)
 
 
 def _await_end(received: "queue.SimpleQueue[_StandbyOrder]") -> None:
-    """This process has imported what only the script should: it runs none, and will be ended."""
+    """Wait to be ended, as this process has imported a module that only the script should import."""
     while not isinstance(received.get(), orders.ReleaseWorker):
         continue
     raise SystemExit(0)

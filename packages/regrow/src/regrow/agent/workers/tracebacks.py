@@ -1,4 +1,4 @@
-"""An exception as text, the way its user wants to read it: without the frames of the machinery around the script."""
+"""An exception as text for users, without the frames of the machinery around the script."""
 
 import linecache
 import sysconfig
@@ -18,7 +18,7 @@ _MESSAGE_LIMIT = 8 << 10
 def report(error: BaseException) -> ErrorReport:
     """Type, message, trimmed traceback and `file:line` of the innermost frame of the user's own code.
 
-    Frames of regrow stay where the error comes out of one, and was not meant to: they are all that tells of the cause.
+    Frames of regrow stay if an unintended error comes from one, because only they show the cause.
     """
     linecache.checkcache()
     shown = traceback.TracebackException.from_exception(error)
@@ -57,7 +57,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
     if not _is_of_ours(shown, error):
         kept = [frame for frame in shown.stack if not _is_ours(frame.filename)]
         shown.stack = traceback.StackSummary.from_list(kept)
-    # What the error itself knows beside what is shown of it, in the same order.
+    # Pairs of a shown part and the exception that it shows.
     related = [
         (shown.__cause__, error and error.__cause__),
         (shown.__context__, error and error.__context__),
@@ -69,7 +69,7 @@ def _trim(shown: traceback.TracebackException, error: BaseException | None, seen
 
 
 def _is_of_ours(shown: traceback.TracebackException, error: BaseException | None) -> bool:
-    """True if the innermost frame is regrow's, and the error none of those that it raises for people."""
+    """True if the innermost frame is regrow's and the error is none that regrow raises for people."""
     return bool(shown.stack) and is_own_file(shown.stack[-1].filename) and not isinstance(error, RegrowError)
 
 

@@ -28,7 +28,7 @@ _LOOK_S: Seconds = 0.02
 _ADOPTION_S: Seconds = 0.0005
 _log = logging.getLogger("regrow.agent")
 RING_S: Seconds = 1.5
-"""Time after an order to halt in which a worker itself aborts its groups, or begins to."""
+"""Time after an order to halt within which a worker must begin to abort its groups itself."""
 
 _RANKS_KEPT = 64
 
@@ -37,10 +37,10 @@ class Worker:
     """A worker's place, channel, board and process.
 
     Args:
-        order: what the coordinator wants.
-        on_fact: told of everything the worker says.
+        order: the coordinator's order.
+        on_fact: called with every fact that the worker sends.
 
-    Raises `OSError` where the system has nothing left for one.
+    Raises `OSError` if the system lacks resources for it.
     """
 
     def __init__(self, order: orders.SpawnWorker, *, on_fact: Callable[["Worker", WorkerFact], None]) -> None:
@@ -51,26 +51,26 @@ class Worker:
         self._ranks: dict[Generation, Rank] = {order.generation: order.rank}
         """Its rank since each generation that gave it one, the oldest first."""
         self.proves = order.role is Role.PROVER
-        """True if it is there for a proof alone: nothing waits for its end."""
+        """True if it exists only for a proof, so that nothing waits for its end."""
         self.shown = order.role.placed
         """True if it holds a rank; a standby's is provisional."""
         self.pid: int | None = None
         self.doomed = False
-        """It has been fenced: whatever its process does from now on is nobody's business."""
+        """True once it is fenced: nothing that its process does counts any more."""
         self._signal_due = 0
-        """A signal that has come before there was a process; 0: none has."""
+        """A signal that was requested before there was a process; 0: none was."""
         self.reported_exit = False
-        """The coordinator knows that it has ended; the kernel may still be taking it apart."""
+        """True once its end is reported to the coordinator; the kernel may still be releasing its memory."""
         self.staged: list[facts.WorkerStaged] = []
-        """Of the newest two steps, the older one first: it may be in one, and not have said that it has committed the
-        one before."""
+        """Staged metrics of the newest two steps, the older one first: it may be in the newer one and not have
+        reported the commit of the older one."""
         self.shown_batch: BatchShown | None = None
-        """Read for its last step; known when it has ended."""
+        """The batch read for its last step; known when it has ended."""
         self.left: list[OwnValues] = []
-        """Values that its rank alone had; known when it has ended."""
+        """Values that only its rank had; known when it has ended."""
         self.committed: tuple[Generation, StepNo] | None = None
         self.announced: Generation | None = None
-        """The newest generation of which the coordinator was told a commit of this worker."""
+        """Newest generation in which a commit of this worker was reported at once."""
         self._on_fact = on_fact
         self._end: ChildEnd | None = None
         with contextlib.ExitStack() as unless_made:
@@ -85,9 +85,9 @@ class Worker:
         self._channel = WorkerChannel(ours, on_fact=self._receive, on_garbage=self._distrust)
 
     def descriptors(self) -> tuple[list[int], tuple[int, int]]:
-        """To be called once: what the worker gets (channel, board, output, errors), and our ends of its output.
+        """Call once: the worker's descriptors (channel, board, output, errors), and the agent's ends of its output.
 
-        Raises `OSError`, and then it has let go of everything.
+        Raises `OSError`, after closing everything.
         """
         pipes: list[int] = []
         try:
@@ -108,7 +108,7 @@ class Worker:
             self._end = ChildEnd(pid)
         except ProcessLookupError:
             raise
-        except OSError:  # too many files are open
+        except OSError:  # Too many files are open.
             asyncio.get_running_loop().call_later(_LOOK_S, self.started, pid, on_exit)
             return
         self._channel.open()
@@ -119,7 +119,7 @@ class Worker:
             self.send_signal(self._signal_due)
 
     def _await_adoption(self, on_exit: Callable[["Worker"], None]) -> None:
-        # Until the process that forked it has ended too, which it does at once, this one could not reap it.
+        # The agent can reap it only after the process that forked it has ended, which it does at once.
         if self.pid is None or self._end is None:
             return
         loop = asyncio.get_running_loop()
@@ -137,16 +137,16 @@ class Worker:
             return
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
                 loop.call_soon_threadsafe(on_exit, self)
 
         try:
             end.watch(wake)
-        except RuntimeError:  # no thread can be had now
+        except RuntimeError:  # No thread can be started now.
             loop.call_later(_LOOK_S, self._follow, end, on_exit)
 
     def rank_in(self, generation: Generation) -> Rank:
-        """Its rank in a generation: it may hear of a new one before it has told all of the last."""
+        """Its rank in a generation, as it may enter a new one before it has reported everything of the last."""
         since = max((known for known in self._ranks if known <= generation), default=min(self._ranks))
         return self._ranks[since]
 
@@ -163,7 +163,7 @@ class Worker:
         return stat is not None and stat.state in ("T", "t")
 
     def order(self, order: WorkerOrder) -> None:
-        """Pass an order down, and note what it changes about the worker's place."""
+        """Send an order to the worker, and note its changes to the worker's place."""
         match order:
             case orders.StartScript() | orders.FormGeneration():
                 self.rank, self.local_rank = order.rank, order.local_rank
@@ -182,7 +182,7 @@ class Worker:
             self._distrust(error)
 
     def _ring(self, bell: tuple[int, ...]) -> None:
-        """Abort the groups of one that was told to halt and has not begun to: a thread there keeps Python's lock."""
+        """Abort the groups of a worker that has not begun to halt on order, because a thread there keeps the GIL."""
         if self._end is None or self.stopped or self.board.read_bell() != bell:
             return
         if ring(self._end.pid, *bell):
@@ -193,49 +193,49 @@ class Worker:
             _log.warning(message, self.id, self.rank, RING_S, self.board.read().phase.name.lower(), self.step, why)
 
     def signal(self, number: int) -> None:
-        """Signal its process group, for one that may end by itself."""
+        """Signal its process group, so that it may end by itself."""
         if self.pid is not None:
             signal_group(self.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL to all of it; at once when its process does not exist yet."""
+        """Send SIGKILL to all its processes; once it has started, if it has no process yet."""
         self.doomed = True
         if self._end is not None:
             kill_worker(self._end)
 
     def send_signal(self, number: int) -> None:
-        """Signal its process alone, as soon as there is one: a fault on demand."""
+        """Signal only its process, as soon as there is one, for a fault on demand."""
         if self._end is not None:
             self._end.signal(number)
         else:
             self._signal_due = number
 
     async def dump_stacks(self) -> None:
-        """Have it write its threads' stacks into its output; returns when it has, or soon.
+        """Have it write its threads' stacks into its output; returns when that is done, or after a short time.
 
-        A stopped one cannot, and one that is on its way out would be ended by the signal.
+        Does nothing for a stopped worker, which cannot, and for an exiting one, which the signal would end.
         """
         if self.pid is None or self.stopped or not catches(self.pid, signal.SIGUSR2):
             return
         self.send_signal(signal.SIGUSR2)
         until = time.monotonic() + _DUMP_AT_MOST_S
         await asyncio.sleep(_DUMP_S)
-        # On a busy machine it has to wait for a processor first.
+        # On a busy machine the worker first has to wait for a processor.
         while is_in_signal(self.pid, signal.SIGUSR2) and time.monotonic() < until:
             await asyncio.sleep(_LOOK_S)
 
     def listen(self, on_dying: Callable[["Worker"], None]) -> None:
-        """Have `on_dying` called as soon as its end begins, if that can be had. To be repeated now and then."""
+        """Have `on_dying` called as soon as its end begins, if that can be detected. To be called now and then."""
         loop = asyncio.get_running_loop()
 
         def wake() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is left to be told
+            with contextlib.suppress(RuntimeError):  # The loop may be closed already.
                 loop.call_soon_threadsafe(on_dying, self)
 
         self._pulse.listen(wake)
 
     def dying(self) -> tuple[int, Instant] | None:
-        """If its end has begun: what `reap` will say. All that its main thread said is heard before."""
+        """The result that `reap` will have, if its end has begun. Facts of its main thread are handled before."""
         if self.pid is None or self._end is None:
             return None
         seen = time.monotonic()
@@ -248,11 +248,11 @@ class Worker:
         return code, seen
 
     def reap(self) -> tuple[int, Instant]:
-        """After its end: its exit code as of `waitpid`, and when this was called. All it said is heard before."""
+        """After its end: its exit code as from `waitpid`, and the time of this call. Handles its last facts first."""
         if self.pid is None or self._end is None:
             return 0, time.monotonic()
         seen = time.monotonic()
-        signal_group(self.pid, signal.SIGKILL)  # before its number is given back: the group's name is that number
+        signal_group(self.pid, signal.SIGKILL)  # Before its process id, which names the group, is free again.
         self._channel.drain()
         _, status = os.waitpid(self.pid, 0)
         self.shown_batch, self.left = self.board.read_batch(), self.board.read_own()
@@ -260,7 +260,7 @@ class Worker:
         return os.waitstatus_to_exitcode(status), seen
 
     def close(self) -> None:
-        """Let go of its end, channel and board. For a worker that has ended, never began, or is somebody else's now."""
+        """Close its pidfd, channel and board, after it has ended or was never forked, or when it is given up."""
         if self._end is not None:
             if self._end.descriptor is not None:
                 asyncio.get_running_loop().remove_reader(self._end.descriptor)

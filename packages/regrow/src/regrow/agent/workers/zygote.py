@@ -3,8 +3,8 @@
 Started as `python -m regrow.agent.workers.zygote DESCRIPTOR`.
 
 It forks twice, so that the worker becomes a child of the agent: the agent waits for its workers itself, and the end of
-the zygote harms none of them. Should the agent be killed, the kernel ends the workers and the zygote ends what those
-had started; then it ends itself.
+the zygote harms none of them. If the agent is killed, the kernel ends the workers, and the zygote ends the processes
+that they started and then itself.
 """
 
 import contextlib
@@ -75,7 +75,7 @@ class _Control:
             raise ProtocolError(f"the zygote does not understand its agent: {error}") from error
 
     def send(self, fact: ZygoteFact) -> None:
-        """Tell the agent; when it has gone, the next `receive` says so."""
+        """Send a fact to the agent; if the agent has gone, the next `receive` shows it."""
         with contextlib.suppress(ConnectionError):
             self._sock.send(encoded(_encoder, fact))
 
@@ -84,9 +84,9 @@ class _Control:
 
 
 def main() -> None:
-    """Import, then fork on request. Returns in the zygote at its end; a worker leaves with its script."""
+    """Import, then fork on request. Returns in the zygote at its end, and in a worker after its script."""
     open_standard_streams()
-    die_with_parent(signal.SIGKILL)  # while it imports; from then on the zygote outlives its agent to clean up
+    die_with_parent(signal.SIGKILL)  # During imports only; later the zygote outlives its agent to clean up.
     call_process("regrow-zygote")
     heed_nobody()
     control = _Control(int(sys.argv[1]))
@@ -96,7 +96,7 @@ def main() -> None:
     inherited = inherited_environment()
     try:
         _import_all(setup, control)
-    except Exception as error:  # noqa: BLE001 - whatever a module raises as it is imported is told
+    except Exception as error:  # noqa: BLE001 - any exception of an imported module is reported
         error_report = report(error)
         control.send(ZygoteFailed(error_report.type, error_report.message, error_report.traceback))
         return
@@ -109,18 +109,18 @@ def main() -> None:
 
 def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     began = time.monotonic()
-    # Libraries read these once, as they load. A pool of threads made in the zygote would not survive the fork.
+    # Libraries read these once when they load. A thread pool made in the zygote would not survive the fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # A module that asks as it is imported whether there is a GPU would start CUDA, of no use to workers after a fork.
+    # A module that checks for a GPU during its import would start CUDA, which is unusable in workers after a fork.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if setup.one_thread:
         os.environ["OMP_NUM_THREADS"] = "1"
         os.environ.setdefault("MKL_NUM_THREADS", "1")
-    gc.disable()  # what is imported stays: to look for garbage in it again and again is a sixth of the time
+    gc.disable()  # Imported objects stay, and collections among them would take a sixth of the time.
     for name in (*_TORCH, *_OWN):
         importlib.import_module(name)
     missing = _import_session()
-    gc.enable()  # before modules of the user's, which may want it otherwise
+    gc.enable()  # Before the user's modules, which may change this setting.
     if setup.path_entry is not None:
         sys.path.insert(0, setup.path_entry)
     started = []
@@ -132,13 +132,13 @@ def _import_all(setup: ZygoteSetup, control: _Control) -> None:
     if setup.path_entry is not None:
         sys.path.remove(setup.path_entry)
     gc.collect()
-    gc.freeze()  # keeps the collector of a worker from touching, and so copying, the pages it shares with the zygote
+    gc.freeze()  # So that a worker's collector does not write to, and thereby copy, pages shared with the zygote.
     die_with_parent(0)
     control.send(ZygoteReady(threads(), time.monotonic() - began, missing, "; ".join(started)))
 
 
 def _import_session() -> str:
-    """Why it could not be imported, if so. A script that does not use it runs all the same; one that does says so."""
+    """Import `regrow.train`; returns the reason if that fails. Only scripts that use it are affected."""
     try:
         for name in _TORCHS:
             importlib.import_module(name)
@@ -202,7 +202,7 @@ def _unforked(worker: WorkerId, error: OSError) -> str:
 
 
 def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
-    """The process in the middle: forks the worker, names it and ends. Returns in the worker only."""
+    """The intermediate process: forks the worker, reports its id and ends. Returns only in the worker."""
     middle = os.getpid()
     worker = seed.request.env.worker
     try:
@@ -216,7 +216,7 @@ def _between(control: _Control, writer: int, seed: WorkerSeed) -> WorkerSeed:
         os.close(writer)
         return seed._replace(middle=middle)
     control.send(Spawned(worker, pid))
-    with contextlib.suppress(BrokenPipeError):  # the zygote has been killed: its agent tells the next one whom to guard
+    with contextlib.suppress(BrokenPipeError):  # The zygote was killed; the agent sends the next one the guarded ids.
         os.write(writer, str(pid).encode())
     os._exit(0)
 

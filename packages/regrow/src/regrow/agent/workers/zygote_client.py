@@ -1,4 +1,4 @@
-"""The agent's side of its zygote: starts it, starts it again when it dies, and asks it for workers."""
+"""The agent's side of its zygote: starts it, restarts it when it dies, and requests workers from it."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ _STARTS = 3
 _WINDOW_S: Seconds = 60.0
 _END_S: Seconds = 2.0
 AGAIN_S: Seconds = 1.0
-"""After which is tried again what the system had nothing left for."""
+"""Pause before another try of something for which the system lacked resources."""
 TRIES = 10
 """Tries to start a worker before it is reported as failed."""
 _log = logging.getLogger("regrow.agent")
@@ -46,7 +46,7 @@ class ZygoteListener(Protocol):
     """Listener to the outcome of spawn requests."""
 
     def worker_spawned(self, worker: WorkerId, pid: int) -> None:
-        """The process exists; it is, or within a moment will be, a child of this one."""
+        """The process exists; it is a child of this one, or becomes one within a moment."""
 
     def spawn_failed(self, worker: WorkerId, error: ErrorReport) -> None:
         """There will be no process."""
@@ -57,7 +57,7 @@ class _Pending:
     request: SpawnRequest
     descriptors: list[int]
     asked: bool = False
-    """True if a zygote has been asked, and has not refused."""
+    """True if a zygote has received the request and not refused it."""
     refusals: int = 0
 
 
@@ -65,8 +65,8 @@ class ZygoteClient:
     """Workers from a zygote that may die at any time.
 
     Args:
-        listener: told of every request's outcome, once.
-        guarded: process ids of the workers alive, whose descendants a zygote ends should this process be killed.
+        listener: receives the outcome of every request, once.
+        guarded: returns the process ids of living workers, whose descendants a zygote ends if this process is killed.
     """
 
     def __init__(
@@ -100,13 +100,13 @@ class ZygoteClient:
 
     @property
     def busy(self) -> bool:
-        """True if a worker may have been forked that was not reported yet."""
+        """True if a forked worker may not have been reported yet."""
         return bool(self._pending)
 
     def start(self) -> None:
         """Start the zygote; it imports in the background while requests queue up.
 
-        Where the system has nothing left for it, that is tried again.
+        If the system lacks resources for it, the start is tried again.
         """
         if self._ending:
             return
@@ -114,7 +114,7 @@ class ZygoteClient:
         try:
             self._process, self._control = self._launch()
         except OSError as error:
-            self._starts.pop()  # it did not die: whatever is short may be there again soon
+            self._starts.pop()  # It did not die; the missing resource may soon be available again.
             _log.warning("the zygote could not be started, which is tried again: %s", error.strerror or error)
             asyncio.get_running_loop().call_later(AGAIN_S, self.start)
             return
@@ -129,7 +129,7 @@ class ZygoteClient:
         with theirs, held_back(), contextlib.ExitStack() as unless_started:
             unless_started.callback(ours.close)
             process = subprocess.Popen(
-                # -P: a file of the user's in the working directory must not stand in for a module of ours
+                # -P: a file in the user's working directory must not shadow a module of regrow.
                 [sys.executable, "-P", "-m", "regrow.agent.workers.zygote", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
@@ -139,7 +139,7 @@ class ZygoteClient:
         return process, ours
 
     def spawn(self, request: SpawnRequest, descriptors: list[int]) -> None:
-        """Ask for a worker. The descriptors belong to this client from now on."""
+        """Request a worker. The descriptors belong to this client from now on."""
         pending = _Pending(request, descriptors)
         self._pending[request.env.worker] = pending
         if self._broken is not None:
@@ -153,7 +153,7 @@ class ZygoteClient:
             self._send(ForgetWorker(pid))
 
     async def close(self) -> None:
-        """End the zygote: politely, then not."""
+        """End the zygote: by order, and by SIGKILL if that takes too long."""
         self._ending = True
         for worker in list(self._pending):
             self._drop(worker)
@@ -171,14 +171,14 @@ class ZygoteClient:
         self._hang_up()
 
     def _request_again(self, pending: _Pending) -> None:
-        if pending in self._pending.values() and self._ready and not pending.asked:  # else the next zygote has been
+        if pending in self._pending.values() and self._ready and not pending.asked:  # Else a new zygote was asked.
             self._request(pending)
 
     def _request(self, pending: _Pending) -> None:
         pending.asked = True
         try:
             self._send(pending.request, pending.descriptors)
-        except OSError as error:  # a packet has a limit of some 200 kB, descriptors are counted
+        except OSError as error:  # A packet may have some 200 kB, and the number of descriptors is limited.
             reason = f"the zygote could not be asked for a worker: {error}"
             self._give_up(pending.request.env.worker, ErrorReport("OSError", reason, f"{reason}\n"))
 
@@ -188,7 +188,7 @@ class ZygoteClient:
         try:
             socket.send_fds(self._control, [self._encoder.encode(order)], descriptors or [])
         except (BrokenPipeError, ConnectionError):
-            return  # its end shows in `_readable`, which sees to what is pending
+            return  # `_readable` notices its end and handles pending requests.
         except BlockingIOError:
             _log.warning("the zygote does not take orders any more; starting another")
             if self._process is not None:
@@ -201,7 +201,7 @@ class ZygoteClient:
             except BlockingIOError:
                 return
             except ConnectionResetError:
-                continue  # it has left orders unread, which is told before what it said last
+                continue  # It left orders unread; the kernel reports that before its last messages.
             if not packet:
                 self._ended()
                 return
@@ -238,13 +238,13 @@ class ZygoteClient:
         asyncio.get_running_loop().call_later(AGAIN_S, self._request_again, pending)
 
     def _ended(self) -> None:
-        """The control socket is closed at the other end by all that had it: no worker is on its way any more."""
+        """All processes that had the other end of the control socket have closed it: no worker is being forked."""
         self._hang_up()
         process = self._process
         self._process = None
         if process is not None:
             process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel is at it still: nobody waits for that
+            with contextlib.suppress(subprocess.TimeoutExpired):  # Do not wait longer for the kernel.
                 process.wait(_END_S)
         if self._ending or self._broken is not None:
             return

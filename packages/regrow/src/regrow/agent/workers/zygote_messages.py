@@ -7,9 +7,9 @@ from regrow.core.ids import Instant, Seconds, WorkerId
 
 
 class ZygoteSetup(msgspec.Struct, frozen=True, tag=True):
-    """First packet: what to import and whom to guard.
+    """First packet: the modules to import and the workers to guard.
 
-    `guarded`: workers of an earlier zygote; `path_entry`: first entry of `sys.path`, for `preload`.
+    `guarded`: process ids of an earlier zygote's workers; `path_entry`: first entry of `sys.path`, for `preload`.
     """
 
     agent: int
@@ -22,7 +22,7 @@ class ZygoteSetup(msgspec.Struct, frozen=True, tag=True):
 class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
     """Fork a worker; the packet carries channel, board, standard output and standard error, in this order.
 
-    `variables` come on top of the environment that the zygote was started in. `at`: when, on the monotonic clock.
+    `variables` are added to the environment in which the zygote was started. `at`: time on the monotonic clock.
     """
 
     env: WorkerEnv
@@ -32,19 +32,19 @@ class SpawnRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForgetWorker(msgspec.Struct, frozen=True, tag=True):
-    """This worker and its session are gone: its number may belong to someone else soon."""
+    """This worker and its session are gone: its process id may soon belong to another process."""
 
     pid: int
 
 
 class EndZygote(msgspec.Struct, frozen=True, tag=True):
-    """No more workers are wanted."""
+    """End the zygote, as no more workers are needed."""
 
 
 class ZygoteReady(msgspec.Struct, frozen=True, tag=True):
     """Imports are done. More than one thread makes a fork unsafe.
 
-    `missing`: why `regrow.train` is not among them. `started`: which module of `preload` has started which threads.
+    `missing`: reason why `regrow.train` could not be imported. `started`: modules of `preload` and their threads.
     """
 
     threads: int
@@ -69,7 +69,7 @@ class Spawned(msgspec.Struct, frozen=True, tag=True):
 
 
 class SpawnFailed(msgspec.Struct, frozen=True, tag=True):
-    """The kernel refused."""
+    """The kernel refused to fork the worker."""
 
     worker: WorkerId
     reason: str

@@ -1,4 +1,4 @@
-"""Nodes that are given back: what is refused, how the world does without them, and when their agents end."""
+"""Nodes that are given back: refusals, the world without them, and the end of their agents."""
 
 from regrow.core.ids import Instant, Seconds
 from regrow.core.messages import facts, orders
@@ -12,16 +12,16 @@ from regrow.membership.roster import NodeRecord
 from regrow.membership.states import Closing, Mending, Releasing
 
 _STAND_S: Seconds = 5.0
-"""Kept of a grace to move ranks, or to stand still, besides the time that replacements need to build."""
+"""Part of the grace kept to move ranks or to stop, in addition to the build time of replacements."""
 
 
 class Draining:
     """Decides about the nodes that are given back.
 
     Args:
-        job: whose they are.
-        size: that the world should have.
-        regroup: knows who may go.
+        job: the job of the nodes.
+        size: the wanted size of the world.
+        regroup: knows which ranks may leave.
         resize_boundary: a change of the world that may be under way.
     """
 
@@ -30,9 +30,9 @@ class Draining:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._nodes: list[NodeRecord] = []
         self._reported: set[str] = set()
-        """Drains that were said to be impossible."""
+        """Drains that were reported as impossible."""
         self.look_at: Instant | None = None
-        """Until when ranks wait for slots of workers that are about to end; None: no rank does."""
+        """Time until which ranks wait for slots of workers that are about to end; None: none waits."""
 
     @property
     def leaving(self) -> list[NodeRecord]:
@@ -40,18 +40,18 @@ class Draining:
         return [node for node in self._nodes if node.placed]
 
     def reconsider(self) -> None:
-        """There is more room: what was impossible may be possible."""
+        """There is more room, so that impossible drains may have become possible."""
         self._reported.clear()
 
     def requested(self, event: facts.DrainRequested, now: Instant) -> None:
-        """Somebody asks for a node back; answered at once."""
+        """A drain is requested; it is answered at once."""
         refusal = self._refusal(event)
         if not refusal:
             self.begin(event, now)
         self._orders.add_answer(AnswerScale(not refusal, refusal or say.drain_accepted(event.node, event.grace)))
 
     def _refusal(self, event: facts.DrainRequested) -> str:
-        """Why a node cannot be given back; empty: it can. What its own launcher announces is not refused."""
+        """Reason why a node cannot be given back; empty: it can. An announced (`certain`) drain is never refused."""
         job, there = self._job, {node.node: node for node in self._roster.living_nodes()}
         node = there.get(event.node)
         if node is None:
@@ -70,7 +70,7 @@ class Draining:
         return ""
 
     def begin(self, event: facts.NodeDraining | facts.DrainRequested, now: Instant) -> None:
-        """A node is given back: nothing more is started on it, and its ranks leave it at the next boundary."""
+        """Begin a drain: nothing more is started on the node, and its ranks leave it at the next boundary."""
         node = self._roster.nodes.get(event.node)
         if node is None or node.away or self._job.stopping:
             return
@@ -84,7 +84,7 @@ class Draining:
         self._reported.clear()
 
     def let_go(self, now: Instant) -> None:
-        """Nodes that are given back end when nobody of the job is left on them."""
+        """Stop the agents of draining nodes that have no workers left."""
         for node in [node for node in self._nodes if node.leave_by is None or node.away or node.stopped]:
             self._nodes.remove(node)
         between = isinstance(self._job.state, Mending)
@@ -92,7 +92,7 @@ class Draining:
             if node.placed or node.leave_by is None:
                 continue
             if between and now < node.leave_by:
-                continue  # Its agent is to hear where the others go on.
+                continue  # Its agent still needs the step at which the others go on.
             for standby in list(node.standbys.values()):
                 self._orders.fence(standby, "its node is given back", now)
             if not node.others:
@@ -102,12 +102,12 @@ class Draining:
     def plan(self, now: Instant, *, free: int, most: int) -> ResizePlan | None:
         """Plan the world without the nodes that are given back; None: no change.
 
-        Go on with fewer replicas; else move as many ranks at once as have room elsewhere and leave the state behind;
-        else train on while workers that have left are about to free slots; else stand still in time.
+        The first that is possible: fewer replicas; a move of as many ranks as other nodes have room for and as other
+        ranks have the state of; further training until workers that have left free their slots; a timely stop.
 
         Args:
             free: number of ranks that other nodes have room for.
-            most: more replicas are not tried.
+            most: largest number of replicas to try.
         """
         job, limits, leaving = self._job, self._size.limits, self.leaving
         moving = sorted(w.rank for node in leaving for w in node.placed.values() if w.rank is not None)
@@ -129,7 +129,7 @@ class Draining:
             and not fixed
             and free // self._spec.unit >= size - job.replicas
         ):
-            # So that somebody else has the state before they leave.
+            # Grow first, so that other ranks have the state before these leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         until = by - (self._roster.first_build or 0.0) - _STAND_S
         if now < until and job.replacements.allowed and self._slots_come():
@@ -145,5 +145,5 @@ class Draining:
         return None
 
     def _slots_come(self) -> bool:
-        """True if workers that were released are about to end where replacements may be started."""
+        """True if released workers are about to end on nodes where replacements may be started."""
         return any(worker.leaver for node in self._roster.usable_nodes() for worker in node.others.values())

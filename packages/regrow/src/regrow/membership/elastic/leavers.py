@@ -1,7 +1,7 @@
 """Workers that were released while the job goes on, and may take their time: nothing waits for them. Pure.
 
-They have given way to those who train, so that on busy cores their last acts take long by the clock. One that stands
-idle for the deadline is ended, and one that has used as much of a processor; a working or waiting one goes on.
+They have lower priority than training workers, so that their last work can take long on busy cores. A leaver is ended
+after the deadline in idleness, or after using as much processor time; otherwise it may go on.
 """
 
 from collections.abc import Iterator
@@ -11,27 +11,27 @@ from regrow.core.messages.observations import NodeSeen, WorkerObservation
 from regrow.membership.roster import Roster, Stage, WorkerRecord
 
 _TOUCH_S: Seconds = 0.05
-"""Of a processor, between two looks: who uses less is idle."""
+"""Processor time between two observations below which a worker is idle."""
 
 
 class Leavers:
     """Limits on the stay of leavers.
 
     Args:
-        roster: has them.
-        deadline: seconds of idleness, and of a processor's time.
+        roster: the job's workers.
+        deadline: longest idle time, and most processor time.
     """
 
     def __init__(self, roster: Roster, deadline: Seconds) -> None:
         self._roster, self._deadline = roster, deadline
         self._first: dict[WorkerId, Seconds] = {}
-        """Processor time of each when it was seen first."""
+        """Processor time of each at its first observation."""
         self._last: dict[WorkerId, tuple[Seconds, Instant]] = {}
-        """Processor time of each by now, and the time when it was last not idle."""
+        """Processor time of each so far, and the time at which it was last busy."""
         self._not_before: Instant = 0.0
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """An agent has looked at its workers."""
+        """Take an agent's observation of its workers."""
         if self.oldest is None:
             self._first.clear()
             self._last.clear()
@@ -51,7 +51,7 @@ class Leavers:
             self._not_before = 0.0
 
     def late(self, now: Instant) -> Iterator[WorkerRecord]:
-        """Those that stay no longer."""
+        """The leavers that have to end now."""
         at = self.next_deadline()
         if at is None or now < at:
             return
@@ -67,13 +67,13 @@ class Leavers:
         return max(worker.since, busy_at) + self._deadline
 
     def next_deadline(self) -> Instant | None:
-        """When `late` must be asked at the latest."""
+        """Latest time for a call of `late`."""
         oldest = self.oldest
         return None if oldest is None else max(oldest.since + self._deadline, self._not_before)
 
     @property
     def oldest(self) -> WorkerRecord | None:
-        """Worker that has been leaving for longest; None: there is none."""
+        """The worker that has been leaving for longest; None: there is none."""
         found = None
         for oldest in (self._roster.oldest(Stage.RELEASED), self._roster.oldest(Stage.RELEASED, placed=False)):
             if oldest is not None and oldest.leaver and (found is None or oldest.since < found.since):

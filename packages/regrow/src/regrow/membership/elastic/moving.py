@@ -1,7 +1,7 @@
-"""Ranks that move to other nodes because somebody asks for it: what is refused, and the change that follows. Pure.
+"""Requested moves of ranks to other nodes: refusals, and the change that follows. Pure.
 
-Replacements are built on the other node while all train; at an agreed step the ranks change places. A fault meanwhile
-is mended first, and the move goes on afterwards with the ranks that are still there. One is under way at a time.
+Replacements are built on the other node while all train; at an agreed step they take the ranks. A fault meanwhile is
+repaired first, and the move goes on with the ranks that are still on the node. One move is under way at a time.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from regrow.membership.states import Closing, Releasing
 
 @dataclass(frozen=True)
 class RankMove:
-    """A move that was accepted. `rank`: only this one of the node's; `world`: ranks of the world at that time."""
+    """An accepted move. `rank`: only this rank of the node; `world`: size of the world at that time, in ranks."""
 
     source: NodeId
     rank: Rank | None
@@ -36,8 +36,8 @@ class Moving:
     """Decides about the ranks that are to move.
 
     Args:
-        job: whose they are.
-        regroup: knows which ranks the others can do without.
+        job: the job of the ranks.
+        regroup: knows which ranks may leave without loss of state.
     """
 
     def __init__(self, job: Job, regroup: Regroup) -> None:
@@ -49,7 +49,7 @@ class Moving:
         self._await_proof = False
 
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
-        """Somebody asks for a move; answered at once."""
+        """A move is requested; it is answered at once."""
         answer = self._answer(event)
         if answer.accepted and self._move is None:
             source = self._source(event)
@@ -92,7 +92,7 @@ class Moving:
         return there if rank is None else [each for each in there if each == rank]
 
     def _obstacle(self, ranks: Sequence[Rank], source: NodeId, to: NodeId | None) -> str:
-        """Why these ranks cannot move now; empty: they can."""
+        """Reason why these ranks cannot move now; empty: they can."""
         job = self._job
         if not job.replacements.allowed:
             return said_at_end.no_newcomers(job.replacements.refuted)
@@ -109,7 +109,7 @@ class Moving:
         return free if to is None else [node for node in free if node == to]
 
     def _follow(self, now: Instant) -> None:
-        """A rank has left others of its replica on a node, which may have a faster network inside: all there follow."""
+        """Let the rest of a replica follow a rank that moved, as the network within a node may be faster."""
         if self._job.apart is None or self._move is not None:
             return
         (rank, source), self._job.apart = self._job.apart, None
@@ -125,14 +125,14 @@ class Moving:
 
     @property
     def may_leave(self) -> bool:
-        """True if a newcomer was proven since nodes in quarantine were looked at."""
+        """True if moves off nodes in quarantine waited for a proof of a newcomer, and there is one now."""
         return self._await_proof and bool(self._job.replacements.proven)
 
     def _leave_unfit(self, now: Instant) -> None:
-        """Ranks leave a node in quarantine for one that is idle, if a newcomer has shown to compute what a rank does.
+        """Move ranks off a node in quarantine to a free one, once a newcomer was proven to compute the same as a rank.
 
-        It may be the check that is wrong, and then nothing but the pause of a move is lost. Not where ranks have values
-        of their own, which a move does not take along.
+        If the health check was wrong, only the pause of the move is lost. Ranks with values of their own are not
+        moved, because a move loses these values.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
         if self._move is not None or self._await_proof or any(self._job.replacements.own.values()):
@@ -149,7 +149,7 @@ class Moving:
                 return
 
     def plan(self, now: Instant) -> ResizePlan | None:
-        """Plan the move that was accepted; None: there is none, or it has come to nothing."""
+        """Plan the accepted move; None: there is none, it was given up, or it has to wait."""
         self._follow(now)
         self._leave_unfit(now)
         move, job = self._move, self._job
@@ -171,10 +171,10 @@ class Moving:
             job.orders.note(say.given_up(move.source, why), now)
             return None
         if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
-            return None  # Who has left there is about to end.
+            return None  # Leavers on these nodes are about to free their slots.
         return ResizePlan("move", job.replicas, tuple(ranks), move.reason, ResizeWay.MOVE, homes=tuple(homes))
 
 
 def _room(node: NodeRecord) -> int:
-    """Slots of a node that are free, or will be when those who have left it have ended."""
+    """Slots of a node that are free, or will be once its leavers have ended."""
     return node.slots - len(node.placed) - sum(not worker.leaver for worker in node.others.values())

@@ -1,8 +1,8 @@
 """Growth and shrinking of the world: the requests, the change under way, and the candidates that build meanwhile.
 
-A larger world is begun with candidates: workers that build under the ranks they will have, while the others go on
-training. When all of them stand before their first step the world is switched (`resize_boundary.py`). A smaller one is
-switched at once. One change is under way at a time; a later request replaces it, until it is switched.
+A larger world begins with candidates: workers that build for their future ranks while the others train. When all of
+them are ready for their first step, the world is switched (`resize_boundary.py`). A smaller world is switched to at
+once. One change is under way at a time; a later request replaces it until it is switched.
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ _WARM = (Stage.READY, Stage.IDLE)
 
 
 class Resizing:
-    """Decides which size the world should have, and begins the change.
+    """Decides on the size of the world, and begins the change to it.
 
     Args:
-        job: whose world it is.
-        size: that it should have.
-        standbys: who may be candidates.
-        regroup: knows who may go.
-        resize_boundary: carries the change out.
+        job: the job of the world.
+        size: the wanted size.
+        standbys: may become candidates.
+        regroup: knows which ranks may leave.
+        resize_boundary: carries out the change.
     """
 
     def __init__(
@@ -54,22 +54,22 @@ class Resizing:
         )
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._look = True
-        """Something has happened since the world was last looked at."""
+        """True if something has changed since the last planning."""
         self._seen = Generation(0)
-        """The generation in which it was looked at."""
+        """Generation of the last planning."""
         self._pausing = False
-        """A change waits for the least time between two."""
+        """True if a change waits for the least time between two changes."""
         self._drains, self._moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
-        """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
+        """Slots of new nodes that are too few for a replica; later nodes may bring the rest."""
         self._no_larger: tuple[int, str] | None = None
-        """Largest number of replicas that is possible, as a candidate's script has said, and why."""
+        """Largest possible number of replicas by a candidate's script, and the reason."""
 
-    # --- what is asked for -------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def asked(self, event: facts.ScaleRequested | facts.DrainRequested | facts.MoveRequested, now: Instant) -> None:
-        """Somebody asks for a change; answered at once."""
+        """A change is requested; it is answered at once."""
         match event:
             case facts.ScaleRequested():
                 self._size_asked(event, now)
@@ -99,21 +99,21 @@ class Resizing:
         self._orders.add_answer(AnswerScale(True, say.scale_accepted(job.replicas, size)))
 
     def drain_requested(self, event: facts.DrainRequested, now: Instant) -> None:
-        """Somebody asks for a node back; answered at once."""
+        """A drain of a node is requested; it is answered at once."""
         self._drains.requested(event, now)
         self._look = True
 
     def draining(self, event: facts.NodeDraining, now: Instant) -> None:
-        """A node says that it will be taken away."""
+        """A node announces that it will be taken away."""
         self._drains.begin(event, now)
         self._look = True
 
     def let_go(self, now: Instant) -> None:
-        """Nodes that are given back end when nobody of the job is left on them."""
+        """Stop the agents of draining nodes that have no workers left."""
         self._drains.let_go(now)
 
     def node_came(self, node: NodeRecord, event: facts.NodeJoined, now: Instant, *, new: bool) -> None:
-        """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
+        """A node has come: the world may grow onto it, by as many replicas as it has room for."""
         self._drains.reconsider()
         self._look = True
         if self._job.world == 0:
@@ -130,7 +130,7 @@ class Resizing:
             self._size.wanted, self._size.wanted_by = wanted, f"{node.node} has come"
 
     def _replicas_more(self, node: NodeRecord) -> int:
-        """For how many replicas a new node brings room, with those that brought too little before it."""
+        """Number of replicas for which a new node brings room, together with earlier nodes that brought too little."""
         here = {each.node for each in self._roster.usable_nodes()}
         came = {name: slots for name, slots in self._came.items() if name in here} | {node.node: node.slots}
         more, left = divmod(sum(came.values()), self._spec.unit)
@@ -138,17 +138,17 @@ class Resizing:
         return more
 
     def changed(self) -> None:
-        """Something has happened that may make room, or take it."""
+        """The room for ranks may have changed."""
         self._look = True
 
     def unfit(self, node: NodeId, reason: str) -> None:
-        """A node is in quarantine: its ranks move where there is room."""
+        """A node is in quarantine: its ranks move elsewhere if there is room."""
         self._moves.unfit[node], self._look = reason, True
 
     # --- candidates --------------------------------------------------------------------------------------------
 
     def candidate_ready(self, worker: WorkerRecord, now: Instant) -> None:
-        """A candidate stands before its first step."""
+        """A candidate is ready for its first step."""
         self._look = True
         rank = worker.candidate_for
         if rank is not None and not self._regroup.is_replica(worker, rank):
@@ -161,7 +161,7 @@ class Resizing:
             self._orders.fence(worker, "built another model", now)
 
     def _candidate_fixed(self, worker: WorkerRecord, rank: Rank, now: Instant) -> None:
-        """A larger world could never change again, or not even run: the job goes on without it."""
+        """By the candidate's script a larger world could not run or not change again: give up growing."""
         job = self._job
         size = max(self._size.wanted, rank // self._spec.unit + 1)
         self._orders.write(record.ScaleRefused(at=now, replicas=size, reason=worker.fixed))
@@ -173,11 +173,11 @@ class Resizing:
             self._orders.fence(worker, "its script does not fit a larger world", now)
 
     def candidate_lost(self, worker: WorkerRecord, why: str, now: Instant) -> None:
-        """A candidate has ended before it was of use."""
+        """A candidate has ended before it got its rank."""
         self._count_failure(worker, f"candidate {worker.worker} {why}", now)
 
     def late(self, now: Instant) -> None:
-        """Time has passed: candidates that are not built by now, and leavers that have not left, act no more."""
+        """Time has passed: fence candidates that are not built and leavers that have not left in time."""
         for worker in list(self._roster.candidates.values()):
             if worker.stage in BUILDING and now >= worker.since + self._spec.build_deadline:
                 self._count_failure(worker, f"candidate {worker.worker} was not ready in time", now)
@@ -191,7 +191,7 @@ class Resizing:
             self._look, self._drains.look_at = True, None
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """An agent has looked at its workers."""
+        """Take an agent's observation of its workers."""
         self._leavers.seen(event, now)
 
     def next_deadline(self) -> Instant | None:
@@ -213,7 +213,7 @@ class Resizing:
     # --- progress ----------------------------------------------------------------------------------------------
 
     def advance(self, now: Instant) -> None:
-        """The job trains and nothing is wrong: begin what is wanted, go on with it, or do without it."""
+        """The job trains without a fault: begin the wanted change, continue it, or drop it."""
         generation = self._job.generation
         looks = self._look or self._seen != generation or self._moves.may_leave
         if not looks or self._roster.count(Stage.FINISHED):
@@ -241,7 +241,7 @@ class Resizing:
 
     @property
     def _most(self) -> int:
-        """More replicas are not tried."""
+        """Largest number of replicas to try."""
         most = self._size.limits.most
         return most if self._no_larger is None else min(most, self._no_larger[0])
 
@@ -268,7 +268,7 @@ class Resizing:
         return ""
 
     def _weigh(self, size: int, stay: Seconds, now: Instant) -> str:
-        """Why growing to a size does not pay; empty: it does. Both sides are written down."""
+        """Reason why growing to a size does not pay; empty: it does. Gain and cost are recorded."""
         before = self._job.replicas
         if before == 0:
             return ""
@@ -297,17 +297,17 @@ class Resizing:
         if size is None or size == job.replicas or self._regroup.fixed():
             return None
         if size > job.replicas and not job.replacements.allowed:
-            return None  # the next start of all workers brings them
+            return None  # The next restart of all workers adds them.
         if now < self._may_change_at:
             self._pausing = True
             return None
         if job.replicas < size < self._size.wanted and self._leavers.oldest is not None:
-            return None  # Their slots are about to be free: one change is better than two.
+            return None  # The leavers' slots are about to be free, and one change is better than two.
         kind = "grow" if size > job.replicas else "shrink"
         return ResizePlan(kind, size, scaling.added_ranks(job.replicas, size, self._spec.unit), self._size.wanted_by)
 
     def _room(self) -> int:
-        """For how many replicas more there is room; those that candidates build for count."""
+        """Number of additional replicas for which there is room, including those that candidates build for."""
         return self._free_slots() // self._spec.unit
 
     def _free_slots(self) -> int:
@@ -315,9 +315,9 @@ class Resizing:
         return sum(len(slots) for slots in scaling.free_slots(self._roster, ATTEMPTS).values()) + building
 
     def _keep_only(self, need: Sequence[Rank], homes: Sequence[NodeId], now: Instant) -> None:
-        """Candidates for other ranks come to be those for these, where they fit, or are done without.
+        """Reassign candidates for other ranks to the needed ones if they fit; else make them standbys or fence them.
 
-        So are those on nodes that are given back, or are none of `homes` where there are any.
+        Candidates on draining nodes, or outside of `homes` if that is not empty, are dropped in the same way.
         """
         roster, take = self._roster, self._standbys.can_take
 
@@ -358,7 +358,7 @@ class Resizing:
                 self._orders.start_script(standby, slot.rank, self._job.generation, now, world=world)
 
     def _standby(self, slot: RankSlot, world: int) -> WorkerRecord | None:
-        """A standby of that node that could have the seat."""
+        """The best standby of the slot's node that can take the slot; None: there is none."""
         standbys = self._roster.nodes[slot.node].standbys.values()
         fitting = [
             each

@@ -1,9 +1,9 @@
-"""Switch to a world of another size: all stop before one agreed step, and go on in the new world.
+"""Switch to a world of another size: all ranks stop before one agreed step and go on in the new world.
 
-No rank is halted in the middle of a step, so the pause of those who stay is the forming of the new generation and its
-first step. If the agreed step was too early, or a rank does not stop, all are halted at once instead: that step runs
-again, and nothing is lost. A change without a deadline waits for a while first: a script may evaluate between two steps
-for longer than a step takes.
+No rank is halted in the middle of a step, so staying ranks pause only to form the new generation and run its first
+step. If the agreed step was too early, or a rank does not stop, all are halted at once: that step runs again, and
+nothing is lost. A change without a deadline first waits for a while, because a script may evaluate between two steps
+for much longer than a step takes.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from regrow.membership.states import Mending, Switching, Training
 _LEAVE_S: Seconds = 1.0
 """Time that a worker needs to leave."""
 _STOP_S: Seconds = 0.5
-"""Time that a halt at once needs before that."""
+"""Time that an immediate halt needs before a worker can leave."""
 MOST_TRIES = 3
 """Most agreements on a step before all are halted at once."""
 
@@ -33,16 +33,16 @@ class ResizeWay(StrEnum):
 
     RESIZE = "resize"
     MOVE = "move"
-    """Candidates take ranks that others have."""
+    """Candidates take over ranks of other workers."""
     HOLD = "hold"
-    """Ranks leave, and nobody can take them yet."""
+    """Ranks leave, and no worker can take them yet."""
 
 
 @dataclass(frozen=True)
 class ResizePlan:
     """A change of the world. `kind`: `grow`, `shrink`, `preempt` or `move`; `size`: replicas after it.
 
-    `newcomers`: the ranks that candidates will have; `homes`: nodes on which these may be, empty: on any.
+    `newcomers`: the ranks that candidates will have; `homes`: nodes on which these may run, empty: any.
     """
 
     kind: str
@@ -51,45 +51,45 @@ class ResizePlan:
     reason: str
     way: ResizeWay = ResizeWay.RESIZE
     by: Instant | None = None
-    """By when it must have happened; None: there is no hurry."""
+    """Time by which it must be done; None: no deadline."""
     homes: tuple[NodeId, ...] = ()
 
     @property
     def rung(self) -> str:
-        """The rung of the ladder that it is."""
+        """The rung of the ladder under which it is recorded."""
         return "node" if self.way is not ResizeWay.RESIZE else "grow" if self.kind == "grow" else "shrink"
 
 
 class ResizeBoundary:
-    """Carries one change out.
+    """Carries out one change.
 
     Args:
-        job: whose world is changed.
-        ladder: for those who do not stop.
-        regroup: brings the halted generation to the next one.
-        pace: of the steps.
+        job: the job of the world.
+        ladder: halts and fences workers that do not stop.
+        regroup: leads the halted generation to the next one.
+        pace: pace of the steps.
     """
 
     def __init__(self, job: Job, ladder: Ladder, regroup: Regroup, pace: Pace) -> None:
         self.changed_at: Instant = float("-inf")
-        """Time of the last change of the world that was not needed."""
+        """Time of the last optional change of the world, which was neither a drain nor a move."""
         self._job, self._ladder, self._regroup = job, ladder, regroup
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pace = pace
         self._plan: ResizePlan | None = None
         self._begun_at: Instant = 0.0
-        """Time of its begin."""
+        """Time at which the change began."""
         self._by: Instant = float("inf")
-        """By when it must have happened."""
+        """Time by which the change must be done."""
 
     def begin(self, plan: ResizePlan, now: Instant) -> None:
-        """Everybody stops before a step that nobody has begun."""
+        """Order all ranks to stop before a step that none has begun."""
         self._plan, self._begun_at = plan, now
         self._by = float("inf") if plan.by is None else plan.by
         self._order(self._pace.ahead(now), 1, now)
 
     def hurry(self, by: Instant, now: Instant) -> None:
-        """A node is to be given back by then: a change under way that could wait may not any more."""
+        """A node has to be given back by this time, so a change under way can no longer wait."""
         state, self._by = self._job.state, min(self._by, by)
         if isinstance(state, Switching) and state.at is not None:
             deadline = min(state.deadline, now + self._pace.patience(state.margin), self._last_moment)
@@ -100,7 +100,7 @@ class ResizeBoundary:
         return isinstance(self._job.state, Switching) and worker.stage is Stage.MEMBER
 
     def halted(self, event: facts.WorkerHalted, now: Instant) -> None:
-        """A worker stands, of its own accord."""
+        """A worker has halted as planned."""
         job, state, plan = self._job, self._job.state, self._plan
         if not isinstance(state, Switching) or plan is None:
             return
@@ -113,7 +113,7 @@ class ResizeBoundary:
             self._at_once("not all could stop before one step", now)
 
     def missed(self, event: facts.HaltMissed, now: Instant) -> None:
-        """A worker had begun the step already."""
+        """A worker had already begun the agreed step when its order arrived."""
         job, state = self._job, self._job.state
         job.step = max(job.step, event.step)
         if not isinstance(state, Switching) or state.at is None or event.at != state.at:
@@ -124,7 +124,7 @@ class ResizeBoundary:
             self._at_once(f"step {event.step} had begun when its halt arrived", now)
 
     def late(self, now: Instant, overdue: Callable[[Instant], list[WorkerRecord]]) -> None:
-        """Time has passed: who does not stop as planned is halted at once; who hangs (`overdue`) then acts no more."""
+        """The deadline may have passed: halt workers that do not stop as planned; fence those that hang (`overdue`)."""
         state = self._job.state
         if not isinstance(state, Switching) or now < state.deadline:
             return
@@ -135,7 +135,7 @@ class ResizeBoundary:
             else:
                 self._job.goto(replace(state, deadline=now + self._spec.halt_patience / 4))
         elif state.at is not None and self._may_wait(now):
-            # Nobody is kept from a step: who stands already would wait for the others there, whatever happens.
+            # Waiting delays no step, because ranks that have stopped would wait for the others in any case.
             longer = max(state.deadline - self._begun_at, 0.0)
             self._job.goto(replace(state, deadline=min(now + longer, self._begun_at + SWITCH_S)))
             self._orders.halt_before(state.at, self._job.generation, self._reason)
@@ -143,7 +143,7 @@ class ResizeBoundary:
             self._at_once("not all have stopped in time", now)
 
     def advance(self, now: Instant) -> None:
-        """Go as far as the facts so far allow."""
+        """Go to the next state if the facts so far allow it."""
         roster, job, plan, state = self._roster, self._job, self._plan, self._job.state
         if not isinstance(state, Switching) or plan is None:
             return
@@ -180,11 +180,11 @@ class ResizeBoundary:
 
     @property
     def _last_moment(self) -> Instant:
-        """Time at which all must be halted at once, so that the leavers are gone in time."""
+        """Latest time to halt all ranks at once so that the leavers are gone in time."""
         return self._by - _LEAVE_S - _STOP_S
 
     def _may_wait(self, now: Instant) -> bool:
-        """True if there is time for the agreed step to come."""
+        """True if there is still time to wait for the agreed step."""
         return self._by == float("inf") and now < self._begun_at + SWITCH_S
 
     def _at_once(self, reason: str, now: Instant) -> None:
@@ -203,7 +203,7 @@ class ResizeBoundary:
         self._ladder.halt(reason, now)
 
     def _possible(self, plan: ResizePlan) -> bool:
-        """True if the candidates are still there, and no other has come in between."""
+        """True if the candidates are still ready and exactly the planned ones."""
         candidates = self._roster.candidates
         return set(candidates) == set(plan.newcomers) and all(
             each.stage is Stage.READY and self._roster.nodes[each.node].usable for each in candidates.values()
@@ -219,7 +219,7 @@ class ResizeBoundary:
             case ResizeWay.MOVE if self._regroup.covered(set(plan.newcomers)):
                 self._regroup.move(newcomers, now, kind=plan.kind, reason=plan.reason, by=plan.by)
             case ResizeWay.MOVE:
-                return False  # Who would go may be a step ahead after a halt at once, and gives it to the others first.
+                return False  # After an immediate halt a leaving rank may be a step ahead; others need its state first.
             case ResizeWay.RESIZE:
                 going = job.replicas - plan.size + len(newcomers) // self._spec.unit
                 drop = self._regroup.choose(going)

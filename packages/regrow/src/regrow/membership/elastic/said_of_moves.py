@@ -15,52 +15,52 @@ def accepted(ranks: Sequence[Rank], source: NodeId) -> str:
 
 
 def under_way(source: NodeId) -> str:
-    """Answer to a move that was asked for before."""
+    """Answer to a move that was requested before."""
     return f"the ranks of {source} are on their way already"
 
 
 def another_first(source: NodeId) -> str:
-    """One move at a time."""
+    """Refusal because another move is under way."""
     return f"the ranks of {source} are being moved; ask again when they are"
 
 
 def no_such_rank(rank: Rank, world: int) -> str:
-    """A rank that is not there cannot be moved."""
+    """Refusal because the world has no such rank."""
     return f"there is no rank {rank}: this job has ranks 0 to {world - 1}"
 
 
 def has_no_ranks(node: NodeId) -> str:
-    """There is nothing to move."""
+    """Refusal because the node has no ranks."""
     return f"{node} has no ranks"
 
 
 def no_room(ranks: Sequence[Rank], room: int, to: NodeId | None) -> str:
-    """There is no spare."""
+    """Refusal because there is no room elsewhere."""
     where = "other nodes" if to is None else to
     cure = "start the job with --spares, or add a node with regrow agent --join"
     return f"{_ranks(ranks)} cannot move: {where} have room for {room} ({cure})"
 
 
 def held_nowhere_else(ranks: Sequence[Rank]) -> str:
-    """Newcomers receive the state from ranks that stay."""
+    """Refusal because no rank that stays could give newcomers the state."""
     return f"{_ranks(ranks)} cannot move: no rank that would stay has the same part of the state"
 
 
 def follows(rank: Rank, ranks: Sequence[Rank], source: NodeId, to: NodeId) -> str:
-    """Reason of a move that nobody has asked for."""
+    """Reason of a move by which ranks follow one of their replica."""
     return f"{_ranks(ranks)} of {source} follow{'s' * (len(ranks) == 1)} rank {rank} of their replica to {to}"
 
 
 def leave_unfit(ranks: Sequence[Rank], source: NodeId, why: str) -> str:
-    """Reason of a move to which verdicts have led."""
+    """Reason of a move off a node in quarantine."""
     return f"{_ranks(ranks)} move{'s' * (len(ranks) == 1)} away from {source}, which is in quarantine: {why}"
 
 
 def stays_apart(rank: Rank, to: NodeId, source: NodeId, why: str) -> str:
-    """A rank is alone on another node."""
+    """A rank has moved away from its replica, which cannot follow."""
     return f"rank {rank} went to {to}, and speaks over the network with those of its replica on {source}: {why}"
 
 
 def given_up(source: NodeId, why: str) -> str:
-    """A move comes to nothing, and training goes on as it is."""
+    """A move is given up, and training goes on unchanged."""
     return f"the ranks of {source} are not moved: {why}"

@@ -1,7 +1,7 @@
 """The rung `all`: survivors leave their state in their agents' memory, and all workers are started again with it.
 
-It is for jobs in which no newcomer is equal to the rank that it would replace, or none can be built. All workers start
-as the first ones did, with real collectives in their set-up, so the world is as under any other launcher.
+It is for jobs in which newcomers do not equal the ranks that they would replace, or cannot be built. All workers start
+as the first ones did, with real collectives in their set-up, as under any other launcher.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ from regrow.membership.states import Retaining
 
 
 class StartFromMemory:
-    """Decides who leaves its state where, and when that is enough.
+    """Decides which survivors leave their state in memory, and when enough of it is kept.
 
     Args:
-        job: whose workers are started again.
-        ladder: starts them; and what follows where the state is not to be had.
-        copies: what nodes have of the state already.
-        checkpoints: where the state goes first, if starting again may fail too.
-        doubts: about the newest state.
+        job: the job whose workers are started again.
+        ladder: starts them, and decides further if the state cannot be kept.
+        copies: the nodes' present copies of the state.
+        checkpoints: saves the state first, in case the restart fails too.
+        doubts: doubts about the newest state.
     """
 
     def __init__(self, job: Job, ladder: Ladder, copies: HeldCopies, checkpoints: Checkpoints, doubts: Doubts) -> None:
@@ -42,16 +42,16 @@ class StartFromMemory:
         self._cause = ""
         self._to_disk = False
         self._keep_by: Instant = 0.0
-        """Until when survivors are asked for their state."""
+        """Time until which survivors are asked for their state."""
 
     def begin(self, cause: str, now: Instant, *, to_disk: bool) -> None:
-        """Every survivor stands halted, and there is room for all. `to_disk`: the state goes there too."""
+        """All survivors are halted, and there is room for all ranks. `to_disk`: save the state to disk too."""
         self._cause, self._to_disk = cause, to_disk
         if self._doubts.open is not None:
             self._ladder.restart(say.no_agreed_state(self._doubts.open.step), now)
             return
         if self._copies.missing([_living(worker) for worker in self._roster.placed()]):
-            return  # this is called again with each answer
+            return  # This is called again after each answer.
         step = self._newest()
         if self._of != (self._job.generation, step):
             self._of = self._job.generation, step
@@ -61,7 +61,7 @@ class StartFromMemory:
         self.advance(now)
 
     def apply(self, fact: StateKept, now: Instant) -> None:
-        """An agent has a worker's state, or has not."""
+        """An agent reports that it keeps a worker's state, or why it cannot."""
         worker = self._roster.workers.get(fact.worker)
         if worker is not None and fact.step == self._of[1] and fact.worker in self._asked:
             if fact.error:
@@ -72,7 +72,7 @@ class StartFromMemory:
                 self._kept[fact.worker] = worker.node
 
     def advance(self, now: Instant) -> None:
-        """Ask those who have the state; go on when it is kept, or when there is nobody left to ask."""
+        """Ask the workers that have the state; go on once it is kept or no worker is left to ask."""
         state = self._job.state
         if not isinstance(state, Retaining):
             return
@@ -103,7 +103,7 @@ class StartFromMemory:
         self._ladder.restart(self._cause, now)
 
     def _everywhere(self, step: StepNo) -> recovery_point.Copies:
-        """Copies that the nodes have, including those that survivors have left there."""
+        """The nodes' copies, including those that survivors have just left there."""
         from_workers: dict[NodeId, list[recovery_point.KeptCopy]] = {
             node: list(copies) for node, copies in self._copies.held.items()
         }
@@ -118,7 +118,7 @@ class StartFromMemory:
         return [worker for worker in self._roster.placed(Stage.HALTED) if worker.state_at == step]
 
     def _newest(self) -> StepNo:
-        """The newest step at which survivors have all of the state, with the copies of that step that nodes have."""
+        """Newest step of which survivors, together with the nodes' copies, have the whole state."""
         everything = {worker.holding for worker in self._roster.placed()}
         for step in sorted({worker.state_at for worker in self._roster.placed(Stage.HALTED)}, reverse=True):
             held = {copy.holding for copies in self._copies.held.values() for copy in copies if copy.step == step}
@@ -127,7 +127,7 @@ class StartFromMemory:
         return NO_STATE
 
     def _to_ask(self, step: StepNo) -> Iterator[WorkerRecord]:
-        """One of those with the same part on each node; all, where that does not say that they have the same."""
+        """One worker per node and holding; every worker if equal holdings do not prove equal state."""
         each = self._job.replacements.alone or bool(self._job.belief.doubt)
         seen: set[tuple[NodeId, str]] = set()
         for worker in sorted(self._survivors(step), key=lambda one: one.rank or 0):

@@ -1,6 +1,6 @@
-"""Reaction to replicas that differ: report it, write it down, and hydrate a newcomer again.
+"""Reaction to replicas that differ: report and record it, and hydrate a newcomer again.
 
-If they differ before any worker was replaced, the script itself is the reason, and no newcomer is to blame.
+If they differ before any worker was replaced, the script is the reason, and no newcomer is to blame.
 """
 
 from collections import defaultdict
@@ -21,15 +21,15 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import RUNNING
 
 _MOST_OWN = 64
-"""Variables that ranks leave in each step: some 10 µs each."""
+"""Most variables whose values a rank saves in each step; each takes about 10 µs."""
 
 
 class Auditor:
-    """Takes in what workers tell of their state.
+    """Takes workers' digests of their state.
 
     Args:
-        job: whose workers they are.
-        ladder: for those who must be hydrated again.
+        job: the job of the workers.
+        ladder: replaces workers that must be hydrated again.
     """
 
     def __init__(self, job: Job, ladder: Ladder) -> None:
@@ -37,12 +37,12 @@ class Auditor:
         self._samples = Samples()
         self._hydrated_again: set[Rank] = set()
         self._unlike_from_start = False
-        """Ranks have built different values: that they differ later is the script's own doing."""
+        """True if ranks have built different values, so that later differences come from the script."""
         self._ranks_own = False
         """True if ranks were seen to differ before any worker was replaced."""
 
     def started(self, now: Instant) -> None:
-        """All ranks have built what they start from."""
+        """All ranks have built their initial state: compare it."""
         looks: defaultdict[str, dict[Rank, dict[str, int]]] = defaultdict(dict)
         for worker in self._job.roster.placed():
             if worker.rank is not None and worker.parts:
@@ -58,7 +58,7 @@ class Auditor:
                 self._latent(text, now)
 
     def sampled(self, worker: WorkerRecord, fact: StateSampled, now: Instant) -> None:
-        """A worker has looked at its state before a step."""
+        """A worker has sent digests of its state before a step."""
         if worker.rank is None:
             return
         replicas = sum(each.holding == worker.holding for each in self._job.roster.placed())
@@ -91,19 +91,19 @@ class Auditor:
             self._ladder.mend(CORRUPTION, again, say.replicas_diverge(found, []), now, now)
 
     def keep_own(self, worker: WorkerRecord) -> None:
-        """Have it leave, in each step, the values of which each rank has its own: who replaces it gets these."""
+        """Have a worker save its rank's own values in each step, for the worker that may replace it."""
         if own := self._job.replacements.own.get(worker.holding):
             self._job.orders.add(KeepOwn(worker.worker, sorted(own)[:_MOST_OWN]))
 
     def resumed(self, worker: WorkerRecord, fact: WorkerResumed) -> None:
-        """A worker stands in a new membership: values of its rank's own may be another's now, which is written down."""
+        """A worker has joined a new membership: record which of its rank's own values are another rank's now."""
         if fact.unlike is not None and worker.rank is not None:
             own = {*fact.unlike, *self._job.replacements.own.get(worker.holding, ())} - {*fact.kept}
             self._job.incidents.not_kept(worker.rank, map(_variable, sorted(own)))
 
     def _newcomers(self, found: Divergence) -> list[WorkerRecord]:
-        """Those who came into this generation, and have not what all others have; each rank's once."""
-        # Who differs in Python state alone may mean to.
+        """Newcomers of this generation whose state differs from that of all others, once for each rank."""
+        # Differences in Python state alone may be intended.
         if not found.whole or not found.in_tensors or self._ranks_own:
             return []
         roster = self._job.roster
@@ -116,7 +116,7 @@ class Auditor:
         return again
 
     def _latent(self, text: str, now: Instant) -> None:
-        """Ranks may mean to differ in this. It is harmless as long as no rank gets what another has."""
+        """Note a possibly intended difference, which is harmless until a rank receives another's state."""
         if doubt := self._job.belief.unlike(text):
             self._job.doubted(doubt, now)
 
@@ -130,7 +130,7 @@ class Auditor:
 
 
 def _variable(place: str) -> str:
-    """Name for people of a plain variable, from the place by which workers tell it."""
+    """Readable name of a plain variable, from the place that workers report."""
     space, _, key = place.partition("\n")
     if space.startswith(("object ", "module ")):
         return f"{space[7:].partition(':')[0]}.{key}".removeprefix("__main__.")
@@ -138,7 +138,7 @@ def _variable(place: str) -> str:
 
 
 def _each_has_a_part(found: Divergence) -> str:
-    """The optimizer shards itself: what a rank has of its state, no other rank has."""
+    """The optimizer shards its state: no rank has another's part."""
     return (
         f"each rank has a part of {', '.join(found.parts)}, though all have the same parameters: an optimizer keeps "
         "its state in parts, and a rank that is replaced would get another's. Say so: session.protect(model), and "

@@ -1,4 +1,4 @@
-"""Replicas that differ: whose state was wrong, on which node, and what the world goes back to."""
+"""Replicas that differ: the ranks whose state was wrong, their nodes, and the state to go back to."""
 
 from collections.abc import Sequence
 
@@ -16,17 +16,17 @@ from regrow.membership.recovery.suspects import Suspects
 from regrow.membership.roster import WorkerRecord
 
 MOST_TIMES = 3
-"""Most failures of the comparison before one step: after them it would fail again."""
+"""Failures of the comparison before one step after which the job ends, as it would only fail again."""
 
 
 class Corruption:
-    """Takes in what workers say about one another's state.
+    """Takes workers' reports of replicas that differ.
 
     Args:
-        job: whose workers they are.
-        ladder: for those whose state is wrong.
-        doubts: about the newest state.
-        quarantine: counts what happens on a node.
+        job: the job of the workers.
+        ladder: replaces workers whose state is wrong.
+        doubts: doubts about the newest state.
+        quarantine: counts the failures of a node.
     """
 
     def __init__(self, job: Job, ladder: Ladder, doubts: Doubts, quarantine: Quarantine) -> None:
@@ -39,7 +39,7 @@ class Corruption:
         self._undecided: StepNo | None = None
 
     def apply(self, fact: ReplicaFact, now: Instant) -> None:
-        """All ranks say the same; the first is enough."""
+        """Take a report. All ranks send the same, so only the first counts."""
         match fact:
             case ReplicasDiffer() if fact.generation != self._received:
                 self._received = fact.generation

@@ -9,7 +9,7 @@ from regrow.membership import recovery_point
 
 @dataclass(frozen=True)
 class Doubt:
-    """The states at `step` are not to be trusted. `wrong`: the ranks that are known to be wrong, others may be too."""
+    """The states at `step` cannot be trusted. `wrong`: ranks that are known to be wrong; others may be wrong too."""
 
     step: StepNo
     wrong: frozenset[Rank]
@@ -28,7 +28,7 @@ class Doubts:
         agreed = recovery_point.go_back(standings, self.open.step)
         if agreed is not None or any(each.verified >= 0 for each in standings):
             return agreed
-        # Before there is any agreement only a majority can be followed.
+        # Without any earlier agreement, only a majority can be trusted.
         right = frozenset(e.rank for e in standings if e.state_at == self.open.step and e.rank not in self.open.wrong)
         if self.open.wrong and {e.holding for e in standings if e.rank in right} == {e.holding for e in standings}:
             return recovery_point.Start(self.open.step, right)

@@ -1,4 +1,4 @@
-"""Life of generations: workers are started, a membership is ordered and formed; and how the last one ends."""
+"""Life of generations: workers are started, a membership is ordered and formed, and the last one ends."""
 
 import msgspec
 
@@ -22,11 +22,11 @@ class Generations:
     """Makes one generation after the other.
 
     Args:
-        job: whose they are.
-        size: that the world should have.
-        ladder: for what cannot be formed.
+        job: the job of the generations.
+        size: the wanted size of the world.
+        ladder: restarts workers if a generation cannot be formed.
         standbys: knows what workers have built.
-        copies: what nodes have of the state.
+        copies: the nodes' copies of the state.
     """
 
     def __init__(self, job: Job, size: WantedSize, ladder: Ladder, standbys: Standbys, copies: HeldCopies) -> None:
@@ -35,13 +35,13 @@ class Generations:
         self.doubts = Doubts()
         self._reported_exposed = ""
         self.announced: WorldChange | None = None
-        """The last change, until all workers stand in the world that it made.
+        """The last change, until all workers have joined the world that it made.
 
-        Where another follows before that, the two are told as one: who knows of the first already hears of both again.
+        If another change follows before that, both are sent as one, also to workers that know the first already.
         """
 
     def build(self, generation: Generation, now: Instant) -> bool:
-        """Start a worker for every rank, on the nodes that there are; False where they have not enough room yet."""
+        """Start a worker for every rank, on the present nodes; False if they have too little room yet."""
         slots, size = self._room()
         rank_slots = None if size is None else self._first_slots(size, slots)
         if size is None or rank_slots is None:
@@ -76,7 +76,7 @@ class Generations:
         return scaling.first_slots(size * unit, self._spec.nproc, slots, unit=unit, domains=together)
 
     def _room(self) -> tuple[dict[NodeId, int], int | None]:
-        """The slots of the nodes, and for how many replicas they are; without those in quarantine, if these suffice."""
+        """The nodes' slots, and the number of replicas that fit; without nodes in quarantine if the others suffice."""
         usable, ways = self._roster.usable_nodes(), []
         for nodes in ([node for node in usable if not node.quarantined], usable):
             slots = {node.node: node.slots for node in nodes}
@@ -85,7 +85,7 @@ class Generations:
         return ways[0] if ways[0][1] == ways[1][1] else ways[1]
 
     def form(self, generation: Generation, now: Instant) -> None:
-        """Order a membership, when it is known where it starts. Who has the state gives it to who has not."""
+        """Order a membership once its start point is known. Ranks that have the state send it to those that lack it."""
         standings = [recovery_point.standing(worker) for worker in self._roster.placed()]
         self._roster.built(now)
         self._roster.sharded = len({each.holding for each in standings}) > 1
@@ -95,7 +95,7 @@ class Generations:
             return
         if start is None:
             if self.copies.missing(standings):
-                return  # `form` is called again with each answer
+                return  # `form` is called again after each answer.
             start = recovery_point.decide(standings, self.copies.held)
         if isinstance(start, recovery_point.Uncovered):
             losses, self._job.kept = self._ladder.losses, None
@@ -104,7 +104,7 @@ class Generations:
         if self._job.past_last_step and start.step < self._job.step:
             self._ladder.restart(f"nobody has the state behind the last step ({self._job.step}) any more", now)
             return
-        # Survivors that have not yet gone back, as was ordered already, lose nothing a second time.
+        # Survivors that have not yet carried out an earlier rewind must not be counted as losing steps twice.
         had = self._job.step if start.rewind else max(self._job.step, *(each.state_at for each in standings))
         self._job.incidents.ordered(set(self._roster.places), start.step, max(0, had - start.step), now)
         self._job.generation, self._job.step, self._job.short_since = generation, start.step, None
@@ -124,7 +124,7 @@ class Generations:
         self._say_exposed(now)
 
     def _say_exposed(self, now: Instant) -> None:
-        """Holders of one part that fail together could not be kept apart, or the script has dealt its parts out so."""
+        """Note once if all holders of one part of the state would fail together."""
         held = {each.rank: each.holding for each in self._roster.placed() if each.rank is not None}
         together = scaling.failing_together(self._roster)
         ranks = scaling.exposed_ranks(held, scaling.standing_at(self._roster), together)
@@ -159,7 +159,7 @@ class Generations:
         )
 
     def formed(self, now: Instant) -> None:
-        """Every worker stands in the membership that was ordered; some may have gone on from its step already."""
+        """Every worker has joined the ordered membership; some may already be past its first step."""
         step = self._job.state.step if isinstance(self._job.state, Forming) else self._job.step
         self._ladder.over()
         self._job.goto(Closing(now + self._spec.halt_deadline) if self._job.past_last_step else Training())
@@ -176,11 +176,11 @@ class Generations:
             *self._job.incidents.formed(self._job.generation, now),
         )
         if self._job.past_last_step:
-            # There is no commit to wait for, and what the script still does may take any time.
+            # No commit follows, and the script's remaining code may take any time.
             self._orders.write(*self._job.incidents.goes_on(set(), self._job.generation, now))
 
     def end_steps(self, now: Instant) -> None:
-        """Every rank has run its last step: it leaves its loop, and is mended behind it where its script can be."""
+        """Every rank has run its last step: let all leave the loop; later faults are repaired if the script allows."""
         if not all(worker.goes_on for worker in self._roster.placed()):
             self.release(now)
             return
@@ -192,16 +192,16 @@ class Generations:
             self._orders.fence(candidate, "the job has run its last step", now)
 
     def let_on(self, now: Instant) -> None:
-        """Say it, once or again: an order that was lost with a connection is made up for by no later one."""
+        """Send, or repeat, the permission to leave the loop, as no later order would replace a lost one."""
         waiting = self._roster.newest(Stage.FINISHED)
         if waiting is not None and now >= waiting.since + self._spec.build_deadline:
-            self.release(now)  # some have come to their end, and are kept waiting for the others no longer
+            self.release(now)  # Ranks that have finished no longer wait for the others.
             return
         self._job.goto(Closing(now + self._spec.halt_deadline))
         self._orders.let_on()
 
     def release(self, now: Instant) -> None:
-        """Every rank has run its last step, and nobody needs its state any more."""
+        """Every rank has run its last step, and its state is no longer needed."""
         if (ended := self._job.trainings.ended()) is not None:
             self._job.goto(self._job.trainings.turn(ended, now))
             return
@@ -209,6 +209,6 @@ class Generations:
         if self._size.wanted != self._job.replicas:
             self._orders.note(say.change_too_late(self._job.replicas, self._size.wanted, self._size.wanted_by), now)
         self._orders.release(Stage.FINISHED, now)
-        self._orders.release(Stage.MEMBER, now)  # who is behind its loop still, and is not mended any more
+        self._orders.release(Stage.MEMBER, now)  # Ranks still in the code after the loop; no longer repaired.
         for worker in [*self._roster.standbys(), *self._roster.candidates.values()]:
             self._orders.fence(worker, "the job has run its last step", now)

@@ -1,20 +1,20 @@
-"""Tell hanging workers from slow ones. Pure: judges the sights of all agents together, and ends nobody.
+"""Distinguish hanging workers from slow ones. Pure: judges the observations of all agents together, and ends none.
 
-A job waits long for many things, and rightly: an evaluation, a save, a compilation, a slow disk. So no rank is to
-blame while all ranks stand at the same place, none outside the step for those who wait inside it, and none that
-waits for another. This leaves a rank that stands still, uses no processor, and for which the others wait.
+A job may rightly wait long: for an evaluation, a save, a compilation, a slow disk. Therefore no rank is to blame while
+all ranks are at the same place, nor is a rank outside the step for which others wait inside it, nor one that waits for
+another. This leaves a rank that makes no progress, uses no processor, and for which the others wait.
 
-If all wait, and some of them for their devices, a collective there does not end and no rank is known to be to blame:
-the groups are formed anew, and none is ended for that (`HangVerdict.anew`).
+If all wait, some of them for their devices, a collective there does not end and the rank to blame is unknown: the
+groups are formed anew, and no worker is ended (`HangVerdict.anew`).
 
-| what is seen of the rank for which others wait | may stand still for |
+| observation of the rank for which others wait | longest standstill |
 | --- | --- |
 | in a step, blocked (or its process is stopped, anywhere) | the bound: 90 s, ten of the longest recent steps |
 | it reads its batch | 4 bounds |
 | in a step, and computes, or waits for a disk | 10 bounds |
 | between two steps, in a restartable function; all ranks at the same place | 20 bounds |
 
-`--hang-timeout` sets the bound, and then holds for everything in a step.
+`--hang-timeout` sets the bound, which then holds for everything in a step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,24 +27,24 @@ from regrow.core.phase import IN_BODY, Phase
 STEPS = 10.0
 """The bound in steps."""
 READING, COMPUTING, BETWEEN = 4.0, 10.0, 20.0
-"""Longer waits than for a rank that is blocked in a step, in bounds."""
+"""Longest standstill in bounds: reading a batch, computing, between two steps."""
 ASKED_S: Seconds = 60.0
-"""Standstill after which a worker has asked its device and shown the answer, if it can."""
+"""Standstill after which a worker has queried its device and published the answer, if it can."""
 MOST_PATIENCE = 8.0
-"""Largest factor of the bound after ranks were replaced in vain."""
+"""Largest factor on the bound after ranks were replaced in vain."""
 _OUTSIDE = (Phase.OUTSIDE, Phase.REGION)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """Longest standstill of a worker, by what is seen of it. `ordered`: set by the user, not derived from evidence."""
+    """Longest standstill of a worker, by its observation. `ordered`: set by the user, not derived from evidence."""
 
     base: Seconds
     ordered: bool = False
 
     @classmethod
     def of(cls, ordered: Seconds | None, floor: Seconds, longest: Seconds, patience: float = 1.0) -> "Bounds":
-        """By the user's order, else by the longest step and by how far ranks were replaced in vain (`patience`)."""
+        """From the user's setting; else from the longest step, times `patience` if ranks were replaced in vain."""
         if ordered is not None:
             return cls(ordered, ordered=True)
         return cls(max(floor, STEPS * longest) * patience)
@@ -63,26 +63,26 @@ class Bounds:
 
     @property
     def most(self) -> Seconds:
-        """Longer than any worker may stand still."""
+        """Longest standstill allowed to any worker."""
         return self.base * BETWEEN
 
 
 @dataclass(frozen=True)
 class Look:
-    """A rank and the last sight of its worker. `seen`: None while nothing says that it stands still."""
+    """A rank and the last observation of its worker. `seen`: None if nothing shows that it stands still."""
 
     rank: Rank
     worker: WorkerId
     seen: WorkerObservation | None
     finished: bool = False
-    """It has run its last step, and waits for the others."""
+    """It has run its last step and waits for the others."""
 
 
 @dataclass(frozen=True)
 class HangVerdict:
-    """`hung`: to be replaced. `holding_up`: for whom the others wait, if that is known. `why`: in words.
+    """`hung`: to be replaced. `holding_up`: the ranks for which the others wait, if known. `why`: explanation.
 
-    `left_at`: the step in which all others wait, where one may have left its loop before it.
+    `left_at`: the step in which all others wait, if a rank may have left its loop before it.
     """
 
     hung: tuple[Look, ...] = ()
@@ -90,11 +90,11 @@ class HangVerdict:
     why: str = ""
     left_at: StepNo | None = None
     anew: bool = False
-    """All wait, some of them for their devices, for longer than they may."""
+    """All wait, some of them for their devices, for longer than allowed."""
 
 
 def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
-    """Judge all workers that hold a rank: which of them hang."""
+    """Judge which of all workers that hold a rank hang."""
     present = [look for look in looks if not look.finished]
     stopped = [look for look in present if look.seen is not None and look.seen.stopped]
     if stopped:
@@ -130,24 +130,24 @@ def judge(looks: Sequence[Look], bounds: Bounds) -> HangVerdict:
 def _others_wait(looks: Sequence[Look], holding_up: Sequence[Look], bounds: Bounds) -> bool:
     """True if all others have stood still for the bound too.
 
-    If all were slow together, the last one to be done is not to blame as soon as the first one waits for it.
+    If all are slow together, the last one is not to blame as soon as the first one begins to wait for it.
     """
     others = [look for look in looks if look not in holding_up]
     return all(look.seen is not None and look.seen.seconds >= bounds.base for look in others)
 
 
 def overdue(seen: WorkerObservation | None, waited: Seconds, bounds: Bounds) -> bool:
-    """True if a worker has left an order unanswered for too long: the others certainly wait for it."""
+    """True if a worker has not answered an order for too long; the others certainly wait for it."""
     if seen is None:
         return waited >= bounds.most
     return min(seen.seconds, waited) >= bounds.base and seen.seconds >= bounds.for_(seen)
 
 
 def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
-    """True if it waits for its device, as its page says: a worker that stands still for long has asked the device.
+    """True if it waits for its device, by its progress page: a worker that stands still for long queries its device.
 
-    A wait in the driver looks like work of the processor, which may take any time. Only a bound that the user ordered
-    may come before that question, and holds for both.
+    A wait in the driver looks like work of the processor, which may take any time. Only a bound set by the user may
+    expire before that query; then such a worker counts as waiting for its device.
     """
     if seen is None:
         return False
@@ -156,7 +156,7 @@ def _at_device(seen: WorkerObservation | None, bounds: Bounds) -> bool:
 
 
 def _silent(seen: WorkerObservation | None) -> bool:
-    """True if it computes nothing and has not asked its device, which a thread of Python's does: its lock is kept."""
+    """True if it computes nothing and its Python thread has not queried the device, as some thread holds the GIL."""
     if seen is None or seen.busy or seen.phase not in IN_BODY:
         return False
     return seen.waits is None and seen.seconds >= ASKED_S
@@ -167,10 +167,10 @@ def _waits_for_sure(seen: WorkerObservation | None) -> bool:
 
 
 def behind(counts: Mapping[Rank, Mapping[str, int]]) -> list[Rank]:
-    """Ranks that have called fewer collectives than others of a group, and in no group more; none if all did.
+    """Ranks that have called fewer collectives than others in each of their uneven groups; none if all ranks have.
 
     Args:
-        counts: of each rank, its calls by group.
+        counts: by rank, its number of calls in each group.
     """
     most: dict[str, int] = {}
     least: dict[str, int] = {}
@@ -192,7 +192,7 @@ def _overdue(look: Look, bounds: Bounds) -> bool:
 
 
 def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
-    """True if it waits for others: in a collective; if that cannot be seen, if it is further than the slowest."""
+    """True if it waits for others in a collective or, if that cannot be seen, is further than the slowest."""
     if seen is None:
         return False
     if seen.phase is Phase.WAITING:
@@ -201,7 +201,7 @@ def _waits(seen: WorkerObservation | None, least: tuple[int, int, int]) -> bool:
 
 
 def _all_wait(present: Sequence[Look], bounds: Bounds) -> HangVerdict:
-    """Every rank waits in a collective. One that waits in another than all the rest has made that alone."""
+    """Every rank waits in a collective. One whose collective differs from that of all others called it alone."""
     names = [look.seen.awaits for look in present if look.seen is not None]
     odd = tuple(look for look in present if look.seen is not None and names.count(look.seen.awaits) == 1)
     if len(present) > 2 and len(odd) == 1 and len(set(names)) == 2:
@@ -212,7 +212,7 @@ def _all_wait(present: Sequence[Look], bounds: Bounds) -> HangVerdict:
 
 
 def _given_up(present: Sequence[Look], bounds: Bounds) -> tuple[Look, ...]:
-    """All of them, once none has done anything for longer than anything is waited for."""
+    """All ranks, once none has made progress for longer than the longest bound; else none."""
     done = all(look.seen is not None and look.seen.seconds >= bounds.most and not look.seen.busy for look in present)
     return tuple(present) if done else ()
 
@@ -227,7 +227,7 @@ def _excuse(holding_up: Sequence[Look]) -> str:
 
 
 def describe(look: Look) -> str:
-    """One rank in words."""
+    """Describe one rank for people."""
     seen = look.seen
     if seen is None:
         return f"rank {look.rank}"

@@ -8,17 +8,17 @@ from regrow.membership.recovery_point import SurvivorState, needs_copies
 
 
 class HeldCopies:
-    """The answers of the nodes for one generation. Copies not newer than `began` are of an earlier training."""
+    """The nodes' answers for one generation. Copies not newer than `began` belong to an earlier training."""
 
     def __init__(self, began: Callable[[], StepNo] = lambda: StepNo(0)) -> None:
         self._began = began
         self.held: dict[NodeId, Sequence[KeptCopy]] = {}
-        """Copies in the memory of the nodes that have answered and are still there."""
+        """Copies in the memory of connected nodes that have answered."""
         self._awaited: set[NodeId] = set()
         self._asked: Generation | None = None
 
     def ask(self, generation: Generation, nodes: Iterable[NodeId]) -> None:
-        """These are asked now; what was said of older generations is forgotten."""
+        """Begin to wait for the answers of these nodes; forget those for older generations."""
         self.held, self._asked, self._awaited = {}, generation, set(nodes)
 
     def apply(self, answer: CopiesHeld) -> None:
@@ -29,7 +29,7 @@ class HeldCopies:
             self.held[answer.node] = [copy for copy in answer.copies if copy.step > began or not began]
 
     def forget(self, node: NodeId) -> None:
-        """A node is gone, and its memory. One that does not answer is lost by its lease, so nobody waits for ever."""
+        """A node is lost with its memory. A silent node is lost by its lease, so that no wait is endless."""
         self._awaited.discard(node)
         self.held.pop(node, None)
 

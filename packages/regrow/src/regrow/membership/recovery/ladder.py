@@ -1,8 +1,8 @@
 """The ladder of recovery: its rungs, each within its budget.
 
-retry in place → a standby, or a fresh fork, in the lost rank → a free slot of another node → fewer replicas (see
-`regroup.py`) → all workers again, with the state in memory (`all_again.py`) → the same from the durable checkpoint →
-end, with one readable diagnosis.
+retry in place → a standby or a fresh fork takes the lost rank → a free slot of another node → fewer replicas (see
+`regroup.py`) → all workers again, with the state in memory (`all_again.py`) → all workers again, from the durable
+checkpoint → end, with one readable diagnosis.
 """
 
 import re
@@ -26,7 +26,7 @@ from regrow.membership.roster import BUILDING, NodeRecord, RankSlot, Stage, Work
 from regrow.membership.states import Building, Mending, Restarting, Waiting
 
 _KILLED_LOADER = re.compile(r"DataLoader worker \(pid \d+\) is killed by signal: (Killed|Bus error)\b")
-"""By the kernel, as memory or shared memory had run out: torch raises it in the script, which has not done it."""
+"""Error that torch raises in the script after the kernel killed a loader's process for lack of (shared) memory."""
 _PREFERENCE = {Stage.READY: 0, Stage.IDLE: 1, Stage.STARTING: 2, Stage.ORDERED: 3}
 
 
@@ -36,7 +36,7 @@ class Ladder:
     Args:
         job: the job whose workers the faults strike.
         standbys: may take a lost rank.
-        copies: of the state, on the nodes.
+        copies: copies of the state on the nodes.
     """
 
     def __init__(self, job: Job, standbys: Standbys, copies: HeldCopies) -> None:
@@ -46,12 +46,12 @@ class Ladder:
         self.budget = Budget(job.spec.max_faults, job.spec.window)
         self.newcomers = standbys.newcomers
         self._from_memory = 0
-        """Number of starts of all workers from memory since a generation was formed."""
+        """Number of restarts of all workers from memory since a generation was last formed."""
         self._loaders = 0
-        """Number of those after the kernel had ended a loader's process, likewise."""
+        """Number of failures by a killed loader process since a generation was last formed."""
 
     def over(self) -> None:
-        """A generation stands."""
+        """A generation has formed."""
         self.losses.over()
         self.newcomers.stood()
         self._from_memory = self._loaders = 0
@@ -59,7 +59,7 @@ class Ladder:
     def mend(self, kind: str, workers: list[WorkerRecord], cause: str, now: Instant, fault_at: Instant) -> None:
         """A fault: open or continue the incident and give up the generation; `fill` and `form` follow.
 
-        Without workers it is a symptom; a fault that then explains it is not counted a second time.
+        Without workers it is a symptom; a fault that later explains it is not counted again.
         """
         ranks = [worker.rank for worker in workers if worker.rank is not None]
         self.losses.fault(kind, ranks)
@@ -75,13 +75,13 @@ class Ladder:
             self._job.goto(Mending(halt_deadline=now + self._spec.halt_patience))
 
     def halt(self, reason: str, now: Instant) -> None:
-        """Everyone in the generation gives it up, at once."""
+        """Order all workers of the generation to give it up at once."""
         self._orders.halt(self._job.generation, reason, now)
         if self._spec.keeps_copies:
             self._copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
 
     def lost(self, skip: Set[int] = frozenset()) -> list[Rank]:
-        """The ranks that nobody fills, but for those of the replicas `skip`."""
+        """The lost ranks, without those of the replicas `skip`."""
         lost = [worker.rank for worker in self._roster.placed(Stage.FENCED, Stage.GONE) if worker.rank is not None]
         return sorted(rank for rank in lost if rank // self._spec.unit not in skip)
 
@@ -93,7 +93,7 @@ class Ladder:
         return self.newcomers.next_try() if trying else None
 
     def hopeless(self, ranks: Sequence[Rank]) -> list[Rank]:
-        """Those of the lost ranks for which no other newcomer is tried."""
+        """The lost ranks for which no further newcomer is tried."""
         tried = [rank for rank in ranks if self.newcomers.hopeless(rank, elsewhere=True)]
         for rank in ranks:
             if rank not in tried and self.newcomers.hopeless(rank, elsewhere=False):
@@ -103,10 +103,10 @@ class Ladder:
         return tried
 
     def fill(self, now: Instant, *, skip: Set[int] = frozenset(), give_up: bool = False) -> list[Rank]:
-        """Give every lost rank the best worker there is: a built standby, one on the way, a fresh fork.
+        """Give every lost rank the best available worker: a built standby, one that builds, a fresh fork.
 
         Args:
-            skip: replicas that are not filled, since they go.
+            skip: replicas that are not filled because they are removed.
             give_up: a rank whose newcomers die one after the other is not tried again.
 
         Returns:
@@ -142,7 +142,7 @@ class Ladder:
             else:
                 self._job.spawn(slot, Role.JOINER, now)
             filled = self._holder(rank)
-            filled.holding = filled.holding or holding  # of the rank, until it has built it
+            filled.holding = filled.holding or holding  # The rank's holding, until the worker has built its own.
             self._job.incidents.climb("node" if moves else "standby" if spares else "fork")
         return stuck
 
@@ -150,7 +150,7 @@ class Ladder:
         return self._roster.workers[self._roster.places[rank]]
 
     def _slot_for(self, rank: Rank, *, give_up: bool) -> RankSlot | None:
-        """Seat for a lost rank: at home, or on another node if home is unusable or newcomers die there.
+        """Slot for a lost rank: on its node, or on another if that is unusable or newcomers die there.
 
         A node in quarantine is used only if no other has room.
         """
@@ -169,7 +169,7 @@ class Ladder:
         return scaling.left_behind(self._roster, rank, self._roster.home(rank)[0].node, self._spec.unit)
 
     def _free_slot(self, rank: Rank, nodes: list[NodeRecord]) -> RankSlot | None:
-        """Seat on one of these nodes: if others of its replica stay behind, on one with room for all there, if any."""
+        """Slot on one of these nodes; if the rank leaves others of its replica, preferably where all of them fit."""
         behind = len(self._left_behind(rank))
         roomy = [node for node in nodes if len(node.free()) > behind]
         free = {node.node: slots for node in roomy or nodes if (slots := node.free())}
@@ -179,7 +179,7 @@ class Ladder:
         return rank_slots[0] if rank_slots else None
 
     def newcomer_failed(self, worker: WorkerRecord, now: Instant) -> None:
-        """A worker was lost; if it was to fill a rank and was not built yet, or has told an error, that counts."""
+        """A worker was lost; count it if it was to fill a rank and had not been built or had reported an error."""
         if not worker.placed or worker.rank is None or worker.entered is not None:
             return
         reported = self._job.errors.of(worker.worker)
@@ -187,7 +187,7 @@ class Ladder:
             self.newcomers.failed(worker.rank, reported[0] if reported is not None else None, now)
 
     def restart(self, cause: str, now: Instant, worker: WorkerRecord | None = None) -> None:
-        """The rung for the whole job: every worker is ended and started again, from the durable checkpoint."""
+        """End all workers and start them again, with the state in memory or from the durable checkpoint."""
         if self._job.stopping:
             text = say_end.not_started_again(self._job.stopping, cause, self._job.step)
             self._job.end(RUN_AGAIN, text, now)
@@ -203,7 +203,7 @@ class Ladder:
             return
         self._from_memory += self._job.kept is not None
         if self._from_memory > ATTEMPTS:
-            self._job.kept = None  # what is in memory does not help: maybe it is what does not fit
+            self._job.kept = None  # The state in memory may be the cause of the failures, so do without it.
         kept = self._job.kept
         if self._job.step > self._job.trainings.began and not self._spec.durable and kept is None:
             self._job.end(SCRIPT_ERROR, self.losses.diagnosis(self._job.step, cause), now)
@@ -221,7 +221,7 @@ class Ladder:
                 self._orders.fence(each, cause, now)
 
     def not_ended(self, state: Restarting, now: Instant) -> None:
-        """All workers were to be gone by now, and some are not."""
+        """The deadline has passed, and some workers have not ended."""
         if (waits := self._job.trainings.late(state, now)) is not None:
             self._job.goto(waits)
             return
@@ -229,19 +229,19 @@ class Ladder:
         self._job.end(RUN_AGAIN, say.cannot_be_ended(stuck), now)
 
     def fence_late(self, late: list[WorkerRecord], reason: str, now: Instant) -> None:
-        """A deadline has passed: who was late acts no more, and its rank is lost."""
+        """Fence the workers that missed a deadline; their ranks are lost."""
         for worker in late:
             self.newcomer_failed(worker, now)
             self._orders.fence(worker, reason, now, dump=True)
         self.mend("hang", late, reason, now, now)
 
     def await_verdict(self, now: Instant) -> None:
-        """A worker has failed before its first step: for a moment another's death may turn out to be the cause."""
+        """A worker failed before its first step: wait briefly, as another's death may turn out to be the cause."""
         if self._job.state == Building():
             self._job.goto(Building(verdict_at=now + self._spec.verdict_grace))
 
     def script_failed(self, now: Instant) -> None:
-        """An error of the script before its first step, and nobody else's death explains it."""
+        """The script failed before its first step, and no other worker's death explains it."""
         gone = list(self._roster.placed(Stage.GONE))
         failed = [worker for worker in gone if worker.exit_code] or gone
         reported = next((worker for worker in failed if self._job.errors.of(worker.worker)), failed[0])
@@ -260,9 +260,9 @@ class Ladder:
             self._job.end(SCRIPT_ERROR, self.own_error(reported) or say.died_building(reported.rank, code), now)
 
     def breaks_devices(self, worker: WorkerRecord, now: Instant) -> bool:
-        """A worker that trained was lost; whether it is the script that breaks its devices, which ends the job.
+        """A training worker was lost: True, and the job ends, if the script breaks its devices.
 
-        The first time the rank is filled as after any loss, the second time on another node, where one has room.
+        The first time the rank is filled as after any loss, the second time on another node if one has room.
         """
         if worker.exit_code != DEVICE_FAILED or worker.rank is None or worker.entered is None:
             return False
@@ -279,7 +279,7 @@ class Ladder:
         return own
 
     def own_error(self, worker: WorkerRecord) -> str:
-        """The error that ended the worker's script, for people; empty where it told none."""
+        """The error that ended the worker's script, for people; empty if it reported none."""
         reported = self._job.errors.of(worker.worker)
         return say.script_error(worker.rank, reported[1], reported[0]) if reported else ""
 

@@ -1,4 +1,4 @@
-"""Check that ranks train equally long, read shares of their own, and read again what was read before. Pure."""
+"""Check that ranks train equally long, read different shares, and that newcomers read the same batches. Pure."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from regrow.core.ids import Rank
 from regrow.core.messages.data import BatchRecord, LoaderShown
 
 Share = tuple[int, int]
-"""(share, shares)."""
+"""Index of a share, and number of shares."""
 
 
 class _Length(NamedTuple):
@@ -22,20 +22,20 @@ class _Length(NamedTuple):
 
 
 class Loaders:
-    """Loaders as workers have shown them, since all were last started."""
+    """Loaders reported by workers since all workers were last started."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """All workers are started anew."""
+        """Forget everything, because all workers are started anew."""
         self._length: tuple[Rank | None, _Length] | None = None
         self._first: dict[Share, tuple[Rank | None, str]] = {}
         self._seconds: dict[int, dict[int, tuple[Rank | None, tuple[str, str]]]] = {}
         self._said = self._said_again = False
 
     def refusal(self, shown: LoaderShown, rank: Rank | None) -> str:
-        """Why a worker cannot train with those before it; empty: it can."""
+        """Reason why a worker cannot train with earlier ones; empty: it can."""
         mine = _Length(shown.until, shown.length)
         if self._length is None:
             self._length = rank, mine
@@ -65,7 +65,7 @@ class Loaders:
         ]
 
     def _differs(self, read: BatchRecord, rank: Rank | None) -> tuple[Rank | None, str] | None:
-        """Rank that has read another batch in the same place, with its digest."""
+        """An earlier rank that read a different batch in the same place, with its digest; None: there is none."""
         if not read.digest:
             return None
         known = self._first.setdefault((read.share, read.shares), (rank, read.digest))
@@ -74,12 +74,12 @@ class Loaders:
     def _alike(
         self, shown: LoaderShown, first: list[BatchRecord], second: list[BatchRecord], rank: Rank | None
     ) -> list[str]:
-        """Shares of their own in which ranks read the same, in two steps one after the other."""
+        """Notes about ranks that read the same batches in two successive steps although their shares differ."""
         if self._said or not first or not second:
             return []
         mine, share, shares = (first[0].digest, second[0].digest), second[0].share, second[0].shares
         if not all(mine) or mine[0] == mine[1] or first[0].share != share or first[0].shares != shares:
-            return []  # what is the same in each step is no data that could be dealt out
+            return []  # Equal batches in both steps show nothing about shares.
         reported = self._seconds.setdefault(shares, {})
         reported[share] = rank, mine
         alike = sorted(at for at, (_, digests) in reported.items() if digests == mine)

@@ -1,4 +1,4 @@
-"""Why a state is lost, in the order of what people must know: the script's error, a lost process, a torn update."""
+"""Reasons for the loss of the state, in order of importance: the script's error, a lost process, a torn update."""
 
 from regrow.core.ids import Rank, StepNo
 from regrow.core.messages.vocabulary import ErrorReport
@@ -11,35 +11,35 @@ class Losses:
     """Losses of the present incident, and their causes.
 
     Args:
-        roster: the workers, and their steps.
-        errors: of the script.
+        roster: the workers and their steps.
+        errors: errors of the script.
     """
 
     def __init__(self, roster: Roster, errors: ScriptErrors) -> None:
         self._roster, self._errors = roster, errors
         self.text = ""
-        """The last error of a worker's own that the present incident has seen."""
+        """The last error that ended a worker's script in the present incident."""
         self._process = False
         self._first: tuple[Rank, StepNo, ErrorReport] | None = None
         self._passed: tuple[Rank, StepNo, ErrorReport] | None = None
 
     def fault(self, kind: str, ranks: list[Rank]) -> None:
-        """One has struck these ranks; without ranks only a symptom of it is known."""
+        """A fault has struck these ranks; without ranks only a symptom of it is known."""
         if ranks:
             self._errors.explained()
         self._process = self._process or (bool(ranks) and kind != "exception")
 
     def error(self, rank: Rank, step: StepNo, error: ErrorReport) -> None:
-        """A body has raised; the first one counts."""
+        """A body raised an error; only the first one is kept."""
         self._first = self._first or (rank, step, error)
 
     def over(self) -> None:
-        """A generation stands: nothing was lost for good."""
+        """A generation has formed: nothing was lost for good."""
         self._passed = self._first or self._passed
         self.text, self._process, self._first = "", False, None
 
     def passed(self) -> str:
-        """The error of a body that has since been run again without it, for people; empty: there was none."""
+        """Message about an error that did not recur when the body ran again; empty: there was none."""
         passed, self._passed = self._passed, None
         return say.went_on(*passed) if passed else ""
 
@@ -50,10 +50,10 @@ class Losses:
         return {w.rank: w.torn_at for w in placed if w.rank is not None and w.torn_at is not None}
 
     def diagnosis(self, step: StepNo, cause: str) -> str:
-        """Why the state is lost; only where a process was lost, or nobody knows, it is said to be lost with that."""
+        """Reason for the loss of the state: the torn update; or `cause` if none was torn or a process was lost."""
         torn = say.torn(self.torn)
         return self.first(say.state_lost(step, cause) if self._process or not torn else torn)
 
     def first(self, text: str) -> str:
-        """The text, after the script's own error where there was one."""
+        """The text, preceded by the script's own error if there was one."""
         return "\n".join([say.script_error(*self._first), text]) if self._first else text

@@ -1,4 +1,4 @@
-"""Failures of newcomers for a lost rank: when the next is tried, and when none are any more. Pure."""
+"""Failures of newcomers for a lost rank: the pauses between attempts, and their end. Pure."""
 
 from collections import Counter
 
@@ -6,13 +6,13 @@ from regrow.core.ids import Instant, Rank, Seconds
 from regrow.core.messages.vocabulary import ErrorReport
 
 ATTEMPTS = 3
-"""Deaths in a row before they were built after which no more are started in the same place."""
+"""Deaths in a row before a newcomer was built, after which no more are started in the same place."""
 MOST_PAUSE_S: Seconds = 30.0
-"""The longest time between two attempts: what a file server cannot answer now it may answer then."""
+"""Longest pause between two attempts; a busy file server may answer by then."""
 
 
 class Newcomers:
-    """Attempts to fill lost ranks since the last generation stood."""
+    """Attempts to fill lost ranks since the last generation was formed."""
 
     def __init__(self) -> None:
         self._failed: Counter[Rank] = Counter()
@@ -22,7 +22,7 @@ class Newcomers:
         """The last error of a newcomer for each rank."""
 
     def failed(self, rank: Rank, error: ErrorReport | None, now: Instant) -> None:
-        """One has died before it was in the world. With an error the next one waits, longer each time."""
+        """A newcomer died before it joined the world. After an error the next one waits, longer each time."""
         self._failed[rank] += 1
         if error is not None:
             self._erred[rank] += 1
@@ -30,18 +30,18 @@ class Newcomers:
             self._next[rank] = now + min(MOST_PAUSE_S, 2.0 ** (self._erred[rank] - 1))
 
     def move(self, rank: Rank) -> None:
-        """The next one for this rank is tried on another node, where one has room."""
+        """Try the next newcomer for this rank on another node, if one has room."""
         self._failed[rank] = max(self._failed[rank], ATTEMPTS)
 
     def stood(self) -> None:
-        """A generation stands: all is forgotten."""
+        """A generation has formed: forget everything."""
         self._failed.clear()
         self._erred.clear()
         self._next.clear()
         self.errors.clear()
 
     def at_home(self, rank: Rank) -> bool:
-        """True if the next newcomer for this rank is tried where the last one was."""
+        """True if the next newcomer for this rank is tried on the rank's own node."""
         return self._failed[rank] < ATTEMPTS
 
     @property
@@ -66,9 +66,9 @@ class Newcomers:
         return min(self._next.values(), default=None)
 
     def tried(self, rank: Rank) -> None:
-        """Another one was started."""
+        """Another newcomer was started for the rank."""
         self._next.pop(rank, None)
 
     def due(self, now: Instant) -> None:
-        """No pause that is over is waited for any more, also where nothing can be tried as others still halt."""
+        """Drop pauses that are over, even if no newcomer can be tried yet because others still halt."""
         self._next = {rank: at for rank, at in self._next.items() if at > now}

@@ -1,4 +1,4 @@
-"""Ask a silent standby whether it lives, before it is given a rank for which all others would wait."""
+"""Check that a silent standby is alive when it gets a rank for which all others would wait."""
 
 from collections.abc import Iterator
 
@@ -12,14 +12,14 @@ PROOF_S: Seconds = 2.0
 
 
 def ask(standby: WorkerRecord, roster: Roster, orders: Orders, now: Instant) -> None:
-    """Have a standby that was given a rank answer, while the others are being halted."""
+    """Request an answer from a standby that was given a rank, while the others are being halted."""
     if standby.stage is Stage.READY or standby.script_ordered:
         roster.unproven[standby.worker] = now + PROOF_S
         orders.add(ProveAlive(standby.worker))
 
 
 def give_up(roster: Roster, orders: Orders, now: Instant) -> Iterator[WorkerRecord]:
-    """Standbys that did not answer act no more; that is no fault of the training's."""
+    """Fence standbys that did not answer, after yielding each; this is no fault of the training."""
     for name in [name for name, until in roster.unproven.items() if now >= until]:
         standby = roster.workers[name]
         yield standby

@@ -1,8 +1,8 @@
-"""Nodes that fail: after twice within the window no new worker is placed on one while there is room elsewhere.
+"""Nodes that fail: after two failures within the window a node gets no new workers while there is room elsewhere.
 
-A node fails with an examination that found something `leave` or `fatal`, or when the state of a rank on it was found to
-be wrong. Workers that run there train on until they can be moved. The quarantine is never what ends a job or makes it
-smaller, so it is not begun where no other node is, and lost ranks are filled there where nowhere else is room.
+A node fails if an examination finds something `leave` or `fatal`, or if the state of a rank on it was found to be
+wrong. Its workers train on until they can be moved. A quarantine never ends a job or makes it smaller: it is not begun
+if there is no other node, and lost ranks are filled on the node if there is no room elsewhere.
 """
 
 from collections.abc import Callable
@@ -16,14 +16,14 @@ from regrow.membership.job import Job
 
 MOST_FAILURES = 2
 _KEPT = 8
-"""Verdicts of a node that are shown; the record has all."""
+"""Number of a node's newest verdicts that are shown; the record has all."""
 
 
 class Quarantine:
-    """Takes in what is found on nodes.
+    """Takes verdicts on nodes.
 
     Args:
-        job: whose nodes they are.
+        job: the job of the nodes.
         unfit: called with a node that comes into quarantine, and the reason.
     """
 
@@ -33,10 +33,10 @@ class Quarantine:
         self._reported: set[NodeId] = set()
         self._examined: dict[NodeId, list[str]] = {}
         self._observed: dict[NodeId, dict[tuple[str, str], str]] = {}
-        """Verdicts on nodes by the work there, by source and device."""
+        """Verdicts on nodes from the work on them, by source and device."""
 
     def examined(self, event: NodeExamined, now: Instant) -> None:
-        """An agent has looked at its node."""
+        """An agent has examined its node."""
         node = self._roster.nodes.get(event.node)
         if node is None:
             return
@@ -49,7 +49,7 @@ class Quarantine:
             self.failed(event.node, failed[0], now)
 
     def observed(self, verdict: HealthVerdict, now: Instant) -> None:
-        """Take a verdict that the work on a node gives of it; `ok` withdraws what its source has said of the device."""
+        """Take a verdict from the work on a node; `ok` withdraws the same source's verdict on the device."""
         known = self._observed.setdefault(verdict.node, {})
         known.pop((verdict.source, verdict.device), None)
         if verdict.severity is not Severity.OK:
@@ -64,7 +64,7 @@ class Quarantine:
         self._roster.nodes[name].verdicts = reported[:_KEPT]
 
     def failed(self, name: NodeId, reason: str, now: Instant) -> None:
-        """A node has failed once more."""
+        """Count a failure of a node."""
         node = self._roster.nodes[name]
         since = now - self._job.spec.window
         failures = [at for at in self._failures.get(name, []) if at > since] + [now]

@@ -1,7 +1,7 @@
-"""End of a generation that was given up: lost ranks are filled, or their replicas are done without.
+"""End of a generation that was given up: lost ranks are filled, or their replicas are dropped.
 
-If no place is left for a lost rank the world goes on with fewer replicas, if the limits allow that. Below the minimum
-the survivors stand still and hold the state until there is room again, or until that has taken too long.
+If no place is left for a lost rank, the world goes on with fewer replicas, if the limits allow that. Below the minimum
+the survivors wait and keep the state until there is room again, or until the deadline.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -24,14 +24,14 @@ from regrow.membership.states import Mending, Retaining, Waiting
 
 
 class Regroup:
-    """Brings a generation that was given up to the next one.
+    """Leads from a generation that was given up to the next one.
 
     Args:
-        job: whose generation it is.
-        size: that the world should have.
+        job: the job of the generation.
+        size: the wanted size of the world.
         ladder: fills lost ranks.
-        generations: makes the next one.
-        checkpoints: takes the state when waiting has taken too long.
+        generations: forms the next one.
+        checkpoints: saves the state if the wait takes too long.
     """
 
     def __init__(
@@ -40,12 +40,12 @@ class Regroup:
         self._job, self._size, self._ladder, self._generations = job, size, ladder, generations
         self._checkpoints = checkpoints
         self._unlike = ""
-        """Why the world can have no other size, as a candidate has shown."""
+        """Reason why the world can have no other size, found by a candidate; empty: none was found."""
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self.again = StartFromMemory(job, ladder, generations.copies, checkpoints, generations.doubts)
 
     def advance(self, now: Instant) -> None:
-        """Go as far as the facts so far allow: to the next generation, or to waiting."""
+        """Go to the next state if the facts so far allow it: the next generation, or waiting."""
         job, roster = self._job, self._roster
         self._ladder.newcomers.due(now)
         if isinstance(job.state, Retaining):
@@ -56,7 +56,7 @@ class Regroup:
             job.incidents.halted(now)
         going = self._surplus()
         if going and halting:
-            return  # who goes is decided when all stand
+            return  # Leaving replicas are chosen once all ranks have halted.
         drop = self.choose(going) if going else frozenset()
         if self._without_newcomers(drop, now):
             return
@@ -80,16 +80,16 @@ class Regroup:
             self._generations.form(Generation(job.generation + 1), now)
 
     def copied(self, fact: CopiesHeld | StateKept, now: Instant) -> None:
-        """A node has state in its memory, or has not."""
+        """A node has reported the state in its memory."""
         if isinstance(fact, StateKept):
             self.again.apply(fact, now)
         else:
             self._generations.copies.apply(fact)
 
     def _without_newcomers(self, drop: Set[int], now: Instant) -> bool:
-        """Start all workers again from the state in memory if no newcomer can take a lost rank; True if none is tried.
+        """Restart all workers from the state in memory if no newcomer can take a lost rank; True if none is tried.
 
-        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer, if it may.
+        If they do not fit on the nodes, or newcomers only fail, the world goes on with fewer replicas, if it may.
         """
         job, ladder = self._job, self._ladder
         refuted = not job.replacements.allowed
@@ -127,7 +127,7 @@ class Regroup:
         reason: str,
         by: Instant | None = None,
     ) -> None:
-        """Everybody stands: these replicas leave, candidates come in as the last ranks, all are numbered anew."""
+        """All ranks have halted: remove the replicas `drop`, append `newcomers` as the last ranks, renumber all."""
         roster, unit = self._roster, self._spec.unit
         after = self._job.replicas - len(drop) + len(newcomers) // unit
         reported = self._change(kind, reason, by).world_change(Generation(self._job.generation + 1), after, now)
@@ -151,7 +151,7 @@ class Regroup:
         reason: str,
         by: Instant | None = None,
     ) -> None:
-        """Everybody stands: candidates take the ranks for which they were built from those who have them."""
+        """All ranks have halted: candidates take over the ranks for which they were built."""
         replicas, generation = self._job.replicas, Generation(self._job.generation + 1)
         reported = self._change(kind, reason, by).world_change(generation, replicas, now)
         for worker in newcomers:
@@ -163,9 +163,9 @@ class Regroup:
             self._roster.place(worker, rank, worker.local_rank, now)
 
     def hold(self, now: Instant) -> None:
-        """Everybody stands, and there are too few places elsewhere: who must leave does, the others hold the state.
+        """All ranks have halted and there are too few places: ranks that must leave do, the others keep the state.
 
-        Where these do not have all of it, it is saved, and the job ends.
+        If the others do not have the whole state, it is saved and the job ends.
         """
         leaving = [worker for worker in self._roster.placed() if not self._roster.nodes[worker.node].usable]
         if self.covered({worker.rank for worker in leaving if worker.rank is not None}):
@@ -184,12 +184,12 @@ class Regroup:
         return left == {worker.holding for worker in workers}
 
     def held_without(self, without: Set[Rank]) -> bool:
-        """True if living workers of other ranks have each part of the state, of some step."""
+        """True if living workers of other ranks have every part of the state, each at some step."""
         workers = [worker for worker in self._roster.placed() if worker.living and worker.state_at >= 0]
         return {w.holding for w in workers if w.rank not in without} == {worker.holding for worker in workers}
 
     def dispensable(self, ranks: Sequence[Rank]) -> list[Rank]:
-        """Those of the ranks that can leave at once, so that somebody has each part of the state."""
+        """Those of the ranks that can leave together while other ranks have every part of the state."""
         moving = set(ranks)
         staying = {worker.holding for worker in self._roster.placed() if worker.rank not in moving}
         can_go = []
@@ -197,7 +197,7 @@ class Regroup:
             holding = self._roster.workers[self._roster.places[rank]].holding
             if holding in staying:
                 can_go.append(rank)
-            staying.add(holding)  # It stays for now, for others with the same.
+            staying.add(holding)  # If this rank has to stay, others with the same holding can go.
         return can_go
 
     def can_save(self) -> bool:
@@ -210,7 +210,7 @@ class Regroup:
         return limits.fit(self._job.replicas - 1) is not None and not self.fixed()
 
     def fixed(self) -> str:
-        """Why this world can have no other size, for people; empty: it can."""
+        """Reason why this world can have no other size, for people; empty: it can."""
         workers = list(self._roster.placed())
         own = self._unlike or next((worker.fixed for worker in workers if worker.fixed), "")
         holdings = [worker.holding for worker in workers]
@@ -219,7 +219,7 @@ class Regroup:
         return say.unlike_replicas(scaling.unlike_places(holdings, self._spec.unit), self._spec.unit)
 
     def is_replica(self, candidate: WorkerRecord, rank: Rank) -> bool:
-        """True if a candidate has the part of the state that belongs to the rank. If not, no other would have it."""
+        """True if a candidate has the part of the state that belongs to the rank. If not, the world's size is fixed."""
         if self.alike(candidate, rank):
             return True
         self._unlike = say.unlike_replicas(rank, self._spec.unit)
@@ -231,14 +231,14 @@ class Regroup:
         return self._roster.workers[self._roster.places[model]].holding == candidate.holding
 
     def overdue(self, state: Waiting, now: Instant) -> None:
-        """There has been no room for too long: save what there is, and end."""
+        """The deadline of the wait has passed: save the state, then end."""
         if state.saving:
             self.give_up(now)
         else:
             self._save(now)
 
     def saved(self, now: Instant) -> None:
-        """The job ends as soon as its state is on disk, or will not be; unless there is room again by then."""
+        """End once the state is on disk or given up; go on if there is room again before that."""
         if self._job.short_since is not None:
             self.advance(now)
         if not isinstance(self._job.state, Waiting):
@@ -247,7 +247,7 @@ class Regroup:
             self.give_up(now)
 
     def standings(self, drop: Set[int]) -> list[scaling.ReplicaCandidate]:
-        """Facts about each replica that decide which of them go."""
+        """Facts about each replica by which leaving ones are chosen."""
         roster, unit = self._roster, self._spec.unit
         workers = list(roster.placed())
         _, newest = recovery_point.newest(_living(worker) for worker in workers)
@@ -266,7 +266,7 @@ class Regroup:
         return made
 
     def choose(self, count: int, broken: Set[int] = frozenset()) -> frozenset[int]:
-        """Choose the replicas that go, so that the newest state stays; none if it would not."""
+        """Choose `count` replicas to remove such that the newest state is kept; none if it would be lost."""
         drop = scaling.leavers(self.standings(broken), count)
         unit = self._spec.unit
         everybody = [_living(worker) for worker in self._roster.placed()]
@@ -284,7 +284,7 @@ class Regroup:
         return 0 if size is None else job.replicas - size
 
     def _without(self, stuck: Iterable[Rank], drop: Set[int]) -> frozenset[int]:
-        """The replicas that go because these ranks cannot be filled; none where that is not possible."""
+        """The replicas to remove because these ranks cannot be filled; none if that is not possible."""
         job = self._job
         broken = {rank // self._spec.unit for rank in stuck} | drop
         size = self._size.limits.fit(min(self._size.wanted, job.replicas - len(broken)))
@@ -293,7 +293,7 @@ class Regroup:
         return self.choose(job.replicas - size, broken)
 
     def _stand(self, drop: Set[int]) -> bool:
-        """True if all who stay are ready for the next generation."""
+        """True if all staying workers are ready for the next generation."""
         unit = self._spec.unit
         return all(
             worker.stage in (Stage.HALTED, Stage.READY)
@@ -314,7 +314,7 @@ class Regroup:
             job.goto(Waiting(job.short_since + self._spec.node_deadline))
 
     def _change(self, kind: str, reason: str, by: Instant | None = None) -> Change:
-        """To be written down with the next generation; what was to be before, and has come to nothing, is not."""
+        """Set the change to be recorded with the next generation; it replaces one that was not carried out."""
         former = self._size.change
         change = Change(kind, self._job.replicas if former is None else former.before, reason, by)
         self._size.change = change
@@ -337,7 +337,7 @@ class Regroup:
         self._job.goto(Waiting(now + self._checkpoints.patience, saving=True))
 
     def give_up(self, now: Instant) -> None:
-        """There will be no room in time: the job ends, to be run again."""
+        """There was no room in time: end the job, to be run again."""
         lost = [node.node for node in self._roster.nodes.values() if node.away and not node.stopped]
         given_back = [node.node for node in self._roster.nodes.values() if node.leave_by is not None]
         text = say.nodes_given_back(given_back, self._size.limits.least)
@@ -351,6 +351,6 @@ class Regroup:
 
 
 def _living(worker: WorkerRecord) -> recovery_point.SurvivorState:
-    """A worker's state for the decision; a dead one has none."""
+    """A worker's state for the decision; a dead worker has none."""
     stands = recovery_point.standing(worker)
     return stands if worker.living else replace(stands, state_at=NO_STATE, ready=False)

@@ -1,7 +1,7 @@
-"""Agreement on the durable checkpoint to go on from: all ranks from the same one, or from none.
+"""Agreement on the durable checkpoint to resume from: the same one for all ranks, or none.
 
-Each worker reads the newest that it can, and reports those it could not. If ranks have read different ones, all are
-started again and leave out those that some rank could not read; so they come down to one that all can.
+Each worker reads the newest one that it can read and reports those that it could not. If ranks have read different
+ones, all are started again without those that some rank could not read, until all ranks read the same one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,14 +15,14 @@ from regrow.membership.recovery.ladder import Ladder
 
 @dataclass(frozen=True)
 class AllAgree:
-    """All ranks stand at this step; 0: they start from the beginning."""
+    """All ranks are at this step; 0: they start from the beginning."""
 
     step: StepNo
 
 
 @dataclass(frozen=True)
 class AllReadAgain:
-    """All start again, without these checkpoints."""
+    """All workers are started again, without these checkpoints."""
 
     avoid: Mapping[StepNo, str]
     cause: str
@@ -30,7 +30,7 @@ class AllReadAgain:
 
 @dataclass(frozen=True)
 class NothingToRead:
-    """There is nothing to go on from, and starting from the beginning is not what was asked for."""
+    """There is no usable checkpoint, and starting from the beginning is not allowed."""
 
     why: str
 
@@ -38,13 +38,13 @@ class NothingToRead:
 def agree(
     steps: Sequence[StepNo], refused: Mapping[StepNo, str], avoided: Collection[StepNo], *, needed: bool
 ) -> AllAgree | AllReadAgain | NothingToRead:
-    """Decide by what each rank has read.
+    """Decide by the checkpoints that the ranks have read.
 
     Args:
-        steps: of each rank: 0: it has found nothing; `NO_STATE`: it has found some and could read none.
-        refused: checkpoints that some rank could not read, and why.
+        steps: by rank; 0: it has found no checkpoint; `NO_STATE`: it has found some but could read none.
+        refused: checkpoints that some rank could not read, with the reasons.
         avoided: checkpoints that no rank was to read this time.
-        needed: whether the job may not start from the beginning.
+        needed: True if the job must not start from the beginning.
     """
     low, high = min(steps), max(steps)
     if low == high and low != NO_STATE:
@@ -61,11 +61,11 @@ def agree(
 
 
 class Resuming:
-    """Has all ranks go on from one checkpoint.
+    """Makes all ranks resume from one checkpoint.
 
     Args:
-        job: what each has read is known by its workers.
-        ladder: starts all again.
+        job: its workers have reported the steps that they have read.
+        ladder: starts all workers again.
     """
 
     def __init__(self, job: Job, ladder: Ladder) -> None:
@@ -74,7 +74,7 @@ class Resuming:
         self._asked = job.resumes
 
     def agreed(self, now: Instant) -> bool:
-        """All workers are built: whether they stand where one checkpoint has put them. Else what follows is ordered."""
+        """All workers are built: True if they are at the same checkpoint. If not, orders a restart or ends the job."""
         job = self._job
         if not job.resumes or job.kept is not None:
             return True
@@ -96,7 +96,7 @@ class Resuming:
 
 
 def _resumed(step: StepNo, *, asked: bool) -> str:
-    """Describe where training starts that was to go on from a durable checkpoint. `asked`: by `--resume`."""
+    """Describe the start point of a training that should resume from a checkpoint. `asked`: `--resume` was given."""
     if step <= 0:
         if not asked:
             return "there is no complete checkpoint to go back to, so training starts from step 0 again"
@@ -108,7 +108,7 @@ def _resumed(step: StepNo, *, asked: bool) -> str:
 
 
 def _nothing(refused: Mapping[StepNo, str]) -> str:
-    """No durable checkpoint can be read, and starting from the beginning is not what was asked for."""
+    """No durable checkpoint can be read, and starting from the beginning is not allowed."""
     if not refused:
         return "there is no complete checkpoint of this training in --checkpoint-dir, and --resume=must asks for one"
     listed = "; ".join(f"step {step}: {why}" for step, why in sorted(refused.items(), reverse=True))
@@ -116,7 +116,7 @@ def _nothing(refused: Mapping[StepNo, str]) -> str:
 
 
 def _not_shared(without: int, reader: int, step: StepNo) -> str:
-    """A rank finds no durable checkpoint where another has read one."""
+    """A rank finds no durable checkpoint in the place where another rank has read one."""
     return (
         f"rank {without} finds no checkpoint where rank {reader} has read that of step {step}: with several nodes "
         "--checkpoint-dir must be a folder that all of them share"

@@ -1,4 +1,4 @@
-"""Sentences about workers that should replace a rank, and ends that follow from them. Others are in `diagnosis.py`."""
+"""Messages about workers that should replace a rank, and about ends of the job. Others are in `diagnosis.py`."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from regrow.core.messages.vocabulary import ErrorReport
 
 
 def newcomer(rank: Rank) -> str:
-    """A worker that has not been in the world yet."""
+    """Name for people of a worker that has not been in the world yet."""
     return f"the worker that should replace rank {rank}"
 
 
@@ -18,22 +18,22 @@ def newcomers_fail(rank: Rank, times: int, error: ErrorReport | None) -> str:
 
 
 def no_newcomers(reason: str) -> str:
-    """Why a world does not grow while it trains."""
+    """The world does not grow while it trains."""
     return f"no worker can come into this training, as its state would differ: {reason}"
 
 
 def not_started_again(reason: str, cause: str, step: StepNo) -> str:
-    """A job that was asked to stop has lost its state."""
+    """A fault struck a job that was stopping, which is not restarted."""
     return f"stopped at step {step}: {reason}; meanwhile {cause}, and the job is not started again"
 
 
 def lost_after_loop(cause: str, steps: StepNo) -> str:
-    """A node went in what the script does after its last step."""
+    """A node was lost in the script's code after its last step."""
     return f"{cause} in the code after the last step; {steps} steps had been committed"
 
 
 def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Sequence[Rank], deadline: Seconds) -> str:
-    """Describe the wait of ranks without room. `lost`: their nodes that are away; `leaving`: those given back."""
+    """Ranks wait for room. `lost`: their nodes that were lost; `leaving`: their nodes that are given back."""
     which = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} wait"
     why = [f"{' and '.join(lost)} {'was' if len(lost) == 1 else 'were'} lost"] if lost else []
     why += [f"{' and '.join(leaving)} {'is' if len(leaving) == 1 else 'are'} given back"] if leaving else []
@@ -42,13 +42,13 @@ def waits_for_room(lost: Sequence[NodeId], leaving: Sequence[NodeId], ranks: Seq
 
 
 def standbys_given_up(worker: WorkerId, error: tuple[ErrorReport, StepNo] | None) -> str:
-    """Standbys that cannot be built are not tried for ever."""
+    """No further standbys are started on a node after several failures in a row."""
     why = f": {error[0].type}: {error[0].message}" if error else ""
     return f"standbys die or do not fit before they are of use, the last was {worker}{why}; going on without"
 
 
 def breaks_devices(rank: Rank, step: StepNo, devices: Sequence[tuple[NodeId, int]], times: int) -> str:
-    """A script breaks devices wherever its rank goes, or the only device there is breaks again and again."""
+    """A script breaks the rank's devices on every node, or the only device breaks repeatedly."""
     names = " and ".join(f"{node}'s slot {slot}" for node, slot in devices)
     cure = "its error stands above and in the rank's log; CUDA_LAUNCH_BLOCKING=1 shows the call"
     if len(devices) > 1:

@@ -1,4 +1,4 @@
-"""Places that a standby can take: those for which all that its script has done is right. Pure."""
+"""Standbys, and the places that each can take: those for which its script has run correctly. Pure."""
 
 from regrow.core.early_reads import PlaceInWorld
 from regrow.core.exit_codes import SCRIPT_ERROR
@@ -27,14 +27,14 @@ TWICE_ON_A_DEVICE = (
     "run out of it (standbys with --warmth imports take none until they are needed)"
 )
 _MOST_UNFIT = 4
-"""Packages that should not have been imported ahead after which none are."""
+"""Number of packages found unfit for an early import after which no package is imported early."""
 
 
 class Standbys:
-    """Those who wait for a lost rank, and what newcomers must have built to get one.
+    """Workers that wait for a lost rank, and the conditions under which newcomers get one.
 
     Args:
-        job: whose they are.
+        job: the job of the workers.
     """
 
     def __init__(self, job: Job) -> None:
@@ -46,9 +46,9 @@ class Standbys:
         self._devices_said = False
 
     def top_up(self, now: Instant, *, quiet: bool) -> None:
-        """Every node has as many standbys as it should, unless they die unbuilt; these prove what is due.
+        """Start missing standbys on each node, unless they keep dying there, and go on with proofs.
 
-        `quiet`: steps are being run and nothing is mended; else nothing of that is done.
+        `quiet`: True if steps are being run and nothing is repaired; otherwise proofs pause.
         """
         if not quiet:
             self.proofs.pause(now)
@@ -66,7 +66,7 @@ class Standbys:
         self.proofs.advance(now)
 
     def _wanted(self, node: NodeRecord) -> int:
-        """Number of standbys that a node should have: on a spare node, one for each rank that it may have to take."""
+        """Number of standbys that a node should have; on a spare node at least one for each rank that it may take."""
         if self._spec.spares and not node.placed:
             return max(self._spec.standbys, self._spec.nproc)
         return self._spec.standbys
@@ -81,7 +81,7 @@ class Standbys:
             )
 
     def built(self, worker: WorkerRecord, now: Instant) -> None:
-        """A worker stands before its first step: with the same model as the others, or the job does without it."""
+        """A worker is ready for its first step: drop it if its model differs from the others'."""
         fits = self.fits(worker)
         if not fits:
             text = self.layouts.differs(worker) if worker.role.placed else say.layout_differs(worker.worker, None)
@@ -91,7 +91,7 @@ class Standbys:
             see_early_reads(self._roster, self._orders, worker, now)
 
     def shown(self, worker: WorkerRecord, shown: LoaderShown, now: Instant) -> None:
-        """A worker comes to its loop, or has read its first batches there."""
+        """A worker has reached its loop, or has read its first batches there."""
         rank = worker.rank if worker.placed else worker.candidate_for
         if text := self.loaders.refusal(shown, rank):
             self._unfit(worker, text, "it trains another number of steps", now)
@@ -100,7 +100,7 @@ class Standbys:
             self._orders.note(note, now, worker)
 
     def _unfit(self, worker: WorkerRecord, text: str, why: str, now: Instant) -> None:
-        """A worker is not what the job needs: another is tried, where this is one of the first the job ends."""
+        """A worker does not fit the job: end the job if it is one of the first workers; else try another."""
         if worker.role.placed and isinstance(self._job.state, Building):
             self._job.end(SCRIPT_ERROR, text, now)
             return
@@ -119,9 +119,9 @@ class Standbys:
         return self.layouts.fits(worker)
 
     def can_take(self, worker: WorkerRecord, rank: Rank, local_rank: int, world: int | None = None) -> bool:
-        """True if a newcomer fits a rank: its script was built for that place or reads the same there; or has not run.
+        """True if a newcomer fits a rank: its script has not run, or has read nothing that is wrong in that place.
 
-        `world`: the ranks of the world to come, if it is another.
+        `world`: size of the future world in ranks, if it differs from the present one.
         """
         if worker.stage is Stage.IDLE:
             return True
@@ -130,7 +130,7 @@ class Standbys:
         return fits and not stale(worker, rank, local_rank, world or self._job.world)
 
     def learn(self, worker: WorkerRecord, event: facts.WorkerReady, now: Instant) -> None:
-        """A worker tells what its script imports, and whether a standby beside it would share a device with a rank."""
+        """Learn from a worker the script's imports, and whether built standbys would share a device with a rank."""
         roster, node = self._roster, self._roster.nodes[worker.node]
         if event.imported and not roster.learnt:
             roster.learnt, roster.imports, roster.environment = True, event.imported, event.environment
@@ -144,15 +144,15 @@ class Standbys:
             self._orders.note(TWICE_ON_A_DEVICE if asked else NO_FREE_DEVICE, now, worker)
 
     def start_if_placed(self, worker: WorkerRecord, now: Instant) -> None:
-        """An `imports` standby that has got a rank runs the script."""
+        """Let an `imports` standby that has a rank run the script."""
         if worker.stage is Stage.IDLE and worker.placed and worker.rank is not None:
             self._orders.start_script(worker, worker.rank, self._job.generation, now, world=self._job.world)
 
 
 def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> PlaceInWorld | None:
-    """Answer that a worker's script got before its loop and that is wrong for this place; None: none is.
+    """A fact about its place that the worker's script read before its loop and that is wrong here; None: none is.
 
-    A worker that has not run its script yet has asked nothing.
+    A worker that has not run its script yet has read nothing.
     """
     wrong = {
         PlaceInWorld.RANK: worker.built_for != rank,
@@ -163,9 +163,9 @@ def stale(worker: WorkerRecord, rank: Rank, local_rank: int, world: int) -> Plac
 
 
 def narrow(roster: Roster, standby: WorkerRecord) -> PlaceInWorld | None:
-    """Why a built standby could not take some place of its node that it should be there for; None: it could take all.
+    """Fact by which a built standby is wrong for some place of its node that it should cover; None: it fits all.
 
-    Where ranks have parts of the state of their own each standby is for one place, and was built for that.
+    In a sharded world each standby covers only the places of its own holding.
     """
     rank_slots = [each for each in roster.nodes[standby.node].placed.values() if each.rank is not None]
     for each in rank_slots:
@@ -177,9 +177,9 @@ def narrow(roster: Roster, standby: WorkerRecord) -> PlaceInWorld | None:
 
 
 def see_early_reads(roster: Roster, orders: Orders, standby: WorkerRecord, now: Instant) -> None:
-    """A standby is built: it is not used where its script was told a place that may not be its last.
+    """A standby is built: fence it if its script read a place that may differ from the one that it will take.
 
-    Others then wait before the script; that is said once.
+    Later standbys of the node then wait before the script; a note says so once.
     """
     if standby.placed and standby.rank is not None:
         wrong = stale(standby, standby.rank, standby.local_rank, roster.world)
@@ -196,20 +196,20 @@ def see_early_reads(roster: Roster, orders: Orders, standby: WorkerRecord, now: 
 
 
 def renew(roster: Roster, orders: Orders, now: Instant) -> None:
-    """A generation stands, maybe of another world: standbys that were told its former size make room for others."""
+    """A generation has formed, maybe of another size: fence standbys whose scripts have read the former size."""
     for standby in roster.standbys():
         if standby.early and standby.stage is Stage.READY and narrow(roster, standby) is not None:
             orders.fence(standby, "its script was told another world", now)
 
 
 def prepare(roster: Roster, orders: Orders, standby: WorkerRecord) -> None:
-    """A standby waits before the script: meanwhile it imports what that will."""
+    """A standby waits before the script: have it import the script's modules meanwhile."""
     if roster.imports and not standby.placed:
         orders.add(ImportModules(standby.worker, roster.imports, roster.environment))
 
 
 def imported(roster: Roster, orders: Orders, worker: WorkerRecord, event: facts.ModulesImported, now: Instant) -> None:
-    """A standby has imported all, or what it should not have: then it is ended, and others do without that package."""
+    """A standby has imported the modules. If one is unfit for that, fence the standby and drop the package."""
     if not event.unfit:
         return
     prefix = f"{event.unfit}."

@@ -1,4 +1,4 @@
-"""Reaction to workers that stand still: wait for them and say so, or replace them."""
+"""Reaction to workers that make no progress: wait and report it, or replace them."""
 
 import msgspec
 
@@ -16,23 +16,23 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Forming, Switching, Training
 
 FRESH_S: Seconds = 12.0
-"""A look that is older says nothing any more: the worker goes on, or its agent is paused."""
+"""Older observations do not count: the worker makes progress again, or its agent is paused."""
 _JUDGE_A_RANK_S: Seconds = 0.002
 _JUDGE_MOST_S: Seconds = 0.2
-"""Between two judgements at least, by the size of the world: a judgement looks at all of it."""
+"""Least pause between two judgements: this much for each rank, as one covers all of them, up to this limit."""
 _SAY_S: Seconds = 60.0
 _LIKE_SLOW = 2.0
 _ANEW_MOST = 3
-"""Most times that groups are formed anew at one step: a step that takes longer than all bounds is slow, not dead."""
+"""Most times that groups are formed anew at one step; a step that still exceeds all bounds is slow, not dead."""
 
 
 class Standstills:
-    """Keeps what the agents see, and acts on what `hangs` makes of it.
+    """Keeps the agents' observations and acts on the verdicts of `hangs`.
 
     Args:
-        job: whose workers they are.
-        ladder: for those who hang.
-        regroup: knows who has which part of the state.
+        job: the job of the workers.
+        ladder: replaces hanging workers.
+        regroup: knows which ranks have which part of the state.
     """
 
     def __init__(self, job: Job, ladder: Ladder, regroup: Regroup) -> None:
@@ -41,25 +41,25 @@ class Standstills:
         self._observations: dict[WorkerId, tuple[WorkerObservation, Instant]] = {}
         self._longest: dict[NodeId, Seconds] = {}
         self._suspects: dict[WorkerId, Instant] = {}
-        """Workers that were judged to hang once, and when: a newer look must confirm it."""
+        """Workers that were judged to hang once, with the time: a newer observation must confirm it."""
         self._judged_at: Instant = float("-inf")
         self._said_at: Instant = float("-inf")
         self._patience = 1.0
         self._anew_at = StepNo(-1)
         self._anew = 0
-        """Number of times that the groups were formed anew at that step, since all waited for their devices."""
+        """Number of times that groups were formed anew at `_anew_at` because all waited for their devices."""
         self._slow: Seconds = 0.0
-        """Time of a step on the devices that was waited for in the end: steps like it do not lead to new groups."""
+        """Duration of the slowest step that was waited for in the end; similar steps do not lead to new groups."""
 
     @property
     def bounds(self) -> Bounds:
-        """Longest standstill of workers."""
+        """Present bounds on the standstill of workers."""
         spec = self._spec
         longest = max(self._longest.values(), default=0.0)
         return Bounds.of(spec.hang_timeout, spec.hang_floor, longest, self._patience)
 
     def seen(self, event: NodeSeen, now: Instant) -> None:
-        """An agent has looked at its workers."""
+        """Take an agent's observation of its workers."""
         self._longest[event.node] = event.longest
         for observation in event.observations:
             if observation.worker in self._roster.workers:
@@ -74,30 +74,30 @@ class Standstills:
             self._observations = {
                 name: seen for name, seen in self._observations.items() if name in self._roster.workers
             }
-        # Of who has been told to halt, `overdue` is asked.
+        # While workers are halting, `overdue` judges them.
         if isinstance(self._job.state, Training | Switching | Forming) and not self._roster.count(Stage.HALTING):
             self._judge(now)
 
     def observation(self, worker: WorkerRecord, now: Instant) -> WorkerObservation | None:
-        """The last look at a worker; None where there is none that still says something."""
+        """The last observation of a worker; None if there is none or it is too old."""
         seen = self._observations.get(worker.worker)
         return seen[0] if seen is not None and now - seen[1] <= FRESH_S else None
 
     def overdue(self, now: Instant) -> list[WorkerRecord]:
-        """Workers that were ordered to halt, do not come, and hang; no other is ended for being late."""
+        """Workers that were ordered to halt and hang instead. Late workers that do not hang are not ended."""
         late = [w for w in (*self._roster.placed(Stage.HALTING), *self._away()) if self._silent(w, now)]
         names = {worker.worker for worker in late}
         self._suspects = {name: at for name, at in self._suspects.items() if name in names}
         return self._given_up([worker for worker in late if self._confirmed(worker, now)], now)
 
     def waiting_for(self, now: Instant) -> None:
-        """Say every minute for whom a halted job waits."""
+        """Note every minute the workers for which a halted job waits."""
         looks = [self._look(w, now) for w in (*self._roster.placed(Stage.HALTING), *self._away())]
         if looks:
             self._say(looks, "it has been told to stop its step", now)
 
     def fenced(self, workers: list[WorkerRecord]) -> None:
-        """These were replaced because they stood still: if they were only slow, the next ones get more time."""
+        """Workers were replaced for standing still: allow more time from now on, in case they were only slow."""
         if self._spec.hang_timeout is None and workers:
             self._patience = min(hangs.MOST_PATIENCE, 2 * self._patience)
 
@@ -113,14 +113,14 @@ class Standstills:
         rank = worker.rank if worker.rank is not None else Rank(-1)
         observation = self.observation(worker, now)
         if observation is not None and now - worker.since < observation.seconds:
-            # What it did before it came to this stage is not held against it.
+            # Standstill from before this stage does not count.
             observation = msgspec.structs.replace(observation, seconds=now - worker.since)
         return Look(rank, worker.worker, observation, finished=worker.stage is Stage.FINISHED)
 
     def _judge(self, now: Instant) -> None:
         workers = [w for w in self._roster.placed() if w.living]
         if any(worker.stage is Stage.JOINING for worker in workers):
-            # Who waits for newcomers is not to blame; a newcomer whose process is stopped is.
+            # Ranks that wait for newcomers are not to blame, but a worker whose process is stopped is.
             workers = [w for w in workers if (s := self.observation(w, now)) is not None and s.stopped]
             verdict = hangs.HangVerdict(tuple(x for x in (self._look(w, now) for w in workers) if self._late(x)))
             if len(verdict.hung) == len(self._roster.places):
@@ -144,10 +144,10 @@ class Standstills:
             self._doubt([self._look(worker, now) for worker in workers], verdict, now)
 
     def _at_devices(self, workers: list[WorkerRecord], verdict: hangs.HangVerdict, now: Instant) -> None:
-        """All wait for their devices, too long: their groups are formed anew, and nobody is ended for it.
+        """All have waited too long for their devices: form their groups anew, without ending a worker.
 
-        The second time at a step the one that is behind in its calls goes: forming anew does not help it. One that may
-        only be slow, as all called the same, is formed anew some times, and then waited for.
+        The second time at a step, ranks that have called fewer collectives are replaced, as new groups do not help
+        them. If all have called the same, the step may only be slow: after `_ANEW_MOST` times it is waited for.
         """
         confirmed = [worker for worker in workers if self._confirmed(worker, now)]
         if len(confirmed) < len(workers):
@@ -164,7 +164,7 @@ class Standstills:
             return
         self._anew_at, self._anew = self._job.step, anew
         self._suspects.clear()
-        self.fenced(workers)  # if they are only slow, they get more time
+        self.fenced(workers)  # More time, in case they are only slow.
         if fenced:
             behind = tuple(look for look in looks if look.rank in late)
             why = "it has called fewer collectives than the others, for the second time"
@@ -180,7 +180,7 @@ class Standstills:
         """End the job if a rank has left its loop before a step that needs it; True if one has.
 
         Args:
-            step: the one in which the others stand still.
+            step: the step in which the others stand still.
         """
         left = [worker for worker in self._roster.placed(Stage.FINISHED) if worker.state_at <= step]
         if not left or self._job.past_last_step:
@@ -190,13 +190,13 @@ class Standstills:
         return True
 
     def _confirmed(self, worker: WorkerRecord, now: Instant) -> bool:
-        """True if the worker was suspected before, and was looked at again since."""
+        """True if the worker was suspected before and has been observed again since."""
         first = self._suspects.setdefault(worker.worker, now)
         seen = self._observations.get(worker.worker)
         return seen is None or seen[1] > first
 
     def _given_up(self, workers: list[WorkerRecord], now: Instant) -> list[WorkerRecord]:
-        """Those that may be ended: not where somebody has the last of a part of the state, on suspicion alone."""
+        """The workers that may be ended; none on suspicion alone if they have the last copy of a part of the state."""
         ranks = {worker.rank for worker in workers if worker.rank is not None}
         if not ranks or self._regroup.held_without(ranks) or self._spec.buddy_every > 0:
             return workers
@@ -219,7 +219,7 @@ class Standstills:
         self._ladder.mend("hang", workers, cause, now, self._job.plan.when(workers[0].worker, since))
 
     def _doubt(self, looks: list[Look], verdict: hangs.HangVerdict, now: Instant) -> None:
-        """Nobody is to blame for sure, and everybody stands still: say it, and wait."""
+        """All stand still and none is certainly to blame: note it and wait."""
         still = [look.seen.seconds for look in looks if look.seen is not None]
         if len(still) < len(looks) or min(still, default=0.0) < min(_SAY_S, self.bounds.base):
             return

@@ -1,4 +1,4 @@
-"""An end that was asked for, or that follows from a fault: the state goes to disk first, where there is a place."""
+"""End of the job, on request or after a fault: the state goes to disk first, if there is a place for it."""
 
 from regrow.core.exit_codes import OK, RUN_AGAIN
 from regrow.core.ids import Instant, Seconds
@@ -23,19 +23,19 @@ from regrow.membership.states import (
 )
 
 _STAYS_S: Seconds = 60.0
-"""Time after its script's last line at which a process that is still there is reported."""
+"""Time after the end of its script after which a remaining process is reported."""
 _LOOK_S: Seconds = 1.0
 _RECEIVED_S: Seconds = 2.0
-"""Steps that ranks had made when the end was asked for are heard of by then: agents tell of them each 0.2 s."""
+"""Time until steps from before the request are known; agents report steps every 0.2 s."""
 
 
 class Stopping:
-    """Ends a job, once its state is saved.
+    """Ends a job once its state is saved.
 
     Args:
-        job: what ends.
-        checkpoints: of the job.
-        regroup: saves the state of ranks that are halted since there is no room for them.
+        job: the job to end.
+        checkpoints: its durable checkpoints.
+        regroup: saves the state of ranks that are halted for lack of room.
     """
 
     def __init__(self, job: Job, checkpoints: Checkpoints, regroup: Regroup) -> None:
@@ -47,7 +47,7 @@ class Stopping:
 
     @property
     def deadline(self) -> Instant | None:
-        """Time when the job ends, saved or not; None: no end was asked for."""
+        """Time at which the job ends, saved or not; None: no end was requested."""
         return self._job.stop_by
 
     @property
@@ -58,18 +58,18 @@ class Stopping:
         return min((at for at in (self.deadline, received_by) if at is not None), default=None)
 
     def recalled(self, now: Instant) -> None:
-        """Another coordinator was asked for the end: this one has what is left of the time."""
+        """A former coordinator received the request: go on with the rest of its time."""
         if self._job.stop_by is not None:
             self._checkpoints.save_before_end(self._job.step, 0.0, now)
 
     def requested(self, event: facts.StopRequested, now: Instant) -> None:
-        """A signal or an operator asks for the end. Who asks again waits no longer than for the first one."""
+        """A signal or an operator requests the end. A repeated request does not extend the time of the first."""
         if self.deadline is not None and event.patience:
             return
         self._job.stopping = event.reason
         self._job.stop_by = now + event.patience
         state = self._job.state
-        # Where all start again from memory, the state is in the agents': it reaches the disk when the ranks have it.
+        # During a restart from memory only the agents have the state; it can be saved once the ranks have it.
         rising = isinstance(state, Restarting | Building) and self._job.kept is not None
         if rising or isinstance(state, Training | Switching | Forming | Mending | Retaining | Waiting):
             self._checkpoints.save_before_end(self._job.step, event.patience, now)
@@ -78,7 +78,7 @@ class Stopping:
             self._job.stop_by = now
 
     def advance(self, now: Instant) -> None:
-        """End the job, if it is time to; what halted ranks wait for is not waited for any more."""
+        """End the job if it is time to; halted ranks no longer wait for room."""
         if self.deadline is not None:
             self._asked(self.deadline, now)
         if isinstance(self._job.state, Saving):
@@ -88,7 +88,7 @@ class Stopping:
             self._report_processes(now)
 
     def _report_processes(self, now: Instant) -> None:
-        """All steps are done, and a process does not end: people see whose it is, and what keeps it."""
+        """Note for people a process that does not end although all steps are done, with the threads that keep it."""
         for worker in self._job.roster.placed():
             since, threads = self._job.returned.get(worker.worker, (now, []))
             if worker.living and worker.stage is not Stage.FINISHED and now >= since + _STAYS_S:
@@ -107,7 +107,7 @@ class Stopping:
             if now >= deadline:
                 job.end(job.state.code, job.state.diagnosis, now)
         elif isinstance(job.state, Closing | Releasing):
-            # Nothing is left to be saved: what the script does behind its loop has the time that there is.
+            # Nothing is left to save; the script's code after its loop has the remaining time.
             if now >= deadline:
                 job.end(*((OK, "") if self._all_returned() else (RUN_AGAIN, text)), now)
         elif now < deadline and self._awaits_news(now):
@@ -115,12 +115,12 @@ class Stopping:
         elif now >= deadline or (self._checkpoints.saved_before_end and not self._may_have_more()):
             job.end(RUN_AGAIN, text, now)
         elif isinstance(job.state, Mending | Retaining) and self._halted_have_all():
-            job.end_saved(RUN_AGAIN, text, now)  # nobody is brought back only to end
+            job.end_saved(RUN_AGAIN, text, now)  # No worker is started only to end.
         elif isinstance(job.state, Waiting) and not job.state.saving:
             self._regroup.overdue(job.state, now)
 
     def _awaits_news(self, now: Instant) -> bool:
-        """True if a step may have been made that is not on disk, and was not heard of when the end was asked for."""
+        """True if a step that was not known at the time of the request may be missing on disk."""
         if self._received_by is None or not self._checkpoints.saved_before_end:
             return False
         if not isinstance(self._job.state, Training) or not self._checkpoints.may_be_behind:
@@ -134,7 +134,7 @@ class Stopping:
         return self._received_by is not None
 
     def _all_returned(self) -> bool:
-        """True if every rank's script has run to its end, so that the training is complete."""
+        """True if every rank's script has ended normally, so that the training is complete."""
         return all(
             worker.worker in self._job.returned or (worker.stage is Stage.GONE and worker.exit_code == 0)
             for worker in self._job.roster.placed()
@@ -149,11 +149,11 @@ class Stopping:
         return halting or (step is not None and self._checkpoints.is_news(step))
 
     def _halted_have_all(self) -> bool:
-        """True if survivors have the whole state as it is; if not, the recovery brings more of it."""
+        """True if halted survivors have the whole state; if not, the recovery may still bring the rest."""
         return not self._job.roster.count(Stage.HALTING) and self._checkpoints.savable() is not None
 
     def _saving(self, state: Saving, now: Instant) -> None:
-        """The job is over: save what halted workers have, as far as they have all of it."""
+        """The job is ending: save the state of halted workers if they have all of it."""
         late = list(self._job.roster.placed(Stage.HALTING))
         if late and now < state.halt_by:
             return

@@ -1,11 +1,11 @@
-"""Ranks that are slower than the others, step by step. Pure: slow is not dead, so it is reported and nothing is ended.
+"""Ranks that are slower than the others, step by step. Pure: a slow rank is reported, and no worker is ended.
 
-In a synchronous job all steps take the same time, so a rank is judged by its own part of a step: its wait for its
-batch, and the time of its body before the update while no collective is under way. A rank is an outlier of a step if
-its own time is beyond the others' median by a quarter, by five times their spread (median of absolute deviations,
-scaled to a standard deviation), and by 5 ms. It becomes a straggler after a number of such steps in a row, and stops
-being one after as many without. If more than a quarter of the ranks are beyond, none is an outlier: the work is
-unequal, or the machine that all of them share is slow.
+In a synchronous job all steps take the same time, so a rank is judged by its own part of a step: the wait for its
+batch, and the time of its body before the update while no collective is under way. A rank is an outlier in a step if
+its own time exceeds the others' median by a quarter, by five times their spread (median of absolute deviations, scaled
+to a standard deviation), and by 5 ms. It becomes a straggler after a number of such steps in a row, and stops being one
+after as many without. If more than a quarter of the ranks exceed the limit, none is an outlier: the work is unequal, or
+the machine that all of them share is slow.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,22 +21,22 @@ from regrow.membership.roster import Stage, WorkerRecord
 from regrow.membership.states import Training
 
 SLOWER = 0.25
-"""Least part of the others' median by which it is slower."""
+"""Least excess of a straggler, as a part of the others' median."""
 SPREADS = 5.0
 _SIGMA = 1.4826
-"""From the median of absolute deviations to a standard deviation, of a normal distribution."""
+"""Factor from the median of absolute deviations to the standard deviation of a normal distribution."""
 LEAST_S: Seconds = 0.005
 MOST_SHARE = 4
 """At most one rank in this number is an outlier."""
 FIRST_STEPS = 3
-"""Steps after a membership was formed that are not looked at."""
+"""First steps of a membership, which are not judged."""
 GRACE: Seconds = 30.0
 """Time for the ranks to leave the node of a straggler."""
 SOURCE = "straggler"
 
 
 def outliers(times: Mapping[Rank, Seconds]) -> tuple[set[Rank], Seconds]:
-    """Ranks whose own time of a step is beyond the others', and the others' median; none if there is but one rank."""
+    """Ranks whose own time of a step exceeds the others', and the others' median; none if there is only one rank."""
     if len(times) < 2:
         return set(), 0.0
     limit = median_low(times.values()) * (1 + SLOWER)
@@ -57,13 +57,13 @@ class StragglerFound:
     rank: Rank
     own: Seconds
     usual: Seconds
-    """Of the others."""
+    """Median of the others."""
     steps: int
 
 
 @dataclass(frozen=True)
 class StragglerOver:
-    """A rank that is none any more."""
+    """A rank that is no longer a straggler."""
 
     rank: Rank
 
@@ -77,9 +77,9 @@ class _Streak:
 
 @dataclass
 class SlowRanks:
-    """Remembers ranks that do the same work: who was slow for how long.
+    """Compares ranks that do the same work, and remembers for how long each was slow.
 
-    `steps`: in a row, to be a straggler, and not to be one any more.
+    `steps`: number of steps in a row after which a rank becomes a straggler, and stops being one.
     """
 
     steps: int
@@ -87,21 +87,21 @@ class SlowRanks:
     _seen: int = 0
     _slow: dict[Rank, _Streak] = field(default_factory=dict)
     _named: dict[Rank, int] = field(default_factory=dict)
-    """The stragglers, and for how many steps in a row each was no outlier."""
+    """The stragglers, with the number of last steps in a row in which each was no outlier."""
 
     def begin(self) -> None:
-        """A membership was formed: what was is no measure any more, but who is a straggler stays one."""
+        """A membership was formed: drop earlier times, but keep the stragglers."""
         self._times.clear()
         self._slow.clear()
         self._seen = 0
 
     def forget(self, rank: Rank) -> None:
-        """Somebody else has the rank."""
+        """Another worker has the rank."""
         self._named.pop(rank, None)
         self._slow.pop(rank, None)
 
     def apply(self, rank: Rank, own: Seconds, ranks: int) -> "list[StragglerFound | StragglerOver]":
-        """A rank has committed a step. All `ranks` are compared as soon as each has told of one since the last time."""
+        """A rank has committed a step. All `ranks` are compared once each has reported a step since the last time."""
         self._times[rank] = own
         if len(self._times) < ranks:
             return []
@@ -132,12 +132,12 @@ class SlowRanks:
 
 
 class Stragglers:
-    """Tells of them, and has their nodes replaced where that was asked for.
+    """Reports stragglers, and replaces their nodes if `--replace-stragglers` is given.
 
     Args:
-        job: whose ranks they are.
+        job: the job of the ranks.
         quarantine: takes the verdicts.
-        give_back: has the ranks of a node leave it at a boundary, if that can be.
+        give_back: drains a node at a step boundary, if that is possible.
     """
 
     def __init__(
@@ -146,10 +146,10 @@ class Stragglers:
         self._job, self._quarantine, self._give_back = job, quarantine, give_back
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._places: dict[int, SlowRanks] = {}
-        """Ranks at the same place in their replicas do the same work."""
+        """By place in the replica, as ranks at the same place do the same work."""
         self._generation = Generation(0)
         self._reported: dict[Rank, tuple[WorkerId, NodeId, str]] = {}
-        """The stragglers, with the names in their verdicts."""
+        """The stragglers, with worker, node and device of their verdicts."""
 
     def committed(self, event: facts.WorkerCommitted, now: Instant) -> None:
         """A worker has committed a step."""
@@ -160,7 +160,7 @@ class Stragglers:
             self._begin(event.generation, now)
         unit = self._spec.unit
         place = self._places.setdefault(worker.rank % unit, SlowRanks(self._spec.straggler_steps))
-        own = event.own / max(1, len(event.parts))  # replicas may have unequal numbers of micro-batches
+        own = event.own / max(1, len(event.parts))  # Replicas may have unequal numbers of micro-batches.
         for found in place.apply(worker.rank, own, self._job.world // unit):
             if isinstance(found, StragglerFound):
                 self._found(found, now)
@@ -203,7 +203,7 @@ class Stragglers:
             self._quarantine.observed(HealthVerdict(known[1], known[2], Severity.OK, Action.NONE, SOURCE, text), now)
 
     def _replace(self, worker: WorkerRecord, now: Instant) -> None:
-        """Its node is given back at a boundary, so that no step is lost; never so that the world gets smaller."""
+        """Drain the worker's node at a boundary, so that no step is lost, unless that would shrink the world."""
         node = self._roster.nodes[worker.node]
         others = [each for each in self._roster.usable_nodes() if each is not node and not each.quarantined]
         room = sum(len(each.free()) for each in others)

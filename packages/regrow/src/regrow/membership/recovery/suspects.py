@@ -1,4 +1,4 @@
-"""Signs from single ranks' work that say something of their nodes: odd numbers, lines of their output."""
+"""Signs in single ranks' work of faults in their nodes: numbers that are not finite, lines of their output."""
 
 from regrow.core.errors import NotFinite
 from regrow.core.ids import Instant, NodeId
@@ -15,26 +15,26 @@ _NOT_FINITE = f"{NotFinite.__module__}.{NotFinite.__qualname__}"
 
 
 class Suspects:
-    """Makes verdicts of it.
+    """Turns such signs into verdicts.
 
     Args:
-        job: whose ranks they are.
-        ladder: for a worker that is to be replaced.
+        job: the job of the ranks.
+        ladder: replaces a worker if a verdict demands it.
         quarantine: takes the verdicts.
     """
 
     def __init__(self, job: Job, ladder: Ladder, quarantine: Quarantine) -> None:
         self._job, self._ladder, self._quarantine = job, ladder, quarantine
         self._odd: tuple[NodeId, str, str] | None = None
-        """Place of the newest number that is not finite."""
+        """Node, device and message of the newest number that is not finite."""
 
     def not_finite(self, worker: WorkerRecord, error: ErrorReport) -> None:
-        """A body has ended with an error; if that is a number of its own that is not finite, the step is run again."""
+        """A body ended with an error: remember one about a number that is not finite until the step has run again."""
         if error.type == _NOT_FINITE:
             self._odd = (worker.node, f"slot{worker.local_rank}", error.message)
 
     def gone_on(self, now: Instant) -> None:
-        """All ranks have gone on: what was not finite did not come again."""
+        """All ranks have gone on, so the number that was not finite did not recur."""
         odd, self._odd = self._odd, None
         if odd is not None:
             node, device, text = odd
@@ -42,7 +42,7 @@ class Suspects:
             self._quarantine.observed(HealthVerdict(node, device, Severity.SUSPECT, Action.NONE, "nan", evidence), now)
 
     def printed(self, worker: WorkerRecord | None, event: LogRuleNews, now: Instant) -> None:
-        """A worker, which may be gone by now, has broken a rule about its output, or keeps it again."""
+        """The output of a worker, which may be gone by now, has broken a rule, or obeys it again."""
         if event.node not in self._job.roster.nodes:
             return
         device = "" if worker is None else f"slot{worker.local_rank}"

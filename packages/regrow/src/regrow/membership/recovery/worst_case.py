@@ -1,8 +1,8 @@
-"""The longest that each rung of recovery may take, as a sum of the deadlines on the way. Pure.
+"""Longest duration of each rung of recovery, as a sum of the deadlines on the way. Pure.
 
-From when a fault is known to the next step that all have committed, or to the job's end, with nothing else going wrong
-meanwhile. Whoever is late is taken for a fault of its own, and so is what goes wrong on the way: then it begins anew.
-`docs/protocol.md` has the table; `sim/time_limits.py` holds every incident of every simulated schedule to it.
+It is the time from the detection of a fault to the next step that all have committed, or to the job's end. Another
+fault on the way, which includes a missed deadline, begins a new sum. `docs/protocol.md` has the table;
+`sim/time_limits.py` checks every incident of every simulated schedule against it.
 """
 
 from collections.abc import Mapping
@@ -19,76 +19,76 @@ from regrow.membership.recovery.proof_of_life import PROOF_S
 from regrow.membership.recovery.standstill import FRESH_S
 
 ELECTED_S: Seconds = 20.0
-"""Within which another coordinator is elected, where a majority of the voters is there."""
+"""Longest election of another coordinator if a majority of the voters is connected."""
 _LOOKS = 2
-"""Looks at a worker until it is judged to hang."""
+"""Observations of a worker until it is judged to hang."""
 _TICKS = 3
-"""Of a quarter of a halt's patience each: from when a worker is late to the first look, the second, and the verdict."""
+"""Intervals of a quarter of the halt's patience: from lateness to the first and second observation and the verdict."""
 
 
 class Wait(StrEnum):
     """Kind of wait, by its letter in the formulas."""
 
     HALT = "H"
-    """Survivors say where they stand; who does not by then hangs, and is ended."""
+    """Survivors report their steps; a worker that does not report in time hangs and is ended."""
     PROOF = "P"
     """A standby that is given a rank answers."""
     BUILD = "B"
-    """A newcomer comes to the next stage of its start: its process is there, its script stands before its loop."""
+    """A newcomer reaches the next stage of its start: its process exists, its script is at its loop."""
     NODE = "N"
     """A lost node comes back."""
     FORM = "F"
-    """All stand in the new generation, and newcomers have the state."""
+    """All have joined the new generation, and newcomers have the state."""
     COMMIT = "C"
-    """The first step; a rank that stands still in it for that long hangs."""
+    """The first step; a rank that stands still in it for this long hangs."""
     SWITCH = "S"
     """All stop before the agreed step of a planned change, or are halted at once."""
     END = "E"
     """All workers end."""
     WRITE = "W"
-    """The checkpoint that is being written is on disk, or given up."""
+    """The checkpoint that is being written is on disk or given up."""
     KEEP = "K"
     """Survivors leave their state in the memory of their nodes."""
     SAVE = "D"
-    """The state of halted ranks is on disk, or will not be."""
+    """The state of halted ranks is on disk or given up."""
     ELECTION = "V"
-    """Another coordinator is elected; agents have come to it, have told what they hold, and one the newest table."""
+    """Another coordinator is elected; agents have connected and reported, and one has sent the newest table."""
     REPORTS = "R"
-    """All agents have told what they hold, and one the newest table."""
+    """All agents have reported, and one has sent the newest table."""
 
 
 Formula = tuple[tuple[tuple[int, Wait], ...], ...]
-"""A sum; of what stands together, and is waited for at the same time, the longest counts."""
+"""A sum of groups of simultaneous waits; of each group the longest wait counts."""
 
 
 @dataclass(frozen=True)
 class WorstCase:
-    """Longest time of a rung. `formula`: in letters. `total`: with the job's settings."""
+    """Longest duration of a rung. `formula`: in letters of `Wait`. `total`: with the job's settings."""
 
     formula: str
     total: Seconds
 
 
 def hang_bound(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
-    """For how long a worker may stand still, as `hangs` judges: `standing` bounds, by what is seen of it.
+    """Longest standstill of a worker by `hangs`: `standing` bounds, depending on its observation.
 
     Args:
-        spec: of the job. Its longest step counts as shorter than a tenth of the bound.
-        standing: 1 where it is blocked; `hangs.COMPUTING`, which an ordered bound does away with; `hangs.BETWEEN`.
-        patience: how far the bound was raised since ranks were replaced in vain.
+        spec: the job's settings. Its longest step is taken as shorter than a tenth of the bound.
+        standing: 1 for a blocked worker; `hangs.COMPUTING`, unless the user set the bound; or `hangs.BETWEEN`.
+        patience: factor on the bound after ranks were replaced in vain.
     """
     bounds = Bounds.of(spec.hang_timeout, spec.hang_floor, 0.0, patience)
     return bounds.base * (1.0 if bounds.ordered and standing < BETWEEN else standing)
 
 
 def unnoticed(spec: JobSpec, *, standing: float, patience: float = 1.0) -> Seconds:
-    """Longest time before a standstill in a step is known: until the others have waited for that rank too."""
+    """Longest time until a standstill in a step is detected, including the others' wait for that rank."""
     others = hang_bound(spec, standing=1.0, patience=patience)
     return others + hang_bound(spec, standing=standing, patience=patience) + _LOOKS * FRESH_S
 
 
 def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait, Seconds]:
-    """Each deadline; arguments as of `hang_bound`."""
+    """Each deadline; arguments as for `hang_bound`."""
     bound = hang_bound(spec, standing=standing, patience=patience)
     ticks = _TICKS * spec.halt_patience / 4
     saves = spec.checkpoint_every > 0
@@ -110,7 +110,7 @@ def waits(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[Wait
 
 
 def formulas(warmth: Warmth) -> Mapping[str, Formula]:
-    """The sum of each rung; `warmth`: of the standbys, of which one that waits before its script has more to do."""
+    """The sum for each rung. `warmth`: of the standbys; one that waits before its script has one more stage."""
     halt, proof = (1, Wait.HALT), (1, Wait.PROOF)
     newcomer = (3 if warmth is Warmth.IMPORTS else 2, Wait.BUILD)
     on: Formula = (((1, Wait.FORM),), ((1, Wait.COMMIT),))
@@ -140,7 +140,7 @@ def formulas(warmth: Warmth) -> Mapping[str, Formula]:
 
 
 def worst_cases(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dict[str, WorstCase]:
-    """Longest time of each rung with these settings; arguments as of `hang_bound`."""
+    """Longest duration of each rung with these settings; arguments as for `hang_bound`."""
     each = waits(spec, standing=standing, patience=patience)
     return {
         rung: WorstCase(written(formula), sum(max(times * each[what] for times, what in stage) for stage in formula))
@@ -149,6 +149,6 @@ def worst_cases(spec: JobSpec, *, standing: float, patience: float = 1.0) -> dic
 
 
 def written(formula: Formula) -> str:
-    """For people."""
+    """The formula as text."""
     stages = [[f"{times} {what}" if times > 1 else str(what) for times, what in stage] for stage in formula]
     return " + ".join(stage[0] if len(stage) == 1 else f"max({', '.join(stage)})" for stage in stages)

@@ -11,15 +11,15 @@ from regrow.core.messages.unions import AgentOrder
 from regrow.core.process.tasks import TaskScope
 
 _FULL_FRAME = 1 << 20
-"""Bytes of orders to which no further ones are added; one alone may be longer."""
+"""Size of a frame, in bytes, from which no further orders are added to it; a single order may be longer."""
 
 
 class AgentLink:
-    """A registered agent. Orders wait in a queue, so that a slow agent holds nobody up.
+    """A registered agent. Orders wait in a queue, so that a slow agent delays no others.
 
     Args:
-        joined: how it registered.
-        socket: its connection, open.
+        joined: its registration.
+        socket: its open connection.
     """
 
     def __init__(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> None:
@@ -27,20 +27,20 @@ class AgentLink:
         self.joined = joined
         self.socket = socket
         self.stopped = False
-        """It has said goodbye: what comes next is no loss."""
+        """True if it announced its end, so that the end of its connection is no loss."""
         self.gone = asyncio.Event()
         self.orders: asyncio.Queue[AgentOrder] = asyncio.Queue()
 
     def is_of(self, joined: facts.NodeJoined) -> bool:
-        """True if this is the link of that very agent, which has connected again."""
+        """True if this is the link of the same agent, which has connected again."""
         return (self.joined.host, self.joined.pid) == (joined.host, joined.pid)
 
     async def gives_way(self, successor: web.WebSocketResponse, *, within: Seconds) -> bool:
         """Wait for the link's end, so that another agent of the same node can follow; True if it ended in time.
 
         Args:
-            successor: that agent's connection. It is silent until accepted; reading from it answers its pings.
-            within: longer than a lease, so that an agent that answers nothing is known to be lost by then.
+            successor: that agent's connection. It sends nothing until accepted; reading from it answers its pings.
+            within: longest wait; longer than a lease, so that the loss of a silent agent is known by then.
         """
         async with TaskScope() as scope:
             lost, leaves = scope.start(self.gone.wait()), scope.start(successor.receive())
@@ -48,7 +48,7 @@ class AgentLink:
             return lost.done()
 
     def ended(self, lease: Seconds) -> str:
-        """Why its connection has ended, in words."""
+        """Reason why its connection has ended, for people."""
         match self.socket.exception():
             case TimeoutError():
                 return f"it answered nothing for {lease:g} s"
@@ -58,13 +58,13 @@ class AgentLink:
                 return f"{type(error).__name__}: {error}"
 
     def silent(self, lease: Seconds) -> Seconds:
-        """For how long nothing had been heard of it when its connection ended."""
+        """Length of its silence before the end of its connection."""
         return lease if isinstance(self.socket.exception(), TimeoutError) else 0.0
 
     async def send_orders(self) -> None:
-        """Send orders, in their order, until cancelled or until the connection has ended.
+        """Send orders in sequence until cancelled or until the connection has ended.
 
-        Those that wait go together, as a list in one frame: one fault means something to all ranks of a node.
+        Waiting orders go together as a list in one frame, because one fault causes orders to all ranks of a node.
         """
         encoder = msgspec.msgpack.Encoder()
         while True:
@@ -75,4 +75,4 @@ class AgentLink:
             try:
                 await self.socket.send_bytes(frame)
             except (ConnectionError, RuntimeError):
-                return  # Who reads from the connection reports its loss.
+                return  # The reader of the connection reports its loss.

@@ -1,6 +1,6 @@
-"""Garbage collection of the coordinator's process in quiet times, not while thousands of agents hear of a fault.
+"""Garbage collection of the coordinator's process in quiet times, not while thousands of agents handle a fault.
 
-A full collection stops everything for a third of a second at 5,000 agents, and the messages of one fault cause two.
+A full collection stops the process for a third of a second at 5,000 agents, and the messages of one fault cause two.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ from regrow.core.ids import Seconds
 
 _EVERY: Seconds = 5.0
 _PUT_OFF = 12
-"""Times that it is put off while there is no quiet moment."""
+"""Most times that a collection is put off because there is no quiet moment."""
 _RARELY = 1_000
-"""Collections of younger objects before a full one comes by itself: memory stays bounded."""
+"""Collections of younger objects before Python starts a full one by itself, which bounds the memory."""
 
 
 class QuietCollections:
-    """`with` it, in a process that hosts a coordinator, inside its event loop.
+    """Context manager for a process that hosts a coordinator, entered inside its event loop.
 
     Args:
-        quiet: whether nothing is going on, so that a pause costs nobody anything.
-        every: seconds between two looks.
+        quiet: returns True if nothing is going on, so that a pause does no harm.
+        every: seconds between two checks.
     """
 
     def __init__(self, quiet: Callable[[], bool], *, every: Seconds = _EVERY) -> None:
@@ -32,14 +32,14 @@ class QuietCollections:
         self._timer: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> None:
-        """From now on; what there is already is looked through no more."""
+        """Begin; objects that exist already are exempt from collection."""
         self._usual = gc.get_threshold()
         gc.freeze()
         gc.set_threshold(*self._usual[:2], max(_RARELY, self._usual[2]))
         self._next()
 
     def __exit__(self, *_: object) -> None:
-        """As it was."""
+        """Restore the former settings."""
         if self._timer is not None:
             self._timer.cancel()
         gc.set_threshold(*self._usual)

@@ -30,32 +30,32 @@ HELLO_DEADLINE = 10.0
 """Silence after which an agent, or a launcher, counts as lost."""
 _CLOSE_DEADLINE = 1.0
 _BACKLOG = 4096
-"""Connections of launchers and agents that the machine takes while this process is paused."""
+"""Connections of launchers and agents that the kernel accepts while this process is paused."""
 _SHORTEST_WAIT = 0.001
 _PAUSE = 1.0
-"""Delay in noticing a deadline that shows that this process was paused when it passed."""
+"""Delay of a timer from which this process counts as having been paused."""
 _CATCH_UP = 5.0
 """After a pause, read queued messages for this long before judging deadlines."""
 
 Watcher = Callable[[Record | facts.NodeProgress], None]
-"""Told of every record, and of the newest commits of each node, as they come."""
+"""Called with every record and with the newest commits of each node, as they arrive."""
 
 
 class Coordinator:
     """Hosts a membership machine: `async with Coordinator(machine, token=...) as coordinator`.
 
     Args:
-        machine: decides.
+        machine: takes the decisions.
         token: the job's secret; every request carries it as `Authorization: Bearer`.
-        record: writes one record down.
-        host, port: where to listen; port 0 is any free one.
-        nodes: those that the job starts on; the machine is told of them in this order, whichever comes first. Others
-            may come later, as far as the job's facts allow. Without it: whoever comes, in that order.
-        known: nodes that earlier coordinators have had in the job: nobody else is given their names.
+        record: writes one record.
+        host, port: address to listen on; port 0 means any free port.
+        nodes: the nodes that the job starts on; they are reported to the machine in this order, whichever connects
+            first. Others may join later, as far as the job's limits allow. None: all nodes, as they connect.
+        known: nodes of the job under earlier coordinators; other nodes do not get their names.
         lease: seconds after which an agent that answers nothing counts as lost.
-        near: nodes whose agents are children of this process: it sees their end, and a pause of theirs is none.
+        near: nodes whose agents are children of this process, which sees their end; their pauses are no loss.
         clock: gives the machine its time.
-        routes: more that can be asked.
+        routes: further routes to serve.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Coordinator:
     ) -> None:
         self.watchers: list[Watcher] = []
         self.on_node_lost: list[Callable[[NodeId], None]] = []
-        """Told of every node that is lost."""
+        """Called with every lost node."""
         self.crash = ""
-        """Stack of a defect of regrow's own that ended the job, for the record and not for the screen."""
+        """Traceback of a defect of regrow that ended the job, for the record and not for the screen."""
         self.offer: JoinOffer | None = None
-        """Offer to nodes that come later, without their names; None: their launchers cannot ask."""
+        """Offer to nodes that join later, without their names; None: no further nodes may join."""
         self._machine = machine
         self._secret = f"Bearer {token}".encode()
         self._record = record
@@ -100,7 +100,7 @@ class Coordinator:
     # --- opening and closing -----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> "Coordinator":
-        """Listen. Raises `UsageError` where the address is taken or is not this machine's."""
+        """Listen. Raises `UsageError` if the address is taken or is not one of this machine."""
         app = web.Application(middlewares=[self._guard])
         api = HttpApi(self, self._machine.spec, lambda: self._machine.world, self._machine.snapshot)
         app.add_routes([web.get("/agent", self._serve_agent), *api.routes(), *self._routes])
@@ -123,7 +123,7 @@ class Coordinator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up on everybody."""
+        """Close all connections."""
         if self._end is None:
             self.end(EndJob(INTERNAL_ERROR, "the coordinator was closed before the job had ended"))
         if self._timer is not None:
@@ -133,7 +133,7 @@ class Coordinator:
         await http.close(self._runner)
 
     async def let_nobody_in(self) -> None:
-        """As if it had ended, for whoever calls from now on; who is connected stays."""
+        """Refuse new connections, as if it had ended; existing ones stay."""
         await http.stop_listening(self._runner)
 
     @property
@@ -154,7 +154,7 @@ class Coordinator:
     # --- facts in, orders out ----------------------------------------------------------------------------------
 
     def submit(self, fact: Fact) -> AnswerScale | None:
-        """Give the machine a fact and carry out what it decides; returns its answer. An error of ours ends the job."""
+        """Give the machine a fact and carry out its commands; returns its answer. An error in regrow ends the job."""
         answer: AnswerScale | None = None
         if self._end is not None:
             return answer
@@ -165,29 +165,29 @@ class Coordinator:
                 answer = command if isinstance(command, AnswerScale) else answer
                 self._carry_out(command)
             if self._timer_soon is None:
-                # Once for all facts of a burst: thousands come at the same time.
+                # Once for all facts of a burst, as thousands may arrive at the same time.
                 self._timer_soon = asyncio.get_running_loop().call_soon(self._set_timer)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it ends the job and is reported
+        except Exception as error:  # noqa: BLE001 - any exception ends the job and is reported
             self._fail(error, f"handling {type(fact).__name__}")
         if isinstance(fact, facts.NodeProgress):
             self._show(fact)
         return answer
 
     async def wait_ended(self) -> EndJob:
-        """Wait, as long as the job lasts, for its end."""
+        """Wait for the job's end, without a deadline, and return it."""
         await self._ended.wait()
         if self._end is None:
             raise RegrowError("the job has ended without a reason", hint="please report this")
         return self._end
 
     def end(self, end: EndJob) -> None:
-        """End the job for a reason that the machine cannot know; what ended it first counts."""
+        """End the job for a reason that the machine cannot know; does nothing if it has ended already."""
         if self._end is None:
             self.publish(JobEnded(at=self._clock.now(), code=end.code, diagnosis=end.diagnosis))
             self._finish(end)
 
     def publish(self, record: Record) -> None:
-        """Write a record down and show it to all who watch."""
+        """Write a record and pass it to all watchers."""
         self._record(record)
         self._show(record)
 
@@ -219,13 +219,13 @@ class Coordinator:
         link = self._links.get(node)
         if link is not None:
             link.orders.put_nowait(order)
-        # Without a link the node is lost, which the machine is told by `NodeLost`, and not by an order that fails.
+        # Without a link the node is lost; the machine learns that from `NodeLost`, not from a failed order.
 
     def _show(self, item: Record | facts.NodeProgress) -> None:
         for watcher in list(self.watchers):
             try:
                 watcher(item)
-            except Exception:  # noqa: BLE001 - who watches may not harm what it watches; its stack is kept
+            except Exception:  # noqa: BLE001 - a watcher must not harm the job; its traceback is kept
                 self.watchers.remove(watcher)
                 self.crash = self.crash or traceback.format_exc()
 
@@ -254,7 +254,7 @@ class Coordinator:
             self._timer = asyncio.get_running_loop().call_later(wait, self._time_passed, self._clock.now() + wait)
 
     def _time_passed(self, due: Instant) -> None:
-        """It is `due`, or later: then this process was paused itself, and first hears what was said meanwhile."""
+        """Handle the deadline at `due`. If called late, this process was paused and first reads queued messages."""
         late = self._clock.now() - due
         if late < _PAUSE:
             self.submit(facts.TimeAdvanced())
@@ -265,7 +265,7 @@ class Coordinator:
     # --- agents ------------------------------------------------------------------------------------------------
 
     async def _serve_agent(self, request: web.Request) -> web.StreamResponse:
-        # A ping every two thirds of the lease and half of that for the answer: lost after one lease.
+        # A ping every two thirds of the lease, and half of that time for its answer: lost after one lease.
         beat = None if request.query.get("node") in self._near else self._lease * 2 / 3
         socket = web.WebSocketResponse(heartbeat=beat, max_msg_size=MAX_FRAME_BYTES, timeout=_CLOSE_DEADLINE)
         await socket.prepare(request)
@@ -296,7 +296,7 @@ class Coordinator:
         return socket
 
     async def _succeeds(self, joined: facts.NodeJoined, socket: web.WebSocketResponse) -> bool:
-        """True if an agent may take its node's place; if another has it, once that one is known to be lost."""
+        """True if an agent may take its node's place; waits until an earlier agent in it is known to be lost."""
         while (former := self._links.get(joined.node)) is not None and not former.is_of(joined):
             if not await former.gives_way(socket, within=1.5 * self._lease):
                 return False
@@ -307,7 +307,7 @@ class Coordinator:
             self.submit(self._links[node].joined)
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
-        """The offer to a node that asks to join. Raises `UsageError` if it may not."""
+        """The offer to a node that asks to join. Raises `UsageError` if it may not join."""
         if self.offer is None:
             raise UsageError("this job takes no further nodes")
         return self._admission.offer(self.offer, request, self._links)
@@ -321,7 +321,7 @@ class Coordinator:
         return fact if isinstance(fact, facts.NodeJoined) else None
 
     async def _take_facts(self, link: AgentLink) -> str:
-        """Facts until the connection ends; returns why it ended."""
+        """Take facts until the connection ends; returns the reason of its end."""
         async for message in link.socket:
             if message.type is not WSMsgType.BINARY:
                 continue
@@ -357,6 +357,6 @@ class Coordinator:
             return await handler(request)
         except web.HTTPException as error:
             return refusal(error.status, f"{request.method} {request.path}: {error.reason}", "")
-        except Exception:  # noqa: BLE001 - who only asks may not harm what goes on; the stack is kept
+        except Exception:  # noqa: BLE001 - a request must not harm the job; the traceback is kept
             self.crash = self.crash or traceback.format_exc()
             return refusal(500, f"a defect of regrow: {request.path} cannot be answered; the job goes on", "")

@@ -11,7 +11,7 @@ from regrow.membership.orders import Command
 
 
 class Machine(Protocol):
-    """Membership machine as the server sees it."""
+    """A membership machine as the server uses it."""
 
     @property
     def spec(self) -> JobSpec:
@@ -24,7 +24,7 @@ class Machine(Protocol):
         ...
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact; return what is to be done, in order."""
+        """Take one fact; return the resulting commands, in order."""
         ...
 
     def next_deadline(self) -> Instant | None:

@@ -31,7 +31,7 @@ class WallClock(msgspec.Struct, frozen=True):
 
 
 class ApiHost(Protocol):
-    """Host of the HTTP interface."""
+    """The part of a coordinator that the HTTP interface uses."""
 
     @property
     def over(self) -> bool:
@@ -47,7 +47,7 @@ class ApiHost(Protocol):
         ...
 
     def make_offer(self, request: JoinRequest) -> JoinOffer:
-        """The offer to a node that asks to join. Raises `UsageError`."""
+        """The offer to a node that asks to join. Raises `UsageError` if it may not join."""
         ...
 
 
@@ -56,9 +56,9 @@ class HttpApi:
 
     Args:
         host: the coordinator.
-        spec: what the job was started with.
-        world: says how many ranks there are.
-        view: says what the job looks like.
+        spec: settings of the job.
+        world: returns the number of ranks.
+        view: returns the view of the job for people.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class HttpApi:
         self._view = view
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Routes of the requests that are answered."""
+        """The routes to serve."""
         return [
             web.get("/job", self._serve_job),
             web.get("/end", self._serve_end),
@@ -82,7 +82,7 @@ class HttpApi:
         ]
 
     def actions(self) -> dict[str, Callable[[web.Request], Awaitable[web.Response]]]:
-        """Actions of people on a running job. Whoever offers them must check the job's token first."""
+        """Operators' actions on a running job. A server of these must check the job's token first."""
         drain, move = self._serve_drain, self._serve_move
         return {"drain": drain, "move": move, "scale": self._serve_scale, "kill": self._serve_kill}
 
@@ -97,7 +97,7 @@ class HttpApi:
         return reply(WallClock(time.time()))
 
     async def _serve_end(self, request: web.Request) -> web.Response:
-        """Answers when the job has ended: how the launchers of the other nodes learn it."""
+        """Answer when the job has ended; the launchers of other nodes wait for this."""
         end = await self._host.wait_ended()
         if isinstance(end, Deposed):
             return refusal(409, end.diagnosis, "ask that one")
@@ -172,7 +172,7 @@ class HttpApi:
 
 
 async def _read(request: web.Request, kind: type[Asked]) -> Asked | web.Response:
-    """Decode a request; the refusal if it is not understood."""
+    """Decode a request; returns a refusal if it cannot be decoded."""
     try:
         return msgspec.json.decode(await request.read(), type=kind)
     except UNREADABLE as error:

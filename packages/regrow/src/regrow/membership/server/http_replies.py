@@ -15,16 +15,16 @@ def reply(message: msgspec.Struct) -> web.Response:
 
 
 def refusal(status: int, error: str, hint: str) -> web.Response:
-    """Why not, and what to do instead."""
+    """Response with the reason of a refusal and its cure."""
     return web.json_response({"error": error, "hint": hint}, status=status)
 
 
 def unknown(request: web.Request, secret: bytes, *, endpoint: str) -> web.Response | None:
-    """Refusal for a caller who does not show the job's token; None: he does.
+    """Refusal for a caller without the job's token; None if the token is right.
 
     Args:
-        request: of the caller.
-        secret: the header that is expected.
+        request: the caller's request.
+        secret: the expected value of the `Authorization` header.
         endpoint: name under which the refusal is counted.
     """
     given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
@@ -35,5 +35,5 @@ def unknown(request: web.Request, secret: bytes, *, endpoint: str) -> web.Respon
 
 
 def words_of(error: OSError) -> str:
-    """The system's own words; asyncio wraps them in a sentence of its own."""
+    """The system's error text, without the sentence that asyncio adds."""
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

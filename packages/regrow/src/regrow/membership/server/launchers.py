@@ -1,4 +1,4 @@
-"""The coordinator's side of succession: launchers of other nodes are told what they would need to take over."""
+"""The coordinator's side of succession: it sends launchers of other nodes everything needed for a takeover."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from regrow.membership.succession.voters import Voters
 from regrow.membership.succession.witness import is_witness
 
 _WRITE_S: Seconds = 0.2
-"""Time that news wait for others, so that they are written together."""
+"""Time for which news is collected before it is written."""
 _PROBE_S: Seconds = 1.0
 _log = logging.getLogger(__name__)
 
@@ -31,20 +31,20 @@ _log = logging.getLogger(__name__)
 class _Standing(Enum):
     OPEN = auto()
     ENDED = auto()
-    """With the job."""
+    """The job has ended."""
     GIVEN_WAY = auto()
-    """To another coordinator."""
+    """Another coordinator takes the place of this one."""
 
 
 class SuccessionApi:
-    """Answers launchers; within `async with` it also looks after the voters.
+    """Answers launchers; within `async with` it also keeps the list of voters up to date.
 
     Args:
-        voters: who they are.
-        remember: what a successor has to know by now, encoded.
+        voters: the launchers that may elect a successor.
+        remember: returns the encoded knowledge that a successor needs.
         token: the job's secret.
-        clock: the machine's.
-        say: tells the user, once, that something here fails; it is tried again for as long as the job lasts.
+        clock: clock of the machine.
+        say: reports to the user, once, that something here fails; it is retried as long as the job lasts.
         witness: a voter on a disk, if there is one.
     """
 
@@ -60,7 +60,7 @@ class SuccessionApi:
         self.voters = voters
         self._witness = witness
         self.crash = ""
-        """Stack of the first defect of regrow's own here, for the record."""
+        """Traceback of the first defect of regrow here, for the record."""
         self._say = say
         self._remember = remember
         self._headers = {"Authorization": f"Bearer {token}"}
@@ -71,31 +71,31 @@ class SuccessionApi:
         self._tasks = Tasks(lambda _, error: self._fail(error))
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """Routes of the requests that are answered."""
+        """The routes to serve."""
         return [web.post("/launcher", self._serve)]
 
     def changed(self) -> None:
-        """The coordinator has decided something."""
+        """The coordinator has taken decisions, which successors need to know."""
         self._dirty = True
 
     def end(self) -> None:
-        """The job has ended: launchers are told, and elect nobody."""
+        """The job has ended: inform launchers, so that they elect no successor."""
         self._stands = _Standing.ENDED
         self._wake()
 
     def give_way(self) -> None:
-        """The job goes on without this coordinator: launchers that wait for its news are not told that it has ended."""
+        """The job goes on without this coordinator: release waiting launchers without reporting an end."""
         self._stands = _Standing.GIVEN_WAY
         self._wake()
 
     async def __aenter__(self) -> "SuccessionApi":
-        """Look after the voters from now on."""
+        """Begin to watch the voters."""
         self._tasks.start(self._look_after(), "looking after the launchers")
         self._tasks.start(self._keep_witness(), "keeping the witness")
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """No more."""
+        """Stop watching the voters."""
         if self._stands is _Standing.OPEN:
             self.end()
         await self._tasks.close()
@@ -103,7 +103,7 @@ class SuccessionApi:
             self._witness.close()
 
     def remove_witness(self) -> None:
-        """The job has ended well or badly, and nobody asks the witness any more."""
+        """The job has ended, so that the witness is no longer needed."""
         if self._witness is not None:
             self._witness.close(remove=True)
             self._witness = None
@@ -164,7 +164,7 @@ class SuccessionApi:
                     try:
                         if (waiting := task()) is not None:
                             await waiting
-                    except Exception as error:  # noqa: BLE001 - whatever it is, what follows it must not end here too
+                    except Exception as error:  # noqa: BLE001 - no exception may end the other tasks
                         self._fail(error)
 
     def _write_news(self) -> None:
@@ -189,7 +189,7 @@ class SuccessionApi:
         )
 
     async def _ask(self, session: ClientSession, voter: Voter) -> None:
-        """Note that a launcher's process has ended if nothing listens there any more; else, whom it follows."""
+        """Ask a launcher for its leader; note that its process has ended if nothing listens at its address."""
         try:
             async with session.get(tls.url(f"{voter.address}/leader"), headers=self._headers) as response:
                 if response.status == 200:

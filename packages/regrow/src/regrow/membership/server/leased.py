@@ -21,12 +21,12 @@ _GIVE_UP_S: Seconds = 30.0
 
 
 class LeasedMachine:
-    """Behaves as the machine in it, as long as that one may decide; facts wait meanwhile.
+    """Behaves like the machine that it wraps while this coordinator may decide; otherwise facts wait.
 
     Args:
-        machine: decides.
-        voters: who may have elected another.
-        changed: called after decisions, which a successor should know of.
+        machine: takes the decisions.
+        voters: the launchers, which may have elected another coordinator.
+        changed: called after decisions that a successor needs to know.
     """
 
     def __init__(self, machine: Machine, voters: Voters, changed: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class LeasedMachine:
         self._held: list[tuple[Instant, Fact]] = []
         self._blocked_since: Instant | None = None
         self._reported_at: Instant = float("-inf")
-        """Time when another node last reported a step."""
+        """Time at which another node last reported a step."""
         self._look_at: Instant | None = None
         self._retired = False
 
@@ -49,7 +49,7 @@ class LeasedMachine:
         return self._machine.world
 
     def snapshot(self) -> msgspec.Struct:
-        """The job as it was last known, for people."""
+        """The last known state of the job, for people."""
         return self._machine.snapshot()
 
     def next_deadline(self) -> Instant | None:
@@ -57,11 +57,11 @@ class LeasedMachine:
         return self._machine.next_deadline() if self._look_at is None else self._look_at
 
     def retire(self) -> None:
-        """Decide nothing any more: this process ends, and others elect another coordinator."""
+        """Take no further decisions, as this process ends and others elect another coordinator."""
         self._retired = True
 
     def handle(self, event: Fact, now: Instant) -> list[Command]:
-        """Take in one fact; return what is to be done, in order."""
+        """Take one fact; return the resulting commands, in order."""
         if self._retired:
             return []
         if isinstance(event, facts.NodeProgress) and event.node != self._voters.me.node:
@@ -87,7 +87,7 @@ class LeasedMachine:
             return [_deposed(self._voters.deposed_by)]
         if self._voters.passed and now - self._blocked_since >= PASSED_S:
             return [Deposed(RUN_AGAIN, _PASSED, None)]
-        # While others train with this coordinator's agents, its end would end all of that.
+        # While other nodes train under this coordinator, its end would end their training too.
         if now - max(self._blocked_since, self._reported_at) < _GIVE_UP_S:
             return []
         return [EndJob(RUN_AGAIN, _cut_off([voter.node for voter in self._voters.free(now)]))]

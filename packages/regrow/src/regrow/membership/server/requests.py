@@ -6,9 +6,9 @@ from regrow.core.ids import NodeId, Rank, Seconds
 
 
 class ScaleRequest(msgspec.Struct, frozen=True):
-    """`POST /scale`: the job shall have this number of replicas, or ranks; one of the two.
+    """`POST /scale`: change the job to this number of replicas, or of ranks; exactly one of the two is given.
 
-    `stay`: how long the capacity is expected to be there, in seconds; None: no end is known.
+    `stay`: time in seconds for which the capacity is expected to last; None: no end is known.
     """
 
     replicas: int | None = None
@@ -18,9 +18,9 @@ class ScaleRequest(msgspec.Struct, frozen=True):
 
 
 class DrainRequest(msgspec.Struct, frozen=True):
-    """`POST /drain`: a node is to be given back, within `grace` seconds.
+    """`POST /drain`: give a node back within `grace` seconds.
 
-    `certain`: it goes in any case, so the job cannot refuse.
+    `certain`: the node goes in any case, so the job cannot refuse.
     """
 
     node: NodeId
@@ -30,9 +30,9 @@ class DrainRequest(msgspec.Struct, frozen=True):
 
 
 class MoveRequest(msgspec.Struct, frozen=True):
-    """`POST /move`: the ranks of `node`, or `rank` alone, go on on node `to`, or where there is room.
+    """`POST /move`: move the ranks of `node`, or only `rank`, to node `to`, or to any node with room.
 
-    One of `node` and `rank` is given.
+    Exactly one of `node` and `rank` is given.
     """
 
     node: NodeId = NodeId("")

@@ -1,4 +1,4 @@
-"""A witness as a folder on a disk that launchers share: its places are files, each of which one launcher can make."""
+"""A witness as a folder on a disk that launchers share. Its places are files, each created by only one launcher."""
 
 import asyncio
 import contextlib
@@ -21,9 +21,9 @@ from regrow.membership.succession.voters import VOTE_LEASE, Voters
 from regrow.membership.succession.witness import SCHEME, Witness, is_witness
 
 _DISK_S: Seconds = 4.0
-"""A disk that needs longer has not answered: what it says later is not heard."""
+"""Longest wait for an answer of the disk; a later answer is ignored."""
 _KEPT = 256
-"""Number of the newest places that stay: minutes of them, and no word is that late."""
+"""Number of newest places that are kept. They cover minutes, longer than any word can be late."""
 Got = TypeVar("Got")
 
 
@@ -33,7 +33,7 @@ def place_file(folder: Path, place: int) -> Path:
 
 
 def newest_place(folder: Path) -> int:
-    """The newest that is taken; 0: none is. Raises `OSError`."""
+    """The newest place that is taken; 0: none is. Raises `OSError`."""
     names = (name.removeprefix("place-") for name in os.listdir(folder) if name.startswith("place-"))
     return max((int(name) for name in names if name.isdigit()), default=0)
 
@@ -44,10 +44,10 @@ def read_place(folder: Path, place: int) -> WitnessWord:
 
 
 def take_place(folder: Path, place: int, word: WitnessWord) -> bool:
-    """Write a place, if nobody has; whether it was this launcher. Raises `OSError`.
+    """Take a place if it is free; returns True if this launcher took it. Raises `OSError`.
 
-    The file is whole before it has its name, and `link` gives a name once, on network file systems too. Where its
-    answer was lost there, how many names the file has tells whether it was done (open(2)).
+    The file is complete before it gets its name, and `link` gives a name only once, also on network file systems. If
+    its answer is lost there, the number of the file's links shows whether it succeeded (open(2)).
     """
     draft = folder / f"draft-{secrets.token_hex(8)}"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -61,12 +61,12 @@ def take_place(folder: Path, place: int, word: WitnessWord) -> bool:
         mine = os.stat(draft).st_nlink == 2
     finally:
         draft.unlink(missing_ok=True)
-    # A place that was cleared away long ago is none that can be taken.
+    # A place that was deleted long ago cannot be taken.
     return mine and newest_place(folder) == place
 
 
 def make_witness(home: Path, job: str) -> Voter:
-    """A witness for one run of a job, in a folder of its own. Raises `OSError`, also without hard links."""
+    """A witness for one run of a job, in its own folder. Raises `OSError`, also if there are no hard links."""
     name = f"{job}-{secrets.token_hex(8)}"
     folder = home.absolute() / name
     folder.mkdir(mode=0o700, parents=True)
@@ -83,11 +83,11 @@ def make_witness(home: Path, job: str) -> Voter:
 
 
 class WitnessFolder:
-    """One launcher's connection to a witness. Nothing here waits for the disk longer than some seconds.
+    """One launcher's connection to a witness. No call waits for the disk longer than some seconds.
 
     Args:
         voter: the witness.
-        clock: for leases.
+        clock: clock for leases.
     """
 
     def __init__(self, voter: Voter, clock: Clock | None = None) -> None:
@@ -103,11 +103,11 @@ class WitnessFolder:
 
     @classmethod
     def among(cls, voters: list[Voter]) -> "WitnessFolder | None":
-        """Of the witness among these, if there is one."""
+        """A connection to the witness among these voters, if there is one."""
         return next((cls(voter) for voter in voters if is_witness(voter)), None)
 
     async def bind(self, voters: Voters) -> bool:
-        """Let it stand for the coordinator for a lease more; whether it does."""
+        """Renew the witness's vote for the coordinator by one lease; returns True if it was renewed."""
         if not await self._look() or not self._known.binds(voters.term, voters.me.name):
             return False
         began = self._clock.now()
@@ -122,19 +122,19 @@ class WitnessFolder:
         return True
 
     async def votes(self, asked: VoteAsked) -> bool:
-        """True if the witness elects this launcher, or would in a trial."""
+        """True if the witness elects this launcher, or in a trial would elect it."""
         if not await self._look() or not self._known.elects(asked, self._clock.now()):
             return False
         return asked.trial or await self._take(WitnessWord(asked.term, asked.name, asked.version), self._clock.now())
 
     def close(self, *, remove: bool = False) -> None:
-        """Ask it no more. `remove`: the job has ended, and nobody will."""
+        """Stop using the witness. `remove`: delete it, as the job has ended."""
         if remove:
             self._disk.do(lambda: shutil.rmtree(self._folder, ignore_errors=True))
         self._disk.close()
 
     async def _look(self) -> bool:
-        """Learn the newest word; whether the disk has answered."""
+        """Read the newest word; returns True if the disk has answered."""
 
         def look() -> tuple[int, WitnessWord | None]:
             place = newest_place(self._folder)
@@ -156,7 +156,7 @@ class WitnessFolder:
     async def _ask(self, act: Callable[[], Got], began: Instant) -> Got | None:
         """Run an action on the disk; None: no answer in time, or an error."""
         if self._busy:
-            return None  # it is still at what it was asked before
+            return None  # The disk is still busy with an earlier request.
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Got | None] = loop.create_future()
         self._busy = True
@@ -170,7 +170,7 @@ class WitnessFolder:
             got = None
             with contextlib.suppress(OSError, *UNREADABLE):
                 got = act()
-            with contextlib.suppress(RuntimeError):  # the loop has ended
+            with contextlib.suppress(RuntimeError):  # The loop may have ended.
                 loop.call_soon_threadsafe(done, got)
 
         self._disk.do(run)

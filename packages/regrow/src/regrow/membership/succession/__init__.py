@@ -1,1 +1,1 @@
-"""A running job's decisions are taken over by another machine, from what the agents know. Pure."""
+"""Takeover of a running job's decisions by another machine, from the agents' knowledge. Pure."""

@@ -1,7 +1,7 @@
-"""A job that runs already, entered from what its agents report: who holds which rank, and how far each worker is.
+"""Entry into a running job from its agents' reports: the workers' ranks, and the progress of each.
 
-A generation in which every worker stands goes on, and no worker hears anything. Any other is given up as at a fault,
-and the next is formed from where the workers stand. Workers on their way into the job are standbys from now on.
+A generation in which every worker is undisturbed goes on, and no worker receives an order. Any other generation is
+given up as after a fault, and the next is formed from the workers' steps. Workers still joining become standbys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,17 +32,17 @@ TAKEN_OVER = "its decisions were taken over from a coordinator that had failed"
 
 
 class Succession:
-    """Says what a machine knows that agents do not, and enters a running job in one that knows nothing yet.
+    """Collects a machine's knowledge that agents lack, and enters a running job into a new machine.
 
     Args:
-        job: the machine's.
-        size: that the world should have.
-        ladder: for a generation that does not stand.
-        generations: for a job that has none yet.
-        standbys: told of what workers have built.
-        nodes: for the copies that they exchange.
-        workers: told of what the last coordinator may not have dealt with.
-        checkpoints: have numbers that are not to be given again.
+        job: the machine's job.
+        size: the wanted size of the world.
+        ladder: repairs a generation that is not intact.
+        generations: knowledge about the present generation.
+        standbys: receives what workers have built.
+        nodes: places copies between nodes.
+        workers: receives facts that the last coordinator may not have handled.
+        checkpoints: must not use the numbers of earlier checkpoints again.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class Succession:
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._pasts: dict[str, WorkerPast] = {}
         self._gone: set[WorkerId] = set()
-        """Those whose end was written down already."""
+        """Workers whose end is recorded already."""
         self._loss: CoordinatorLoss | None = None
 
     def remember(self) -> JobMemory:
-        """Knowledge of the job that the agents cannot give a successor."""
+        """The knowledge about the job that a successor cannot get from the agents."""
         job, nodes = self._job, self._roster.nodes.values()
         return JobMemory(
             plan=job.plan,
@@ -86,7 +86,7 @@ class Succession:
             given_back=[
                 GivenBack(node.node, node.leave_by, node.leave_reason, node.store)
                 for node in nodes
-                if node.leave_by is not None and not node.away  # another agent of it has got no notice
+                if node.leave_by is not None and not node.away  # The notice does not hold for the node's next agent.
             ],
             gone=self._gone | {w.worker for w in self._roster.workers.values() if w.stage is Stage.GONE},
             named=dict(self._roster.named),
@@ -101,7 +101,7 @@ class Succession:
         )
 
     def notices(self, memory: JobMemory, now: Instant) -> list[facts.NodeDraining]:
-        """Those of the nodes that are given back: of the agents that got them, as far as they are there."""
+        """Notices of the nodes that are given back, if the agents that received them are still connected."""
         there = {node.node: node.store for node in self._roster.living_nodes()}
         return [
             facts.NodeDraining(given.node, max(0.0, given.leave_by - now), given.reason)
@@ -117,7 +117,7 @@ class Succession:
         memory: JobMemory,
         now: Instant,
     ) -> None:
-        """Enter the job. `joined`: the agents that are there. Each has reported, and told of `failures` after that."""
+        """Enter the job. `joined`: the connected agents, which all have reported. `failures`: came after that."""
         self._recall(memory)
         self._loss = memory.loss
         table = memory.table
@@ -168,7 +168,7 @@ class Succession:
         reports: Mapping[NodeId, NodeReport],
         now: Instant,
     ) -> None:
-        """Nodes in the order of their ranks; those of ranks whose agents are not there are lost."""
+        """Enter nodes in the order of their ranks; nodes with ranks whose agents are not connected are lost."""
         there = {each.node: each for each in joined}
         homes = list(dict.fromkeys(member.node for member in table.members))
         for name in [*homes, *(node for node in there if node not in homes)]:
@@ -206,7 +206,7 @@ class Succession:
         self._mend(members, now)
 
     def _turned(self, members: Sequence[WorkerRecord]) -> FinishedTraining | None:
-        """The training that these workers are of, if the last coordinator had it finished, and another to begin."""
+        """The training of these workers, if the last coordinator had finished it and was to begin another."""
         known = {each.name: each for each in self._job.trainings.finished}
         left = [worker.ended for worker in members if (past := self._pasts.get(worker.worker)) and past.released]
         return next((each for each in (*(known.get(one.training) for one in members), *left) if each is not None), None)
@@ -228,7 +228,7 @@ class Succession:
             self._orders.write(record.WorkerGone(at=now, worker=worker.worker, rank=rank, code=code, reason=reason))
 
     def _enter(self, past: WorkerPast, now: Instant) -> WorkerRecord:
-        """One worker, with all that it has said."""
+        """Enter one worker with all that it has reported."""
         spawn = past.spawn
         worker = WorkerRecord(past.worker, spawn.node, spawn.role, None, past.local_rank, since=now)
         worker.built_for, worker.built_slot, worker.built_world = past.built_for, past.built_slot, past.built_world
@@ -268,7 +268,7 @@ class Succession:
         return Stage.FINISHED if finished else Stage.MEMBER
 
     def _enter_others(self, now: Instant) -> None:
-        """Workers without a rank: those that have none yet may fill one, the others must not act any more."""
+        """Enter workers without a rank: those that never had one may fill one, the others are fenced."""
         for past in self._pasts.values():
             if past.worker in self._roster.workers or past.code is not None:
                 continue
@@ -300,7 +300,7 @@ class Succession:
         self._apply_again(members, now)
 
     def _apply_again(self, members: Sequence[WorkerRecord], now: Instant) -> None:
-        """Handle again the facts that the last coordinator may not have dealt with: errors before ends."""
+        """Handle again the facts that the last coordinator may not have handled: errors before exits."""
         pasts = [past for worker in members if (past := self._pasts.get(worker.worker)) is not None]
         errors = [*(past.failed for past in pasts), *(past.faulted for past in pasts)]
         for fact in errors:
@@ -320,7 +320,7 @@ class Succession:
     # --- workers that build ------------------------------------------------------------------------------------
 
     def _build_on(self, table: GenerationTable, now: Instant) -> None:
-        """No generation was formed since all workers were started."""
+        """Continue while workers build: no generation was formed since all were started."""
         self._job.goto(Building())
         if self._job.kept is not None:
             self._generations.copies.ask(self._job.generation, self._orders.ask_copies(self._job.generation))
@@ -329,7 +329,7 @@ class Succession:
             for past in self._pasts.values()
             if past.spawn.role is Role.RANK and past.spawn.generation == table.head.generation
         }
-        # One that was ended, or whose failure was dealt with already, belongs to a world that was being given up.
+        # A worker that was fenced, or whose failure was handled already, shows that its world was being given up.
         missing = [
             rank for rank in range(table.head.world) if (p := builders.get(Rank(rank))) is None or self._given_up(p)
         ]
@@ -338,7 +338,7 @@ class Succession:
         self._enter_others(now)
         if missing:
             self._roster.renumber([], now)
-            self._roster.world = table.head.world  # if the next one has another size, that is to be said
+            self._roster.world = table.head.world  # Kept, so that another size of the next world is recorded.
             self._orders.note(say.not_standing(), now)
             self._ladder.restart(f"{TAKEN_OVER}, and rank {missing[0]} is not there", now)
             self._apply_again(list(self._roster.workers.values()), now)
@@ -360,7 +360,7 @@ def _building(past: WorkerPast) -> Stage:
 
 
 def _undisturbed(past: WorkerPast) -> bool:
-    """True if nothing has happened to a worker in its generation, and nothing was ordered."""
+    """True if a worker's generation was not disturbed by a fault, an exit, or an order to stop."""
     return past.code is None and not (past.halting or past.released or past.fenced or past.faulted or past.failed)
 
 

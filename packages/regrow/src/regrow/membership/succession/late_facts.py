@@ -1,6 +1,6 @@
-"""Facts that are dealt with later than they came, several in one go: what they still mean by then. Pure.
+"""Meaning of facts that are handled later than they arrived, several together. Pure.
 
-A coordinator that may have been deposed keeps facts until it knows better, and so does one that asks the agents first.
+A coordinator that may have been deposed keeps facts until that is clear; a new one until the agents have reported.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from regrow.membership.orders import Command
 
 
 def aged(fact: Fact, late: Seconds) -> Fact:
-    """The fact after a delay of `late`: the time of a node that is given back, or of a job that is to stop, has run."""
+    """The fact after a delay of `late`, which shortens the grace of a drain and the patience of a stop."""
     if isinstance(fact, facts.NodeDraining | facts.DrainRequested):
         return msgspec.structs.replace(fact, grace=max(0.0, fact.grace - late))
     if isinstance(fact, facts.StopRequested):
@@ -24,7 +24,7 @@ def aged(fact: Fact, late: Seconds) -> Fact:
 
 
 def says_all_of(later: Fact, fact: Fact) -> bool:
-    """True if a later fact says all that a waiting one says, so that long queues stay short."""
+    """True if a later fact makes a waiting one superfluous, which keeps queues short."""
     match fact, later:
         case facts.TimeAdvanced(), facts.TimeAdvanced():
             return True
@@ -35,10 +35,10 @@ def says_all_of(later: Fact, fact: Fact) -> bool:
 
 
 def still_meant(commands: Sequence[Command], fact: Fact) -> list[Command]:
-    """Of the commands that nobody has carried out yet, those that stand after this fact.
+    """The commands, not carried out yet, that are still valid after this fact.
 
-    What an agent was to do is not for the next one of its node, which may have come before the commands are sent: it
-    would start a worker that is known to be lost with the first, or end itself in the place of that one.
+    Orders to a lost agent must not reach the node's next agent, which may connect before they are sent: it would start
+    a worker that counts as lost with the first agent, or end itself in place of that agent.
     """
     if not isinstance(fact, facts.NodeLost | facts.NodeStopped):
         return list(commands)

@@ -1,4 +1,4 @@
-"""Knowledge of a job that a coordinator has and no agent could give its successor."""
+"""Knowledge about a job that only the coordinator has, so that a successor cannot get it from agents."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from regrow.membership.scaling import Change
 
 @dataclass(frozen=True)
 class GivenBack:
-    """A node is to be given back by then. `reason`: who asks. `store`: of the agent there; the next has no notice."""
+    """A node to be given back by `leave_by`. `store`: address of the agent that has the notice."""
 
     node: NodeId
     leave_by: Instant
@@ -25,7 +25,7 @@ class GivenBack:
 
 @dataclass(frozen=True)
 class CoordinatorLoss:
-    """The last coordinator went with its node. `at`: when it was last known to be there."""
+    """Loss of the last coordinator with its node. `at`: time at which it was last known to be alive."""
 
     node: NodeId
     at: Instant
@@ -36,29 +36,29 @@ class JobMemory:
     """Knowledge of the last coordinator.
 
     Attributes:
-        plan: faults on demand, and which have struck.
-        incidents: their number, and the one that is open.
-        errors: of the script.
-        table: the newest that it has made; None: none.
-        step: the newest state that it has heard of.
-        restarts: how often all workers were started again.
-        resumes: whether workers that start the job again read a checkpoint.
-        wanted, wanted_by: the number of replicas asked for, and why.
-        change: of the world that all workers are being built for.
-        announced: a change of the world that workers may not all have heard of.
-        spent: when faults were counted.
-        doubt: states that are not to be trusted.
-        quarantined: nodes on which nothing new is started, and why.
+        plan: faults on demand, and those that have struck.
+        incidents: their number, and the open one.
+        errors: errors of the script.
+        table: the newest table that it made; None: none.
+        step: the newest state that it knows of.
+        restarts: number of restarts of all workers.
+        resumes: True if workers that restart the job read a checkpoint.
+        wanted, wanted_by: the wanted number of replicas, and the reason.
+        change: change of the world for which all workers are being built.
+        announced: a change of the world that not all workers may have received.
+        spent: times of the counted faults.
+        doubt: states that cannot be trusted.
+        quarantined: nodes on which nothing new is started, with the reasons.
         given_back: nodes that are to be given back.
-        gone: workers whose end was written down.
-        named: how many workers of each node have had names.
-        checkpoints: how many were begun.
-        first_build: how long the first workers took to their first step; None: they have not come to it.
+        gone: workers whose end is recorded.
+        named: number of worker names used on each node.
+        checkpoints: number of checkpoints begun.
+        first_build: time until the first workers were ready for their first step; None: they are not ready yet.
         replacements, belief: the evidence about newcomers, and about the result.
         finished: trainings of the script before the present one.
-        kept: state that agents have in memory for workers that are all started again.
-        stopping, stop_by: why the job is to end, and when; empty: no end was asked for.
-        loss: how the coordinator was lost; None: it has failed, and its process goes on.
+        kept: state in the agents' memory for a restart of all workers.
+        stopping, stop_by: reason and time of a requested end; empty: none was requested.
+        loss: loss of the coordinator; None: it has failed, and its process goes on.
     """
 
     plan: FaultPlan

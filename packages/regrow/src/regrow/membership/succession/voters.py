@@ -1,9 +1,9 @@
 """Launchers that may elect another coordinator, as the present one knows them. Pure.
 
-A voter that has answered a beat elects nobody for one lease after that beat was sent. So a coordinator may decide as
-long as the voters that are free to elect another one are fewer than a quorum. Voters change one at a time, and a change
-counts when a quorum of the new voters has it: then any two quorums that could decide have a voter in common (Ongaro,
-"Consensus: Bridging Theory and Practice", chapter 4).
+A voter that has answered a heartbeat elects no other for one lease after that heartbeat was sent. So a coordinator may
+decide while fewer voters than a quorum are free to elect another. Voters change one at a time, and a change counts when
+a quorum of the new voters has it: then any two quorums that could decide have a voter in common (Ongaro, "Consensus:
+Bridging Theory and Practice", chapter 4).
 """
 
 from dataclasses import dataclass, field
@@ -12,21 +12,21 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.elections import Handover, LauncherPresent, Leader, Voter
 
 VOTE_LEASE: Seconds = 10.0
-"""Time for which a launcher that has answered elects nobody else: as long as any node may be unreachable."""
+"""Time for which a launcher that has answered elects no other: as long as a node may be unreachable."""
 PASSED_S: Seconds = 3.0
-"""Time within which a candidate of a later term is elected, or is not while the last coordinator is there."""
+"""Time within which a candidate of a later term is elected, or cannot be while the last coordinator exists."""
 _ENDED = -1
 MOST_VOTERS = 7
-"""More would cost messages and hardly make an election likelier to succeed."""
+"""Most voters. More would cost messages and hardly make an election more likely to succeed."""
 
 
 @dataclass
 class _Launcher:
     voter: Voter
     bound_until: Instant
-    """Until then it elects nobody."""
+    """Time until which it elects no other coordinator."""
     holds: int = 0
-    """The newest handover of this term that it has."""
+    """Number of the newest handover of this term that it has."""
 
 
 @dataclass
@@ -36,19 +36,19 @@ class Voters:
     Attributes:
         me: the coordinator's own launcher.
         term: its term.
-        lease: for how long a voter is bound by a beat.
+        lease: time for which a heartbeat binds a voter.
     """
 
     me: Voter
     term: int
     lease: Seconds
     number: int = 1
-    """Of the newest handover."""
+    """Number of the newest handover."""
     memory: bytes = b""
     deposed_by: Leader | None = None
-    """Another coordinator, of a later term, where one is known."""
+    """A known coordinator of a later term; None: none is known."""
     _sets: dict[int, list[Voter]] = field(default_factory=dict)
-    """The voters of the newest handover that counts, and of all that were written after it, by its number."""
+    """By number of the handover: the voters of the newest one that counts, and of all later ones."""
     _launchers: dict[str, _Launcher] = field(default_factory=dict)
     _passed: set[str] = field(default_factory=set)
     """Launchers that have voted in a later term."""
@@ -58,7 +58,7 @@ class Voters:
 
     @classmethod
     def of_successor(cls, me: Voter, term: int, lease: Seconds, former: Handover, now: Instant) -> "Voters":
-        """Those of a coordinator that was elected: it decides when enough of them have answered its beats."""
+        """The voters of an elected coordinator, which decides once enough of them have answered its heartbeats."""
         made = cls(me, term, lease, memory=former.memory, _sets={1: list(former.voters)})
         for voter in former.voters:
             if voter.name != me.name:
@@ -76,7 +76,7 @@ class Voters:
         return len(self._sets) == 1 and self._counts(min(self._sets))
 
     def received(self, present: LauncherPresent, now: Instant) -> None:
-        """A launcher is there."""
+        """A launcher has reported its presence."""
         known = self._launchers.setdefault(present.voter.name, _Launcher(present.voter, now))
         if present.beat is not None:
             known.bound_until = max(known.bound_until, present.beat + self.lease)
@@ -86,18 +86,18 @@ class Voters:
 
     @property
     def passed(self) -> bool:
-        """True if a voter has voted in a later term: it no longer answers this coordinator, though none was elected."""
+        """True if a voter has voted in a later term, so that it no longer answers, though no other may be elected."""
         return any(voter.name in self._passed for voters in self._sets.values() for voter in voters)
 
     def notified(self, name: str, leader: Leader) -> None:
-        """A launcher has said whom it follows."""
+        """A launcher has reported the leader that it follows."""
         if leader.voted > self.term:
             self._passed.add(name)
         if leader.term > self.term:
             self.deposed_by = leader
 
     def ended(self, name: str, now: Instant) -> None:
-        """The process of a launcher has certainly ended. If it was still bound, it has elected nobody, nor will it."""
+        """The process of a launcher has certainly ended. If it was still bound, it can never elect another."""
         known = self._launchers.get(name)
         if known is not None and now < known.bound_until:
             known.bound_until, known.holds = float("inf"), _ENDED
@@ -109,7 +109,7 @@ class Voters:
             self.number += 1
 
     def change(self, now: Instant) -> bool:
-        """Add a launcher, or take away one that answers nothing, where that may be done now; whether it was."""
+        """Add a launcher, or remove a silent one, if voters may be changed now; returns True if one was."""
         if not self.settled:
             return False
         voters = self.newest
@@ -131,28 +131,28 @@ class Voters:
         return True
 
     def handover(self, name: str) -> Handover:
-        """The handover that this launcher should have."""
+        """The handover for this launcher; only voters get the memory."""
         voters = self.newest
         secret = self.memory if any(voter.name == name for voter in voters) else b""
         return Handover(self.term, self.number, voters, self.me.node, secret)
 
     def for_witness(self, witness: str, now: Instant) -> int:
-        """The handover that a witness is to stand for next: one that somebody has who could be elected with its vote.
+        """Number of the handover that a witness records next: one held by a launcher that could win with its vote.
 
-        Where nobody answers, the newest: so it counts for the voters that are left. Never an older one than before.
+        If none answers, the newest, so that it counts for the remaining voters. Never older than the witness's last.
         """
         others = [each.holds for name, each in self._launchers.items() if name != witness and self._answers(name, now)]
         known = self._launchers.get(witness)
         return max(0 if known is None else known.holds, max(others, default=self.number))
 
     def quiet(self, now: Instant) -> list[Voter]:
-        """Voters that are bound, and have not answered for some time: it is to be found out whether they have ended."""
+        """Bound voters that have not answered for half a lease, so that it must be checked if they have ended."""
         voters = {voter.name: voter for voters in self._sets.values() for voter in voters}
         found = [(voter, self._launchers.get(name)) for name, voter in voters.items()]
         return [voter for voter, known in found if known and 0 < known.bound_until - now < self.lease / 2]
 
     def free(self, now: Instant) -> list[Voter]:
-        """Voters that may elect another coordinator by now, as far as is known."""
+        """Voters that may elect another coordinator by now."""
         all_of_them = {voter.name: voter for voters in self._sets.values() for voter in voters}
         return [voter for voter in all_of_them.values() if self._is_free(voter, now)]
 

@@ -1,4 +1,4 @@
-"""A coordinator's knowledge in the form written for its successors. Times are of its own clock. Pure."""
+"""A coordinator's knowledge as encoded for its successors. Times are of its own clock. Pure."""
 
 from collections.abc import Callable, Iterable
 
@@ -17,9 +17,9 @@ from regrow.membership.succession.memory import GivenBack, JobMemory
 
 
 class WrittenMemory(msgspec.Struct, frozen=True):
-    """Fields as in `JobMemory`, as plain values. `nodes`: those whose agents are there.
+    """Fields of `JobMemory` as plain values. `nodes`: the nodes whose agents are connected.
 
-    What the script has raised is not in it: an error that comes again counts as new.
+    The script's errors are not included, so that a recurring error counts as new.
     """
 
     pending: list[FaultSpec]
@@ -56,10 +56,10 @@ class WrittenMemory(msgspec.Struct, frozen=True):
 
 
 class MemoryWriter:
-    """Writes it when it has changed.
+    """Encodes the memory when it has changed.
 
     Args:
-        look: the memory, and the nodes.
+        look: returns the memory and the nodes.
     """
 
     def __init__(self, look: Callable[[], tuple[JobMemory, Iterable[NodeId]]]) -> None:
@@ -68,7 +68,7 @@ class MemoryWriter:
         self._encoded = b""
 
     def write(self) -> bytes:
-        """Encoded; the same as last where only steps were made since, which agents know themselves."""
+        """The encoded memory; unchanged if only the step has changed, which agents know themselves."""
         written = _written(*self._look())
         known = msgspec.msgpack.encode(msgspec.structs.replace(written, step=NO_STATE))
         if known != self._known:
@@ -114,9 +114,9 @@ def _written(memory: JobMemory, nodes: Iterable[NodeId]) -> WrittenMemory:
 
 
 def read(encoded: bytes, ahead: Seconds) -> tuple[JobMemory, list[NodeId]]:
-    """Decode it, with the nodes. Raises `msgspec.MsgspecError`.
+    """Decode the memory and the nodes. Raises `msgspec.MsgspecError`.
 
-    `ahead`: by how much this process's clock is ahead of the writer's.
+    `ahead`: lead of this process's clock over the writer's.
     """
     written = msgspec.msgpack.decode(encoded, type=WrittenMemory)
     incidents = Incidents()

@@ -1,1 +1,1 @@
-"""Evidence about newcomers: who shows when that it could take the place of a rank."""
+"""Proofs that newcomers could take the place of a rank: their choice and their schedule."""

@@ -1,7 +1,7 @@
-"""A newcomer that is made for a proof where no standby could make one, and ended behind it. Pure.
+"""A newcomer that is forked for a proof if no standby can make it, and ended afterwards. Pure.
 
-It is forked as a replacement would be, for a rank of the holding that is to be looked at, and never holds a rank.
-Nothing waits for it: where it cannot be built, that is why nothing is proven; where it is in the way, it is ended.
+It is forked like a replacement, for a rank of the holding in question, and never holds a rank. Nothing waits for it: if
+it cannot be built, that is recorded as the reason why nothing is proven; if it is in the way, it is ended.
 """
 
 from collections.abc import Sequence
@@ -14,24 +14,24 @@ from regrow.membership.job import Job
 from regrow.membership.roster import RankSlot, Stage, WorkerRecord
 
 QUIET_S: Seconds = 10.0
-"""Time of steps, besides the time of building, before a prover is made: short jobs have none."""
+"""Least time of training before a prover is forked, so that short jobs have none; the build time if longer."""
 AGAIN_S: Seconds = 600.0
-"""From the end of one round with it to the next in the same world, at least."""
+"""Least pause between two rounds with provers in the same world."""
 CHANGED_S: Seconds = 60.0
-"""From one to the next where the world has changed in between, at least."""
+"""Least pause between two rounds if the world has changed in between."""
 SHARE = 0.005
 """Share of the time that proofs may take."""
 _CHANGED_SHARE = 0.05
-"""Share for proofs that follow changes of the world, as long as changes follow one another."""
+"""Share for proofs that follow changes of the world, while such changes continue."""
 _ATTEMPTS = 3
-"""Proofs in a row that have shown nothing after which another prover is made, later."""
+"""Inconclusive proofs in a row after which the prover is given up, and a new one is forked later."""
 
 
 class Prover:
-    """The one that there is, if any.
+    """The present prover, if any; there is at most one.
 
     Args:
-        job: whose newcomers are looked at.
+        job: the job whose newcomers are proven.
     """
 
     def __init__(self, job: Job) -> None:
@@ -44,20 +44,20 @@ class Prover:
         self._tries = 0
         self._shown = False
         self._reported = ""
-        """Why it could not be made, as its agent has said."""
+        """Reason by its agent why it could not be forked."""
 
     @property
     def worker(self) -> WorkerRecord | None:
-        """The one that is there; None: none is."""
+        """The living prover; None: there is none."""
         found = None if self._name is None else self._roster.workers.get(self._name)
         return found if found is not None and found.living else None
 
     def is_it(self, worker: WorkerId) -> bool:
-        """True if that is the present prover, or the last one."""
+        """True if this worker is the present prover or the last one."""
         return worker == self._name
 
     def changed(self, now: Instant) -> None:
-        """Another generation stands: what it showed is to be shown again, when steps have been run for a while."""
+        """A new generation has formed: proofs are repeated once it has trained for a while."""
         self.end("the world is another one", now)
         quiet = max(QUIET_S, self._roster.first_build or 0.0)
         paid = self._begun + max(CHANGED_S, self._cost / _CHANGED_SHARE) if self._begun else now
@@ -65,9 +65,9 @@ class Prover:
         self._not_before = max(now + quiet, paid, failed)
 
     def make(self, ranks: Sequence[WorkerRecord], now: Instant) -> str:
-        """Have one made for the best of these ranks, which are alike; returns why not, for people; empty: it will be.
+        """Fork a prover for the best of these ranks, which have one holding; returns the reason if it cannot be.
 
-        Never for rank 0, beside which a script would write once more what it writes on rank 0.
+        Never for rank 0, as the script would write its outputs of rank 0 twice. Empty: it was forked, or will be.
         """
         if not ranks:
             return ""
@@ -93,7 +93,7 @@ class Prover:
         return ""
 
     def look(self, now: Instant) -> None:
-        """End one that takes too long to build, or is on a node that is given back."""
+        """End a prover that takes too long to build or is on a node that is given back."""
         worker = self.worker
         if worker is None:
             return
@@ -103,14 +103,14 @@ class Prover:
             self._failed(f"a newcomer was not built within {self._job.spec.build_deadline:.0f} s", now)
 
     def end(self, reason: str, now: Instant) -> None:
-        """It is not needed any more, or in the way."""
+        """End the prover, as it is no longer needed or is in the way."""
         worker = self.worker
         if worker is not None and worker.stage is not Stage.FENCED:
             self._cost = max(self._cost, now - self._begun) if worker.stage is not Stage.READY else self._cost
             self._job.orders.fence(worker, reason, now)
 
     def next(self, now: Instant) -> None:
-        """It has shown what it could: the next one may be made, for another holding."""
+        """The prover has done what it could: the next one may be forked, for another holding."""
         if self._shown:
             self.end("it has shown what it could", now)
             self._not_before = now
@@ -118,11 +118,11 @@ class Prover:
             self._failed("a newcomer has built another part of the state than the rank has", now)
 
     def showed(self) -> None:
-        """A proof of it came to its end."""
+        """A proof by it has succeeded."""
         self._shown = True
 
     def done(self, cost: Seconds, now: Instant) -> None:
-        """All is shown, for `cost` of computing; the next one is made when that is paid for."""
+        """A round is complete after `cost` of computing; the pause before the next one follows from the cost."""
         if self._name is None or self._begun == 0.0:
             return
         self.end("it has shown what it was made for", now)
@@ -130,17 +130,17 @@ class Prover:
         self._not_before = now + max(AGAIN_S, cost / SHARE)
 
     def showed_nothing(self, reason: str, now: Instant) -> None:
-        """A proof of it came to nothing; after some it is given up."""
+        """A proof by it was inconclusive; after `_ATTEMPTS` of these it is given up."""
         self._tries += 1
         if self._tries >= _ATTEMPTS:
             self._failed(reason, now)
 
     def refused(self, fact: ReplacementUnproven) -> None:
-        """Its agent says why it is not made."""
+        """Its agent reports why it was not forked."""
         self._reported = fact.reason
 
     def lost(self, worker: WorkerRecord, code: int, now: Instant) -> None:
-        """It has ended by itself."""
+        """The prover has ended by itself."""
         error = self._job.errors.of(worker.worker)
         if self._reported:
             why = self._reported
@@ -151,7 +151,7 @@ class Prover:
         self._failed(why, now)
 
     def unfit(self, text: str, now: Instant) -> None:
-        """Count the prover as failed: it has built something else than the ranks."""
+        """Count the prover as failed, because it has built other state than the ranks."""
         self._failed(text, now)
 
     def _failed(self, reason: str, now: Instant) -> None:

@@ -1,8 +1,8 @@
-"""Proofs in a rank's shadow that a newcomer could take its place, before it is needed: by whom and when. Pure.
+"""Schedule of proofs, in a rank's shadow, that a newcomer could take its place before that is needed. Pure.
 
 One rank of each holding is proven in the first steps, after each change of the world, and again at a rate that follows
 from the cost of the last round, each time another rank. Rank 0, which often does more than the others, has a proof of
-its own in the first round. If no standby can do that, a newcomer is made for it (see `provers.py`).
+its own in the first round. If no standby can make a proof, a newcomer is forked for it (see `provers.py`).
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -23,9 +23,9 @@ from regrow.membership.roster import BUILDING, Stage, WorkerRecord
 from regrow.membership.states import Training
 
 FIRST_STEP = StepNo(3)
-"""A counter or a cache shows only when steps have been committed."""
+"""First step of a proof: differences by a counter or a cache show only after steps have been committed."""
 _LEAST_S: Seconds = 60.0
-"""Between two rounds, however cheap they are."""
+"""Least pause between two rounds, however cheap they are."""
 _LATE_S: Seconds = 600.0
 _AGAIN_S: Seconds = 2.0
 _MOST_AGAIN_S: Seconds = 600.0
@@ -45,11 +45,11 @@ class _Open:
 
 
 class Proofs:
-    """Orders them one after the other.
+    """Orders proofs one after the other.
 
     Args:
-        job: whose newcomers are looked at.
-        can_take: whether a standby can take a rank, in that slot.
+        job: the job whose newcomers are proven.
+        can_take: True if a standby can take a rank in that slot.
     """
 
     def __init__(self, job: Job, can_take: CanTake) -> None:
@@ -60,7 +60,7 @@ class Proofs:
         self._first = FIRST_STEP
         self._done: set[str] = set()
         self._turns: dict[Rank, int] = {}
-        """When each rank was proven last, counted in proofs."""
+        """Number of the last proof of each rank."""
         self._rank_0_due = True
         self._due: Instant = 0.0
         self._cost: Seconds = 0.0
@@ -68,7 +68,7 @@ class Proofs:
         self._over = not job.spec.proof
 
     def advance(self, now: Instant) -> None:
-        """Steps are being run and nothing is mended: order what is due."""
+        """Steps are being run and nothing is repaired: order a proof that is due."""
         if self._roster.count(Stage.FINISHED) or not isinstance(self._job.state, Training):
             self.pause(now)
             return
@@ -98,11 +98,11 @@ class Proofs:
             self._make(missing, now)
 
     def pause(self, now: Instant) -> None:
-        """Something is mended, or the job ends: a newcomer that was made for a proof is in the way."""
+        """A fault is repaired, or the job ends: end a newcomer that was forked for a proof, as it is in the way."""
         self._made.end("nothing is proven now", now)
 
     def _enter(self, now: Instant) -> None:
-        """Another generation: what was proven of the one before says nothing of this."""
+        """A new generation, for which earlier proofs do not hold."""
         if self._generation > 0:
             self._first = StepNo(max(FIRST_STEP, self._job.step + 1))
         self._generation, self._open = self._job.generation, None
@@ -113,7 +113,7 @@ class Proofs:
         self._made.changed(now)
 
     def _given_up(self, proof: _Open, now: Instant) -> bool:
-        """True if a proof that was ordered will not come any more; then none is open."""
+        """True if an ordered proof will no longer be made; then none is open."""
         prover = self._roster.workers.get(proof.prover)
         made = prover is not None and prover is self._made.worker
         if prover is not None and (prover.spare or made) and now < proof.until:
@@ -127,18 +127,18 @@ class Proofs:
         return [each for each in self._roster.placed(Stage.MEMBER) if each.holding == holding and each.rank is not None]
 
     def _order_rank_0(self, now: Instant) -> bool:
-        """Once in a world, let a standby prove rank 0, if no proof of it was made; False: nothing is waited for."""
+        """Once in a world, let a standby prove rank 0 if no proof of it was made; False: nothing was ordered."""
         due, self._rank_0_due = self._rank_0_due and Rank(0) not in self._turns, False
         holding = next((each.holding for each in self._roster.placed(Stage.MEMBER) if each.rank == 0), None)
         return due and holding is not None and self._order(holding, now, of=[Rank(0)])
 
     def _order(self, holding: str, now: Instant, *, of: Collection[Rank] = ()) -> bool:
-        """Let the best newcomer prove the best rank with this holding; False: there is none that could.
+        """Let the best newcomer prove the best rank with this holding; False: no newcomer can.
 
         Args:
-            holding: which part of the state.
+            holding: the part of the state.
             now: the time.
-            of: one of these; empty: any.
+            of: ranks to choose from; empty: any.
         """
         newcomers = [*self._roster.standbys(), *([made] if (made := self._made.worker) is not None else [])]
         pairs = [
@@ -164,7 +164,7 @@ class Proofs:
         return self._turns.get(_rank(worker), 0)
 
     def _make(self, holdings: Sequence[str], now: Instant) -> None:
-        """No newcomer is there for any of these: have one made, one after the other."""
+        """No newcomer exists for any of these holdings: fork one, one after the other."""
         made = self._made.worker
         if made is not None and made.stage is Stage.READY:
             self._made.next(now)
@@ -187,18 +187,18 @@ class Proofs:
                 return
 
     def _coming(self, standby: WorkerRecord) -> bool:
-        """True if a standby is still on its way to the place where it can prove something."""
+        """True if a standby is still building and could make a proof later."""
         early = self._roster.nodes[standby.node].early
         return standby.stage in BUILDING and self._job.spec.warmth is Warmth.BUILT and not early
 
     def lost(self, worker: WorkerRecord, fact: facts.WorkerExited, now: Instant) -> None:
-        """A newcomer that was made for a proof has ended by itself."""
+        """A newcomer that was forked for a proof has ended by itself."""
         if self._made.is_it(worker.worker):
             self._open = None
             self._made.lost(worker, fact.code, now)
 
     def unfit(self, worker: WorkerRecord, text: str, now: Instant) -> None:
-        """It has not built what ranks have."""
+        """A newcomer that was forked for a proof has built other state than the ranks."""
         if self._made.is_it(worker.worker):
             self._open = None
             self._made.unfit(text, now)
@@ -240,6 +240,6 @@ def _rank(worker: WorkerRecord) -> Rank:
 
 
 def _preference(pair: tuple[WorkerRecord, WorkerRecord]) -> tuple[bool, bool, bool, int]:
-    """The least first: not rank 0, which may do more than all others; another than a standby was built under."""
+    """Sort key, least first: not rank 0, which may do more; on the same node; not the rank that it was built for."""
     newcomer, witness = pair
     return witness.rank == 0, newcomer.node != witness.node, newcomer.built_for == witness.rank, _rank(witness)
