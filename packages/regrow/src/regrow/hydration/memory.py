@@ -147,9 +147,8 @@ class Incoming:
     """Destination of arriving bytes. One for a whole hydration; `Landing` is one connection's part of it.
 
     Args:
-        targets: the tensors to fill. Device work that this thread has enqueued on its current streams is finished
-        before
-            any arriving byte is written.
+        targets: the tensors to fill. Arriving bytes are written only after the device work that this thread has
+            enqueued on its current streams.
     """
 
     def __init__(self, targets: dict[str, torch.Tensor]) -> None:

@@ -18,8 +18,7 @@ _WAITING = os.WEXITED | os.WNOWAIT
 class ChildEnd:
     """Waits for the end of one child, in an event loop's thread or beside it.
 
-    Only this process may reap the child: until then its number is not reused, so a signal by number hits only the
-    child.
+    Only this process may reap the child: until then its number is not reused, so a signal by number hits no other.
 
     Args:
         pid: of the child.
