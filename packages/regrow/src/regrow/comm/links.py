@@ -100,7 +100,7 @@ class Links:
         listener.sock.setblocking(False)
         return listener.endpoint
 
-    # --- what is needed ----------------------------------------------------------------------------------------
+    # --- waiting for connections -------------------------------------------------------------------------------
 
     def need(self, peers: Iterable[int], channel: int, until: float) -> None:
         """Wait until there is a connection to each of these peers.
@@ -138,7 +138,7 @@ class Links:
             return GenerationHalted(f"{self.name}: this generation is over")
         return PeerLost(f"{self.name}: the connection to rank {peer} ended")
 
-    # --- calling and answering ---------------------------------------------------------------------------------
+    # --- connecting and accepting ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _passes(self, sock: socket.socket) -> Iterator[None]:

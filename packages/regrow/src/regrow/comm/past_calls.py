@@ -68,7 +68,7 @@ class PastCalls:
         self._left: Iterator[PastCall] | None = None
         self._lock = threading.Lock()
 
-    # --- where the script is -----------------------------------------------------------------------------------
+    # --- the script's position ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Note that a step was committed: later calls belong to the code after it."""
@@ -107,7 +107,7 @@ class PastCalls:
         finally:
             self._left = before
 
-    # --- noting ------------------------------------------------------------------------------------------------
+    # --- recording ---------------------------------------------------------------------------------------------
 
     def given(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]
@@ -139,7 +139,7 @@ class PastCalls:
 
         return done
 
-    # --- telling -----------------------------------------------------------------------------------------------
+    # --- exchange with other workers ---------------------------------------------------------------------------
 
     def encoded(self) -> bytes:
         """The record that a newcomer needs; empty if there is none."""

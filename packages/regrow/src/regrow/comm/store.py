@@ -189,7 +189,7 @@ class AgentStore(Store):
         self._ranks: dict[str, Sequence[int]] = {}
         """By the start of their keys: the world's ranks in groups for which this rank has published an address."""
 
-    # --- asking ------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def _ask(self, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
         with self._connection() as connection:

@@ -201,7 +201,7 @@ class AgentConfig(msgspec.Struct, frozen=True):
     near: bool = False
     """True if the coordinator is this agent's parent, so that its end is noticed without asking."""
     patience: Seconds = 300.0
-    """Longest silence of a coordinator on another machine: it may be paused only."""
+    """Longest silence of a coordinator on another machine, which may only be paused."""
     domain: str = ""
     """Failure domain of this node, a rack's name for example; empty: the node alone."""
     local: bool = False

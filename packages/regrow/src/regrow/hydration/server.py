@@ -133,7 +133,7 @@ class HydrationServer:
             self.ways.append(self._servers[-1].open(further))
         return self.endpoint
 
-    # --- what the session says ---
+    # --- called by the session ---
 
     def offer(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
         """Offer the state, which is at `step` and does not change: workers of `generation` may read it.

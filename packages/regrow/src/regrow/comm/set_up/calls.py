@@ -130,7 +130,7 @@ def fill(outputs: Sequence[torch.Tensor], value: bytes) -> None:
         at += nbytes
 
 
-# --- who calls ---------------------------------------------------------------------------------------------------
+# --- the caller --------------------------------------------------------------------------------------------------
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _LIBRARIES = tuple(

@@ -233,7 +233,7 @@ class Recording:
         self._say({recorded.name: _ENCODER.encode(_noted(recorded, b"", pieces=names))})
         recorded.value = None
 
-    # --- the desk ----------------------------------------------------------------------------------------------
+    # --- storing notes -----------------------------------------------------------------------------------------
 
     def _say(self, notes: dict[str, bytes]) -> None:
         try:

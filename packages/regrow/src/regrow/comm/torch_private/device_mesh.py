@@ -136,7 +136,7 @@ def resize(objects: Iterable[object], *, unit: int, before: int, world: int, ran
     _work_out_anew(protected)
 
 
-# --- what a mesh is ------------------------------------------------------------------------------------------------
+# --- properties of a mesh ------------------------------------------------------------------------------------------
 
 
 def _known() -> list[DeviceMesh]:
@@ -262,7 +262,7 @@ def _refusal_of_ddp(group: dist.ProcessGroup, unit: int, world: int) -> str:
     return f"DDP reduces over the ranks {ranks}, which are not those of all replicas of {unit} ranks"
 
 
-# --- changing it ---------------------------------------------------------------------------------------------------
+# --- changing a mesh -----------------------------------------------------------------------------------------------
 
 
 def _lengthen(
@@ -297,7 +297,7 @@ def _rename(family: list[DeviceMesh], rank_map: torch.Tensor) -> None:
         mesh._flatten_rank_map = tuple(rank_map.tolist())
 
 
-# --- what holds it -------------------------------------------------------------------------------------------------
+# --- holders of meshes ---------------------------------------------------------------------------------------------
 
 
 def _infos(objects: list[object]) -> Iterator[Any]:

@@ -105,7 +105,7 @@ class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProducerServed(msgspec.Struct, frozen=True, tag=True):
-    """The producer has made, or found, its first entry. Sent once; its later end is no fault of the script.
+    """The producer has made, or found, its first entry. Sent once; if it ends later, the script is not at fault.
 
     `worker`: the producer's own name, as in its `WorkerEnv`.
     """

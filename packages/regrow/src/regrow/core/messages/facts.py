@@ -90,17 +90,17 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
     `state_at`: the step of its state. `layout`: digest of its reduction layout and state names. `holding`: the shards
     that it has, equal on replicas. `sharded`: the script gives ranks different parts of the state. `microbatches`: into
-    how many the script divides a step; more replicas than that are of no use. 0: it does not divide. `fixed`: why this
+    how many the script divides a step; more replicas are of no use. 0: it does not divide it. `fixed`: why this
     script's world cannot change its size; empty: it can. `between`: the script has functions marked
     `@regrow.restartable` that may run between its steps. `parts`: digests of parts of the state, by name, if the script
-    built it and it counts. `early`: values of its place that the script read before its loop, by
-    `core.early_reads.PlaceInWorld`, and where. `imported`: on rank 0 the installed modules that the script has imported
-    so far, in order; `environment`: the variables that it has changed. `whole_body`: its bodies compute after their
-    first update, and are rolled back as a whole. `refused`: steps of durable checkpoints that it could not read, and
-    why; with `NO_STATE` it could read none at all. `unprovable`: why nothing of this script can be compared in a
-    shadow; empty: it can. `devices_taken`: it uses a device, and its node has no more devices than ranks. `training`:
-    name of the training that its script has reached, if it has several. `stages`: seconds of each of its stages so far,
-    by `core.process.stage_times`.
+    built it and it counts. `early`: values that the script read of its place before its loop
+    (`core.early_reads.PlaceInWorld`), and where. `imported`: on rank 0, the installed modules that the script has
+    imported so far, in order. `environment`: the variables that it has changed. `whole_body`: its bodies compute after
+    their first update, and are rolled back as a whole. `refused`: steps of durable checkpoints that it could not read,
+    and why; with `NO_STATE` it could read none. `unprovable`: why nothing of this script can be compared in a shadow;
+    empty: it can. `devices_taken`: it uses a device, and its node has no more devices than ranks. `training`: name of
+    the training that its script has reached, if it has several. `stages`: seconds of each of its stages so far, by
+    `core.process.stage_times`.
     """
 
     worker: WorkerId
@@ -161,12 +161,12 @@ class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
 class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     """The worker uses its groups of this generation no more; its state is at `state_at` and stays there.
 
-    After a planned halt `state_at` is the step that was ordered, and the groups exist until the next order. `ready`: it
-    has all it needs for the update of that step, and applies it if the next generation starts after it.
-    `restart_index`: number, from 1, of the restartable function after its last step that it is in or may run next; 0:
-    none. `verified`: the step of the state on which all replicas agreed last, if it has a copy of that. `whole_body`:
-    it rolls a body back with its updates. `step`: the step in whose update its state was torn. `stands`: its script
-    waits for the next generation. If another thread sent this fact first, it is sent again then.
+    After a planned halt `state_at` is the step that was ordered, and the groups exist until the next order.
+    `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
+    `restart_index`: number, from 1, of the restartable function after its last step that it is in, or may run next.
+    0: none. `verified`: the step of the state on which all replicas agreed last, if it has a copy of that.
+    `whole_body`: it rolls a body back with its updates. `step`: the step in whose update its state was torn.
+    `stands`: its script waits for the next generation. If another thread sent this fact before, it is sent again then.
     """
 
     worker: WorkerId

@@ -15,9 +15,9 @@ class WorkerObservation(msgspec.Struct, frozen=True):
     `seconds`: since its last sign of progress (a phase, a collective). `calls`: collectives of the step. `waits`:
     whether it waits in a collective of regrow's; None: unknown here (NCCL). `awaits`: the collective. `stopped`: the
     kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used CPU time
-    lately, or its main thread runs or cannot be interrupted. `blocked`: description of where its main thread is.
-    `counts`: collectives of this generation in each of its groups, by a name that is the same on all ranks of the
-    group. `used`: processor time of its processes so far, in seconds.
+    lately, or its main thread runs or cannot be interrupted. `blocked`: where its main thread is, as text. `counts`:
+    collectives of this generation in each of its groups, by a name that is the same on all ranks of a group. `used`:
+    processor time of its processes so far, in seconds.
     """
 
     worker: WorkerId

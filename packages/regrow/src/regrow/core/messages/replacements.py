@@ -13,9 +13,9 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
 class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
     """Run a step of `rank` in its shadow, and report whether all results are the same.
 
-    `endpoint`: where the worker that holds the rank offers its state, and its results. `world`: present number of
-    ranks; 0: as many as when this worker was started. `own`: plain variables that are not compared, since each rank has
-    another value and a worker that takes the rank would not get that.
+    `endpoint`: address at which the worker that holds the rank offers its state and results. `world`: present number of
+    ranks; 0: as many as when this worker was started. `own`: plain variables that are not taken over: each rank has
+    another value, which a worker that takes the rank would not get.
     """
 
     worker: WorkerId

@@ -33,7 +33,7 @@ class WorkerPast(msgspec.Struct, frozen=True):
     `entered`: the first. `stands`: it has reported that it is in that one. `halting`: it was ordered to give that one
     up, at once, or (`planned`) before a step. `state_at`: last known step of its state. `ready`, `halted`, `finished`,
     `faulted`: its last facts of these kinds, the last three of this generation. `failed`: how its script has ended.
-    `code`: its exit code; None: it runs.
+    `code`: its exit code; None: it has not ended.
     """
 
     worker: WorkerId
