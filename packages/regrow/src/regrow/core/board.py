@@ -31,7 +31,7 @@ _OWN_END_AT, _STAY_AT = 1024, 1025
 """Flags: the script handles SIGTERM itself; and, written by the agent, the worker must stay."""
 _COUNT_LAYOUT = struct.Struct("<QQ")
 _BELL_AT = 1032
-"""Place of the descriptor and inode, as a count, of the pipe that aborts the worker's groups on devices; 0: none."""
+"""Place, as `_COUNT_LAYOUT`, of descriptor and inode of the pipe that aborts the groups on devices; 0: none."""
 _COUNTS_AT, _COUNTS_MOST = 2304, 112
 """Place of the counts: a group's name as a non-zero number, and its number of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
