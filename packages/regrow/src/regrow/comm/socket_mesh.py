@@ -168,7 +168,7 @@ class SocketMesh:
         except BlockingIOError:
             return
         except OSError:
-            del sending[peer]  # the peer is gone, or we are halted: it only matters if expected data does not arrive
+            del sending[peer]  # the peer is gone, or this mesh is halted: it only matters if awaited data stays away
             return
         if not _advance(pieces, sent):
             del sending[peer]

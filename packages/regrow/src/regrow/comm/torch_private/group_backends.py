@@ -27,7 +27,7 @@ def asked_for_devices() -> bool:
 
 
 def serve(kind: type[ProcessGroup]) -> None:
-    """Make groups beside a default group of this kind also of that kind, if it can serve the wanted backends."""
+    """While the default group is of this kind, make other groups of it too, if it can serve the wanted backends."""
     maker = vars(c10d)[_MAKER]
 
     @functools.wraps(maker)
@@ -48,7 +48,7 @@ def serve(kind: type[ProcessGroup]) -> None:
 
 
 def _wanted(args: tuple[Any, ...]) -> set[str] | None:
-    """The wanted backends; None if regrow's cannot replace them, or is itself wanted."""
+    """The wanted backends; None if regrow's cannot replace them, or is the wanted one."""
     if len(args) <= _BACKEND_AT:
         return None
     named = {each.rpartition(":")[2] for each in str(args[_BACKEND_AT]).lower().split(",")}
