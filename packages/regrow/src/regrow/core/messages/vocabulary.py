@@ -85,7 +85,7 @@ class Role(StrEnum):
 
 
 class Warmth(StrEnum):
-    """How far a standby gets before it waits: torch imported, or the script run up to `session.steps`."""
+    """Progress of a standby before it waits: torch imported, or the script run up to `session.steps`."""
 
     IMPORTS = "imports"
     BUILT = "built"
