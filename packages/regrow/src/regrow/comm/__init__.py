@@ -1,4 +1,4 @@
 """Process groups that re-form in place, the job's key-value store, and echo groups.
 
-`torch_private` is for names that torch does not promise to keep.
+`torch_private` has all uses of names that torch does not promise to keep.
 """

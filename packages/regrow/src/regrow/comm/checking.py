@@ -1,7 +1,7 @@
-"""Checks of a collective's call before anything of it is sent, on the calling thread.
+"""Checks of a collective's call before any of it is sent, on the calling thread.
 
-An error found here ends no connection, and the caller's traceback shows its own line. Errors that only the peers' calls
-show are found by `regrow.comm.headers`.
+An error found here breaks no connection, and its traceback shows the caller's own line. Errors that only the peers'
+calls reveal are found by `regrow.comm.headers`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,7 +17,7 @@ SUM = ReduceOp.SUM
 
 
 def check(name: str, args: tuple[Any, ...], options: dict[str, Any], size: int) -> None:
-    """Check that `ProcessGroup.name(*args)` can be right in a group of `size` ranks. Raises `CollectiveMisuse`."""
+    """Check that `ProcessGroup.name(*args)` is valid in a group of `size` ranks. Raises `CollectiveMisuse`."""
     judge, tensors = _JUDGES.get(name, (None, 0))
     if name not in ("allreduce", "allreduce_coalesced"):
         for tensor in _tensors((*args, *options.values())):
@@ -184,4 +184,4 @@ _JUDGES: dict[str, tuple[Judge, int]] = {
     "alltoall_base": (_all_to_all_single, 4),
     "all_to_all_single": (_all_to_all_single, 4),
 }
-"""The judge, and how many arguments it needs in their places."""
+"""The check, and how many positional arguments it needs."""

@@ -26,13 +26,13 @@ class _Submitted:
 
 
 class CollectiveThread:
-    """Runs calls one after another in a thread of its own; each ends a future.
+    """Runs calls one after another in a thread of its own; each completes a future.
 
-    A future's callbacks run in this thread. What they call in their turn runs at once, before what was submitted
-    meanwhile: so its place in the order of calls is the same on all ranks, however fast each is.
+    A future's callbacks run in this thread. A call made in a callback runs at once, before calls that were submitted
+    meanwhile, so that its place in the order of calls is the same on all ranks, however fast each is.
 
     Args:
-        failed: is told of every error of a call.
+        failed: called with every error of a call.
     """
 
     def __init__(self, name: str, failed: Callable[[Exception], None]) -> None:
@@ -44,7 +44,7 @@ class CollectiveThread:
         self._thread.start()
 
     def submit(self, call: Callable[[], Any], result: Any) -> Work:
-        """Run `call` after those before it; the work's value is `result`, its source the rank that `call` returns."""
+        """Run `call` after the earlier ones; the work's value is `result`, its source the rank that `call` returns."""
         promise = Promise(self._help)
         submitted = _Submitted(call, promise, result)
         work = promise.work()
@@ -72,7 +72,7 @@ class CollectiveThread:
             self._perform(submitted)
 
     def _help(self, ended: threading.Event, until: float) -> None:
-        """A callback waits for a call that is still to come in this thread: run those before it, and it."""
+        """For a callback that waits for a later call of this thread: run the calls before it, and that call."""
         while self._is_here() and not self._over and not ended.is_set() and time.monotonic() < until:
             self._next(_LOOK_S)
 
@@ -87,7 +87,7 @@ class CollectiveThread:
                 promise.source.append(source)
         except Exception as error:  # noqa: BLE001  whoever waits for the future gets it
             cause = _named(error)
-            # What was under way is torn: nothing that comes after it on these connections can be right.
+            # An interrupted transfer leaves these connections unusable: no later call on them can be right.
             self._broken = cause
             self._failed(cause)
             promise.fail(cause)
@@ -95,14 +95,14 @@ class CollectiveThread:
             promise.keep(submitted.result)
 
     def end(self) -> None:
-        """Let the thread end once it has run, or failed, what was submitted."""
+        """Let the thread end once all submitted calls have run or failed."""
         self._calls.put(None)
         if not self._is_here():
             self._thread.join(END_S)
 
 
 def _named(error: Exception) -> Exception:
-    """Errors that are not of a connection, nor of this package, are of the call: what it was given does not fit."""
+    """An error of a connection or of this package as it is; any other as misuse: the arguments do not fit the call."""
     if isinstance(error, OSError | RegrowError):
         return error
     misuse = CollectiveMisuse(f"{type(error).__name__}: {error}", hint="do the tensors fit this collective?")

@@ -1,10 +1,10 @@
-"""The collectives of `torch.distributed` over a `SocketMesh`, for tensors in the processor's memory.
+"""The collectives of `torch.distributed` over a `SocketMesh`, for tensors in host memory.
 
 In small groups reductions are direct: every rank owns a part of the elements, receives that part from all others, adds
 in the order of ranks, and sends the sum back. Each element is summed by one rank in one order, so all ranks get the
-same bits, whatever arrives first. Two rounds, and the volume of a ring; small tensors go whole to everybody in one, and
-are added in the same order. On one machine large tensors go to one partner after the other:
-`algorithms/pairwise.py`. Larger groups go in rounds: `algorithms/hypercube.py`.
+same bits, whatever arrives first. This takes two rounds, and the volume of a ring; small tensors are sent whole to all
+ranks in one round, and added in the same order. Large tensors on one machine go to one partner after the other:
+`algorithms/pairwise.py`. Larger groups work in rounds: `algorithms/hypercube.py`.
 """
 
 import threading
@@ -28,29 +28,29 @@ from regrow.devices.accelerators import on_accelerator
 from regrow.step.dealing import MicroBatchRange, fold, partial_nodes_of_all
 
 PIECE_BYTES = 16 << 20
-"""A large tensor is reduced in pieces of this size, which bounds the memory for what arrives."""
+"""A large tensor is reduced in pieces of this size, which bounds the memory for received data."""
 SMALL_BYTES = 16 << 10
-"""Up to this, tensors are reduced whole in rounds along the bits of the rank."""
+"""Tensors up to this size are reduced whole, in rounds along the bits of the rank."""
 WHOLE_BYTES = 512 << 10
-"""Most bytes that a rank sends when everybody sends everything to everybody: one round instead of two."""
+"""Most bytes that a rank sends when all ranks send everything to each other: one round instead of two."""
 
 Tensors = dict[int, torch.Tensor]
 """By peer."""
 
 
 def _view(tensor: torch.Tensor) -> memoryview:
-    """A flat contiguous tensor's own bytes."""
+    """The bytes of a flat contiguous tensor, without a copy."""
     data: memoryview = tensor.view(torch.uint8).numpy().data
     return data
 
 
 class Collectives:
-    """Runs one collective after another, in the order in which they are called, which is the same on all ranks.
+    """Runs one collective after another, in the order of the calls, which is the same on all ranks.
 
     Args:
         mesh: the connections.
-        deadline: how long one collective may take, in seconds.
-        most_direct: in groups of up to this many ranks each speaks to each.
+        deadline: time limit of one collective, in seconds.
+        most_direct: largest group size in which each rank exchanges with each.
     """
 
     def __init__(self, mesh: SocketMesh, deadline: Seconds, most_direct: int = DIRECT) -> None:
@@ -95,7 +95,7 @@ class Collectives:
         reductions.finish(call.reduction, flat, self._size)
 
     def _all_reduce_sparse(self, tensor: torch.Tensor) -> None:
-        """The sum of sparse tensors, added up in the order of ranks: every rank hears what the others have."""
+        """The sum of sparse tensors, added up in the order of ranks: every rank gets all the others' tensors."""
         mine = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         self.all_gather(counts, torch.tensor([len(mine.values())]))
@@ -108,10 +108,10 @@ class Collectives:
             total = total + torch.sparse_coo_tensor(
                 its_indices, its_values, mine.shape, is_coalesced=True, check_invariants=False
             )
-        tensor.copy_(total.coalesce())  # not of `detach()`, which has indices of its own
+        tensor.copy_(total.coalesce())  # not the result of `detach()`, which has indices of its own
 
     def _reduce_whole(self, flat: torch.Tensor, combine: Combine, call: Call) -> None:
-        """One round: each message is a header and a tensor, in memory that is in one piece."""
+        """One round: each message is a header and a tensor in contiguous memory."""
         headers = self._headers(call, {}, {})
         parts, messages = self._messages.like(flat)
         mine, message = parts[self._rank].copy_(flat), messages[self._rank]
@@ -144,7 +144,7 @@ class Collectives:
             into.copy_(total)
 
     def reduce_scatter(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any) -> None:
-        """`output` becomes the reduction of every rank's `parts[rank]`."""
+        """`output` becomes the reduction of `parts[rank]` over all ranks."""
         kind = reductions.number(op)
         flats = [_flat(part) for part in parts]
         even = _even(flats)
@@ -180,12 +180,12 @@ class Collectives:
             tensor.copy_(work)
 
     def tree_reduce(self, nodes: Sequence[torch.Tensor], count: int, scale: float) -> None:
-        """Sum over the micro-batches of all ranks in the one tree over `count` of them; into the first of `nodes`.
+        """Sum over the micro-batches of all ranks in one tree over `count` of them, into the first of `nodes`.
 
         Args:
-            nodes: this rank's partial nodes in order: flat, of one size and dtype. All of them are written to.
+            nodes: this rank's partial nodes in order: flat, of one size and dtype. All of them are overwritten.
             count: micro-batches of all ranks, dealt out to them by rank (`regrow.step.dealing`).
-            scale: what the sum is multiplied by.
+            scale: factor of the sum.
         """
         held = partial_nodes_of_all(count, self._size)
         call = self._call(Operation.tree_reduce, nodes[0], detail=count, whole=nodes[0].nbytes)
@@ -315,7 +315,7 @@ class Collectives:
         _put(tensor, flat)
 
     def receive_any(self, tensors: Sequence[torch.Tensor], tag: int) -> int:
-        """Receive tensors from the first peer that sends and from which nothing is awaited by name; its rank."""
+        """Receive from the first peer that sends and that no other receive names; returns its rank."""
         until = time.monotonic() + self.deadline
         while True:
             free = [peer for peer in self._others if not self._receiving[peer].locked()]
@@ -341,7 +341,7 @@ class Collectives:
         return CallHeader(call, out, into, self._rank, self._mesh.ranks)
 
     def _exchange(self, out: Tensors, into: Tensors, call: Call | None = None) -> None:
-        """Move bytes; with `call`, both sides say first what it is about."""
+        """Move bytes; with `call`, both sides first exchange and compare headers."""
         self._mesh.exchange(
             {peer: _view(tensor) for peer, tensor in out.items()},
             {peer: _view(tensor) for peer, tensor in into.items()},
@@ -350,7 +350,7 @@ class Collectives:
         )
 
     def _exchange_parts(self, out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
-        """The same with several tensors for a peer, of which the call says how large they are."""
+        """The same with several tensors for each peer, whose sizes follow from the call."""
         self._mesh.exchange(
             {peer: [_view(part) for part in parts] for peer, parts in out.items()},
             {peer: [_view(part) for part in parts] for peer, parts in into.items()},
@@ -359,7 +359,7 @@ class Collectives:
         )
 
     def _room(self, like: torch.Tensor, count: int) -> list[torch.Tensor]:
-        """`count` tensors of that size and dtype, in memory that is used again."""
+        """`count` tensors of that size and dtype, in memory that the next call reuses."""
         size = aligned(like.nbytes)
         if self._scratch.nbytes < size * count:
             self._scratch = torch.empty(size * count, dtype=torch.uint8)
@@ -367,7 +367,7 @@ class Collectives:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's elements in a row, in place where it is contiguous in the processor's memory, else a copy."""
+    """The tensor's elements in one dimension: in place if it is contiguous in host memory, else a copy."""
     detached = tensor.detach()
     return (
         detached if detached.is_contiguous() and not on_accelerator(detached) else detached.cpu().contiguous()
@@ -379,6 +379,6 @@ def _even(flats: Sequence[torch.Tensor]) -> bool:
 
 
 def _put(tensor: torch.Tensor, flat: torch.Tensor) -> None:
-    """Move a result back to where `_flat` could not work in place."""
+    """Copy a result back to a tensor for which `flat` is a copy."""
     if tensor.data_ptr() != flat.data_ptr():
         tensor.detach().copy_(flat.view(tensor.shape))

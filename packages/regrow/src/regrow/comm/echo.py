@@ -15,9 +15,9 @@ from regrow.core.ids import Seconds
 class EchoTransport:
     """Answers every collective locally, as if all ranks had the caller's data.
 
-    So a worker can build its model and rehearse alone: what it computes is overwritten when it is admitted. Shapes are
-    right. What only a peer could know (a received activation, a part of a root's tensor) is zero; Python objects are
-    the caller's own. For a world of one the answers are exact.
+    This lets a worker build its model and rehearse alone: the results are overwritten when it is admitted. Shapes are
+    right. Data that only a peer has (a received activation, a part of a root's tensor) is zero; Python objects are the
+    caller's own. For a world of one the answers are exact.
 
     Args:
         rank: the caller's in the group.
@@ -54,7 +54,7 @@ class EchoTransport:
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Answer one method; the work it returns is done. Raises `UsageError` where no answer can be right."""
+        """Answer one method with finished work. Raises `UsageError` if no local answer can be right."""
         answer = self._answers.get(name)
         if answer is not None:
             with torch.no_grad():
@@ -64,30 +64,30 @@ class EchoTransport:
         result = args[0] if args else []
         if isinstance(result, torch.Tensor):
             result = [result]
-        # Whoever receives from anybody is told of a rank that is not its own.
+        # A receive from any source reports a rank other than the caller's.
         return finished_work(result if isinstance(result, list) else [], source=0 if self._rank else self._size - 1)
 
     def broke(self) -> bool:
-        """Nothing can fail."""
+        """False: nothing can fail."""
         return False
 
     def misuse(self) -> CollectiveMisuse | None:
-        """Nothing can fail."""
+        """None: nothing can fail."""
         return None
 
     def set_timeout(self, seconds: Seconds) -> None:
         """Nothing takes long."""
 
     def start_coalescing(self, device: torch.device) -> bool:
-        """No: each call is answered at once."""
+        """False: each call is answered at once."""
         return False
 
     def end_coalescing(self, device: torch.device) -> Work | None:
-        """Nothing was put together."""
+        """None: no calls were coalesced."""
         return None
 
     def give_up_coalescing(self) -> None:
-        """Nothing was put together."""
+        """No calls were coalesced."""
 
     def halt(self) -> None:
         """Nothing blocks."""
@@ -143,7 +143,7 @@ def _receive(tensors: list[torch.Tensor], *_: Any, **__: Any) -> None:
 
 
 def _fit(output: torch.Tensor, given: torch.Tensor, *_: Any, **__: Any) -> None:
-    """The given elements, as many as there is room for; zeros where a peer would have sent more."""
+    """Copy the given elements, as many as fit; the rest is zero, in place of a peer's data."""
     if output.numel() == given.numel():
         output.copy_(given.reshape(output.shape))
         return

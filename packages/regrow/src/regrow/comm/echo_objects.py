@@ -1,4 +1,4 @@
-"""Local answers for calls in which it matters which function of torch asks.
+"""Local answers for calls whose answer depends on the calling function of torch.
 
 Most collectives can be answered with the caller's own tensors. Two cannot: Python objects, whose sizes and bytes come
 in separate calls and are read at once; and the vote of a pipeline's stages on whether all know their shapes.
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from regrow.comm.torch_private.pipeline import refuse_to_ask, vote_on_shapes
 
 _DEPTH = 24
-"""Frames in which a caller is looked for: torch wraps its functions a few times."""
+"""Number of frames searched for a caller: torch wraps its functions a few times."""
 
 
 def _code(function: Any) -> CodeType:
@@ -36,7 +36,7 @@ _VOTES = ("_warmup_forward_vote", "_warmup_backward_result")
 
 
 def callers(depth: int) -> Iterator[FrameType]:
-    """The frames above the function that iterates, nearest first, `depth` of them at most."""
+    """The frames above the function that iterates, nearest first, at most `depth` of them."""
     frame: FrameType | None = sys._getframe(2)
     for _ in range(depth):
         if frame is None:
@@ -46,7 +46,7 @@ def callers(depth: int) -> Iterator[FrameType]:
 
 
 def own_objects() -> list[Any] | None:
-    """The list that this process sends to all by `broadcast_object_list`, where that is what calls; else None."""
+    """The list that `broadcast_object_list` sends, if that function is the caller; else None."""
     for frame in callers(_DEPTH):
         if frame.f_code is _SENT_TO_ALL:
             objects: list[Any] = frame.f_locals["object_list"]
@@ -55,10 +55,10 @@ def own_objects() -> list[Any] | None:
 
 
 def answer_special(tensor: torch.Tensor) -> bool:
-    """Fill a tensor that a peer would fill, where its content matters at once; False where it does not.
+    """Fill a tensor that a peer would fill, if the caller reads its content at once; False if not.
 
-    Objects are answered with the caller's own, those that it would have had replaced. They are pickled and unpickled
-    in this process only.
+    Objects are answered with the caller's own, those that a peer would replace. They are pickled and unpickled in this
+    process only.
 
     Raises:
         UsageError: a pipeline would have to learn its shapes from its peers.
@@ -78,7 +78,7 @@ def answer_special(tensor: torch.Tensor) -> bool:
 
 
 def _refuse_asked_shapes(receives: FrameType) -> None:
-    """A stage asks: before torch 2.13 without a vote, from 2.15 on after one by a reduction, which its own answers."""
+    """Handle a stage that asks for shapes: without a vote before torch 2.13, from 2.15 on after a vote by reduction."""
     logs = receives.f_back
     asks = logs.f_back if logs is not None else None
     if asks is None or "pipelining" not in asks.f_code.co_filename:

@@ -1,4 +1,4 @@
-"""Collectives of this process that are under way, for a watcher outside: a rank that waits in one is not to blame."""
+"""Collectives of this process in flight, shown to an outside watcher: a rank that waits in one is not to blame."""
 
 import itertools
 import threading
@@ -11,9 +11,9 @@ UNKNOWN = -1
 
 
 class Flights:
-    """Counts what was begun and is not done. From any thread.
+    """Counts collectives that have begun and not ended. From any thread.
 
-    `show`: told how many there are, and which is the oldest.
+    `show`: called with their number, and the name of the oldest.
     """
 
     def __init__(self) -> None:
@@ -26,26 +26,26 @@ class Flights:
         self._unseen = 0
         self._idle: Seconds = 0.0
         self._idle_since: Instant | None = time.monotonic()
-        """None while one is under way."""
+        """None while a collective is in flight."""
 
     @property
     def blind(self) -> bool:
-        """True if some collectives run where their end is not seen."""
+        """True if some collectives run where their end is not visible."""
         return self._blind
 
     @property
     def unseen(self) -> int:
-        """Number of collectives so far whose end is not seen."""
+        """Number of collectives so far whose end is not visible."""
         return self._unseen
 
     @property
     def lost(self) -> bool:
-        """True if nothing is known of the thread that trains: no collective is seen, and others may be under way."""
+        """True if the training thread's state is unknown: no collective is visible, but others may be in flight."""
         with self._lock:
             return self._lost and not self._open
 
     def idle(self) -> Seconds:
-        """For how long no collective was under way, since the process began; of two calls the difference counts."""
+        """Time without a collective in flight since the process began; only differences of two calls are meaningful."""
         with self._lock:
             since = self._idle_since
             return self._idle + (0.0 if since is None else time.monotonic() - since)
@@ -55,7 +55,7 @@ class Flights:
         self._name.text = name
 
     def begin(self) -> int:
-        """A collective was submitted; returns its number for `end`."""
+        """Note that a collective was submitted; returns its number for `end`."""
         name = getattr(self._name, "text", "")
         with self._lock:
             number = next(self._numbers)
@@ -68,7 +68,7 @@ class Flights:
         return number
 
     def end(self, number: int) -> None:
-        """It is done, or has failed."""
+        """Note that a collective has finished or failed."""
         with self._lock:
             oldest = next(iter(self._open), None) == number
             self._open.pop(number, None)
@@ -78,7 +78,7 @@ class Flights:
                 self._notify()
 
     def lose_sight(self) -> None:
-        """A collective is begun where its end is not seen (on a GPU)."""
+        """Note that a collective begins whose end is not visible (on a GPU)."""
         with self._lock:
             self._blind = True
             self._unseen += 1
@@ -87,7 +87,7 @@ class Flights:
                 self._notify()
 
     def regain_sight(self, unseen: int) -> None:
-        """The first `unseen` of those whose end is not seen are done; nothing changes if there are more."""
+        """Note that the first `unseen` of the invisible collectives are done; no effect if more have begun since."""
         with self._lock:
             if self._lost and unseen == self._unseen:
                 self._lost = False
@@ -101,4 +101,4 @@ class Flights:
 
 
 FLIGHT = Flights()
-"""Of this process: it has one agent that watches it."""
+"""The collectives of this process, which one agent watches."""

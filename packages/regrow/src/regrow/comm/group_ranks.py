@@ -1,8 +1,8 @@
 """Ranks of a group after the world has changed its size. Pure.
 
 Ranks are numbered replica by replica: `rank // unit` is the replica, `rank % unit` the place in it. A group of the same
-places of all replicas follows the world; one inside a single replica stays with it. While there is only one replica
-the ranks do not tell which of these a group is: then the caller must know.
+places of all replicas follows the world; a group inside a single replica stays with it. While there is only one replica
+the ranks do not show which of the two a group is: then the caller must know.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def spans(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int) -> bool:
 
 
 def fixed(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, follows: bool | None) -> str:
-    """Why a group cannot be the same in a world of another size, for people; empty: it can.
+    """Reason why a group cannot be kept in a world of another size, for people; empty if it can.
 
     Args:
         ranks: of the group, in its order.
-        rank_in_world: one of its ranks, and the world it was made in.
+        rank_in_world: one of its ranks, and the world in which it was made.
         unit: ranks of one replica.
-        follows: whether it is known to have all replicas' ranks, or to be inside one; None: it is not known.
+        follows: True if it has all replicas' ranks, False if it is inside one; None: not known.
     """
     if follows or (follows is None and spans(ranks, rank_in_world, unit)):
         return ""
@@ -45,7 +45,7 @@ def fixed(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, follow
 def moved(
     ranks: Sequence[int], before: RankInWorld, after: RankInWorld, unit: int, *, follows: bool | None
 ) -> list[int]:
-    """The ranks of a group of the worker that was `before` and is `after`. Only for groups that are not `fixed`."""
+    """The group's ranks after its worker changes from `before` to `after`. Only for groups that are not `fixed`."""
     if follows or (follows is None and spans(ranks, before, unit)):
         return _across(ranks, unit, after.world)
     by = (after.rank // unit - before.rank // unit) * unit

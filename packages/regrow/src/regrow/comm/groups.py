@@ -1,4 +1,4 @@
-"""The `regrow` backend of `torch.distributed`: groups that stay while what is under them is re-formed."""
+"""The `regrow` backend of `torch.distributed`: groups that persist while their transports are re-formed."""
 
 import contextlib
 import sys
@@ -35,7 +35,7 @@ from regrow.devices import accelerators
 
 @dataclass(frozen=True)
 class Formation:
-    """Facts that a worker needs to form its groups of one generation."""
+    """Data that a worker needs to form its groups of one generation."""
 
     generation: Generation
     rank: int
@@ -53,27 +53,27 @@ class Groups:
         self.refused = False
         """True if a collective was refused since the generation was formed."""
         self.refused_call = ""
-        """The last one that was refused."""
+        """Name of the last refused collective."""
         self.in_flight = False
-        """True if a collective may still be under way on a device: one was enqueued since that was last waited for."""
+        """True if a collective may still run on a device: one was enqueued since the last wait for all."""
         self.draining = False
-        """While set, collectives of a halted generation are run on what had arrived before the halt."""
+        """While set, collectives of a halted generation run on data that had arrived before the halt."""
         self.moments = Moments()
-        """Moments of the observers' that are called; see `observers`."""
+        """The observers' methods that are called at each moment; see `observers`."""
         self.tape: Tape | None = None
-        """Hears of each collective, however it is answered."""
+        """Notified of each collective, whoever answers it."""
         self.early: EarlyReads | None = None
-        """Notes who asks a group for its rank or size, while that may not be the last."""
+        """Notes who asks a group for its rank or size, while these may still change."""
         self.on_leaving: Callable[[], None] | None = None
         """Called before the script destroys the group of all ranks."""
         self.between: CallTaker | None = None
-        """Asked first whether it takes over a call of a collective."""
+        """Gets each call of a collective first, and may take it over."""
         self.set_up: SetUp | None = None
-        """Asked what becomes of the script's collectives, until its loop."""
+        """Handles the script's collectives until its loop."""
         self.past: PastCalls | None = None
-        """Notes what is answered between two steps, and answers who comes to it later."""
+        """Records answers between two steps, and repeats them for a worker that gets there later."""
         self.in_hook = ""
-        """Names the hook of the script that runs beside its steps, and not on each rank as often; else empty."""
+        """Name of the running hook of the script, which may run less often on a replaced rank; else empty."""
         self.unit = 1
         """Ranks of one replica."""
         self._observers: tuple[CallObserver, ...] = ()
@@ -85,12 +85,12 @@ class Groups:
         self._count = 0
         self._formation: Formation | None = None
         self._store: AgentStore | None = None
-        self._lone = RefusingStore()  # torch does not keep what it is of Python
+        self._lone = RefusingStore()  # torch does not keep the Python part of a store alive
         self._lock = threading.Lock()
 
     @property
     def observers(self) -> tuple[CallObserver, ...]:
-        """Observers of all collectives, in the order in which they hear of each moment; see `comm/observers.py`."""
+        """Observers of all collectives, in the order in which they are notified; see `comm/observers.py`."""
         return self._observers
 
     @observers.setter
@@ -105,10 +105,10 @@ class Groups:
         Args:
             rank: this worker's rank, provisional for a standby.
             world: ranks in the world.
-            formation: the generation to form for real; None: an echo world, until `form` is called.
+            formation: the generation to connect to; None: an echo world, until `form` is called.
             form_s: deadline for forming one group, in seconds.
 
-        Raises `UsageError` where this torch lacks what regrow uses of it.
+        Raises `UsageError` if this torch lacks names that regrow uses.
         """
         expected_names.check()
         self._form_s = form_s
@@ -123,16 +123,16 @@ class Groups:
             self._open(formation)
         hook = sys.excepthook
         dist.init_process_group(BACKEND, store=self._lone, rank=rank, world_size=world)
-        sys.excepthook = hook  # torch's prints a traceback of its own; under an agent the script's error is shown once
+        sys.excepthook = hook  # torch's hook adds a traceback of its own; an agent shows the script's error once
 
     def make(self, wanted: Wanted, rank: int, *, run_s: Seconds, devices: bool = True) -> RegrowGroup:
         """A new group of the script's, on an echo transport or on the present generation.
 
         Args:
-            wanted: its name, who of the world is in it, and options.
+            wanted: its name, its ranks in the world, and options.
             rank: this worker's rank in the group.
-            run_s: how long one of its collectives may take, in seconds.
-            devices: it shall serve devices by what they have for that, and not all by the processor.
+            run_s: time limit of one of its collectives, in seconds.
+            devices: serve devices by their own library, and not everything by the processor.
         """
         self._refuse_in_hook("makes")
         group = RegrowGroup(self, wanted, rank, run_s=run_s, devices=devices)
@@ -143,8 +143,8 @@ class Groups:
         return group
 
     def _name_in_store(self, group: RegrowGroup) -> None:
-        # Ranks are in different groups, so a count of all would not mean the same one to all of them; and torch's names
-        # of groups depend on the world in which they were made.
+        # Ranks are in different groups, so a common counter would differ between them; and torch's names of groups
+        # depend on the world in which they were made.
         ranks = tuple(group.ranks)
         group.key = f"{xxhash.xxh3_64_hexdigest(repr(ranks).encode())}.{self._made[ranks]}"
         self._made[ranks] += 1
@@ -169,7 +169,7 @@ class Groups:
         transport.form(self._form_s)
 
     def destroy(self, group: RegrowGroup) -> None:
-        """The script destroys a group: who waits for that is told, then it is forgotten."""
+        """For a group that the script destroys: call `on_leaving` for the default group, then forget it."""
         self._refuse_in_hook("destroys")
         if self.on_leaving is not None and self._groups and group is self._groups[0]:
             self.on_leaving()
@@ -184,7 +184,7 @@ class Groups:
             )
 
     def drop(self, group: RegrowGroup) -> None:
-        """Forget a group, and free what it has."""
+        """Forget a group, and free its resources."""
         with self._lock:
             for known in (self._groups, self._followers, self._inside):
                 if group in known:
@@ -203,14 +203,14 @@ class Groups:
     # --- re-forming --------------------------------------------------------------------------------------------
 
     def form(self, formation: Formation, is_halted: Callable[[], bool]) -> Seconds:
-        """Form every group anew, in the order in which the script made them; returns the seconds it took.
+        """Form every group anew, in the order in which the script made them; returns the duration in seconds.
 
         Raises `GenerationHalted` when `halt` is called meanwhile, or was before (`is_halted`).
         """
         started = time.monotonic()
         self.retire()
         if nccl.available():
-            accelerators.give_back_memory()  # connections take theirs beside torch, which may have kept all there is
+            accelerators.give_back_memory()  # connections need memory beside torch, which may have kept all
         self._open(formation)
         if is_halted():
             self.halt()
@@ -229,30 +229,30 @@ class Groups:
         return time.monotonic() - started
 
     def take_rank(self, rank: int, world: int) -> None:
-        """Be that rank, maybe of a world of another size, in all groups that have it; while they answer locally."""
+        """Take this rank, possibly in a world of another size, in all groups that have it; for local answers only."""
         self._follow(RankInWorld(rank, world))
         for group in self._groups:
             if rank in group.ranks:
                 group.take_rank(group.ranks.index(rank))
 
     def _follow(self, rank_in_world: RankInWorld) -> None:
-        """Give all groups the ranks that they have in a world of another size, or around another rank."""
+        """Give all groups their ranks in a world of another size, or around another rank."""
         before, self._rank_in_world = self._rank_in_world, rank_in_world
         for group in self._groups:
             follows = self._follows(group)
             if before == rank_in_world or fixed(group.ranks, before, self.unit, follows=follows):
                 continue
             if follows is None:
-                # In a world of one replica it could not be seen any more.
+                # In a world of one replica it could not be recognised any more.
                 known = self._followers if spans(group.ranks, before, self.unit) else self._inside
                 known.append(group)
             group.resize(moved(group.ranks, before, rank_in_world, self.unit, follows=follows))
             internals.name_ranks(group, group.ranks)
 
     def let_follow(self, across: Iterable[object], inside: Iterable[object]) -> None:
-        """Say which groups have the ranks of all replicas, and which are inside one.
+        """Declare which groups have the ranks of all replicas, and which are inside one.
 
-        That cannot be seen while there is only one replica.
+        That cannot be recognised while there is only one replica.
         """
         self._followers.extend(across)
         self._inside.extend(inside)
@@ -263,11 +263,11 @@ class Groups:
         return False if any(group is each for each in self._inside) else None
 
     def take_over(self, between: CallTaker) -> None:
-        """Ask this first for each call of a collective; its `past` hears of the answers."""
+        """Have `between` get each call of a collective first, and its `past` record the answers."""
         self.between, self.past = between, between.past
 
     def fixed(self) -> str:
-        """Why the world of these groups can have no other size, for people; empty: it can."""
+        """Reason why the world of these groups cannot change its size, for people; empty if it can."""
         reasons = (
             fixed(each.ranks, self._rank_in_world, self.unit, follows=self._follows(each)) for each in self._groups
         )
@@ -279,29 +279,29 @@ class Groups:
         return len(self._groups)
 
     def vote(self) -> None:
-        """Return when every rank of the world has called this in the present generation. Raises what collectives do."""
+        """Return when every rank of the world has called this in this generation. Raises errors of collectives."""
         self._groups[0].forward("barrier", (), {}).wait()
 
     def least(self, mine: torch.Tensor) -> torch.Tensor:
-        """The least of all ranks' tensors, of the same size, element by element. Raises what collectives do."""
+        """Elementwise minimum of all ranks' tensors, which have one size. Raises errors of collectives."""
         gathered, options = mine.clone(), internals.AllreduceOptions()
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._groups[0].forward("allreduce", ([gathered], options), {}).wait()
         return gathered
 
     def gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        """Every rank's tensor, of the same size on all, in the order of ranks. Raises what collectives do."""
+        """Every rank's tensor, in the order of ranks; all have one size. Raises errors of collectives."""
         world = self._groups[0]
         gathered = [torch.empty_like(mine) for _ in range(world.size())]
         world.forward("allgather", ([gathered], [mine]), {}).wait()
         return gathered
 
     def serves(self, generation: Generation) -> bool:
-        """True if the groups already serve this generation: those of the first workers form while they build."""
+        """True if the groups already serve this generation: the first workers form theirs while they build."""
         return self._formation is not None and self.generation == generation and not self.halted
 
     def halt(self) -> None:
-        """End all that is blocked in a collective, and refuse new ones. From any thread."""
+        """End everything that is blocked in a collective, and refuse new ones. From any thread."""
         with self._lock:
             self.halted = True
             transports = [group.transport for group in self._groups if group.transport is not None]
@@ -312,14 +312,14 @@ class Groups:
             transport.halt()
 
     def retire(self) -> None:
-        """Halt and free the transports and the store of the generation that was."""
+        """Halt and free the transports and the store of the former generation."""
         with self._lock:
             transports = [group.transport for group in self._groups if group.transport is not None]
             for group in self._groups:
                 group.transport = None
                 group.forget_coalescing()
             store, self._store = self._store, None
-        # Calls that were being put together when the step was given up: torch would add to them from now on.
+        # Calls that were being coalesced when the step was given up: torch would add later calls to them.
         internals.calls_being_coalesced().clear()
         for transport in transports:
             transport.halt()
@@ -333,14 +333,14 @@ class Groups:
         return any(group.transport.broke() for group in self._groups if group.transport is not None)
 
     def misuse(self) -> CollectiveMisuse | None:
-        """The first error of the script's own calls by which a collective has failed in this generation."""
+        """The first error in the script's own calls that made a collective of this generation fail."""
         transports = [group.transport for group in self._groups if group.transport is not None]
         return next((error for transport in transports if (error := transport.misuse()) is not None), None)
 
     # --- rehearsing --------------------------------------------------------------------------------------------
 
     def echo(self) -> "EchoScope":
-        """Within this, every group answers locally."""
+        """Context in which every group answers locally."""
         return EchoScope(self._groups)
 
     def close(self) -> None:
@@ -356,7 +356,7 @@ _current: Groups | None = None
 
 @contextlib.contextmanager
 def unnoted() -> Iterator[None]:
-    """Within this, collectives are no part of the set-up that newcomers hear again: newcomers skip what calls them."""
+    """Context in which collectives are not recorded for newcomers, which skip the code that calls them."""
     groups = _current
     if groups is None:
         yield

@@ -1,6 +1,6 @@
-"""Headers of a rank's calls, sent before the data: ranks that call different things learn it from each other.
+"""Headers of a rank's calls, sent before the data, by which ranks detect that they call different collectives.
 
-A header has 20 bytes. Without it, bytes of one call would be taken for those of another, and summed up.
+A header has 20 bytes. Without it, bytes of one call would be taken for those of another, and summed.
 """
 
 import enum
@@ -56,7 +56,7 @@ _DTYPES: tuple[torch.dtype, ...] = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-"""Their places are what is sent; another dtype is sent as 255, and compared by its bytes alone."""
+"""A dtype is sent as its index here; any other as 255, and is then compared by its bytes alone."""
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 _UNKNOWN = 255
 _ROOTED = {Operation.reduce, Operation.gather, Operation.scatter, Operation.broadcast}
@@ -67,11 +67,11 @@ class Call(NamedTuple):
     """One call of one rank.
 
     Attributes:
-        number: how many of its calls on this group came before, in this generation.
+        number: number of earlier calls of this rank on this group, in this generation.
         dtype: of its tensors.
-        reduction: torch's number of the reduction; 0 where nothing is reduced.
-        detail: the root's rank in the group, the tag of a send, the micro-batches of a tree.
-        whole: bytes of the tensor, where all ranks' are of one size; None: it depends on the peer.
+        reduction: torch's number of the reduction; 0 if nothing is reduced.
+        detail: the root's rank in the group, the tag of a send, or the micro-batches of a tree.
+        whole: bytes of the tensor, if all ranks' have one size; None: it depends on the peer.
     """
 
     operation: Operation
@@ -93,17 +93,17 @@ class Call(NamedTuple):
         )
 
     def check(self, header: bytes, count: int, mine: int, peer: int, ranks: Sequence[int]) -> None:
-        """Check that a peer calls the same, when `count` bytes are awaited from it.
+        """Check that a peer makes the same call, when `count` bytes are expected from it.
 
         The dtype counts if numbers are added up. Otherwise bytes are copied, and another view of them is no mistake.
 
         Args:
             mine: this rank's number in the group.
             peer: sender of the header.
-            ranks: of the group, in the world; empty: they are not known.
+            ranks: of the group, in the world; empty: not known.
 
         Raises:
-            CollectiveMisuse: it calls something else; both calls are named.
+            CollectiveMisuse: the calls differ; the message has both.
         """
         expected = self.pack(count)
         if header == expected:
@@ -124,13 +124,13 @@ class Call(NamedTuple):
 
 
 class CallHeader:
-    """The headers of one call: those for each peer, and what those of each peer must be.
+    """The headers of one call: those for each peer, and the expected ones of each peer.
 
     Args:
-        out: what is sent, by peer.
-        into: what is awaited, by peer.
+        out: tensors to send, by peer.
+        into: tensors to receive, by peer.
         rank: this worker's in the group.
-        ranks: of the group, in the world; empty: they are not known.
+        ranks: of the group, in the world; empty: not known.
     """
 
     size = BYTES
@@ -146,7 +146,7 @@ class CallHeader:
         return self._same or self._call.pack(self._out[peer].nbytes)
 
     def check(self, peer: int, header: Header) -> None:
-        """Raises `CollectiveMisuse` where a peer calls something else."""
+        """Raises `CollectiveMisuse` if a peer makes another call."""
         if self._same is None or header != self._same:
             count = self._into[peer].nbytes if self._same is None else 0
             self._call.check(bytes(header), count, self._rank, peer, self._ranks)

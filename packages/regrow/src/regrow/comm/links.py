@@ -1,8 +1,8 @@
 """The connections of one group in one generation, each made when it is first needed.
 
-Between two ranks that make collectives together the higher one calls; of two that send to each other each calls the
-other, so that a send never waits for what the receiver does. Who is called answers when it needs that connection:
-until then the call and its first bytes wait in the kernel.
+For collectives the higher of two ranks connects; for sends each side makes a connection of its own, so that a send
+never waits for the receiver. The other side accepts when it needs the connection: until then the connection and its
+first bytes wait in the kernel.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from regrow.core.net import Listener, connect, hang_up, listen, same_secret
 from regrow.core.strangers import refused
 
 COLLECTIVES, SENDING, RECEIVING = 0, 1, 2
-"""Use of a connection; the last two are the two ends of one."""
+"""Purposes of connections; the last two are the two ends of one."""
 _HELLO = struct.Struct("!32sII")
 _HELLO_S: Seconds = 10.0
 _BUFFER_BYTES = 4 << 20
@@ -37,7 +37,7 @@ class PeerLost(ConnectionError):
 
 @dataclass(frozen=True)
 class Site:
-    """Addresses at which a worker may listen, and the secret that its peers know.
+    """Addresses at which a worker may listen, and the secret that its peers share.
 
     `socket_dir`: private folder for unix sockets, used if all peers are on this node; else TCP on `host`.
     """
@@ -49,11 +49,11 @@ class Site:
 
 @dataclass
 class Links:
-    """Finds and answers the peers of one group.
+    """Connects to the peers of one group, and accepts their connections.
 
     Args:
-        store: the generation's store, to find the peers in.
-        name: what the group is called there; the same on all ranks.
+        store: the generation's store, in which the peers publish their addresses.
+        name: name of the group there; the same on all ranks.
         rank: this worker's rank in the group.
         size: ranks in the group.
         ranks: the group's ranks in the world: each publishes its address with its own agent. Empty: anywhere.
@@ -69,7 +69,7 @@ class Links:
     made: dict[tuple[int, int], socket.socket] = field(default_factory=dict)
     """By peer and purpose."""
     _passing: set[socket.socket] = field(default_factory=set)
-    """Sockets that `halt` shuts besides: the bell, and connections that have not said whose they are."""
+    """Further sockets that `halt` shuts down: the bell, and connections that are not identified yet."""
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
@@ -78,7 +78,7 @@ class Links:
         self._ring: socket.socket | None = None
 
     def open(self) -> None:
-        """Listen, and publish where. Raises `GenerationHalted` or `OSError`."""
+        """Listen, and publish the address. Raises `GenerationHalted` or `OSError`."""
         bell, ring = socket.socketpair()
         with self._changed:
             if self.halted:
@@ -100,12 +100,12 @@ class Links:
         listener.sock.setblocking(False)
         return listener.endpoint
 
-    # --- what is needed ----------------------------------------------------------------------------------------
+    # --- waiting for connections -------------------------------------------------------------------------------
 
     def need(self, peers: Iterable[int], channel: int, until: float) -> None:
-        """Have a connection to each of these peers.
+        """Wait until there is a connection to each of these peers.
 
-        Raises `PeerLost`, `GenerationHalted`, `DeadlineExceeded`, or what the store raises.
+        Raises `PeerLost`, `GenerationHalted`, `DeadlineExceeded`, or errors of the store.
         """
         missing = [peer for peer in peers if (peer, channel) not in self.made]
         if not missing:
@@ -120,7 +120,7 @@ class Links:
                 raise DeadlineExceeded(f"{self.name}: rank {missing[0]} did not connect in time", hint="is it hung?")
 
     def answer(self, until: float) -> bool:
-        """Wait for a call and answer it, or until another thread has; False at the deadline."""
+        """Accept the next connection, or wait until another thread has accepted one; False at the deadline."""
         with self._changed:
             if self._answering:
                 return self._changed.wait(max(0.0, until - time.monotonic()))
@@ -133,16 +133,16 @@ class Links:
                 self._changed.notify_all()
 
     def lost(self, peer: int) -> Exception:
-        """Why nothing more can be had of a peer."""
+        """Error for a peer whose connection has ended."""
         if self.halted:
             return GenerationHalted(f"{self.name}: this generation is over")
         return PeerLost(f"{self.name}: the connection to rank {peer} ended")
 
-    # --- calling and answering ---------------------------------------------------------------------------------
+    # --- connecting and accepting ------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _passes(self, sock: socket.socket) -> Iterator[None]:
-        """Within this, `halt` ends what is blocked in the socket. It is closed after it, unless it is a peer's then."""
+        """Context in which `halt` ends calls that block in the socket. It is closed afterwards, unless it is kept."""
         with self._changed:
             self._passing.add(sock)
             halted = self.halted
@@ -172,7 +172,7 @@ class Links:
         listener, ring = self._listener, self._ring
         if self.halted or listener is None or ring is None:
             raise GenerationHalted(f"{self.name}: this generation is over")
-        # Linux does not wake who polls a listening unix socket when that is shut: hence a bell beside it.
+        # Linux does not wake a poll of a listening unix socket when that is shut down: hence the bell.
         poller = select.poll()
         for sock in (listener.sock, ring):
             poller.register(sock, select.POLLIN)
@@ -203,7 +203,7 @@ class Links:
             self._keep(sock, peer, channel)
 
     def _hello(self, sock: socket.socket, until: float) -> bytes:
-        """First bytes of a caller; too short if it ends the connection, or keeps the others waiting."""
+        """First bytes of a caller; too short if it ends the connection, or takes too long."""
         latest = min(until, time.monotonic() + _HELLO_S)
         hello = b""
         while len(hello) < _HELLO.size:
@@ -243,7 +243,7 @@ class Links:
             hang_up(sock)
 
     def close(self) -> None:
-        """Close all connections; no call may be under way."""
+        """Close all connections; no call may be in progress."""
         with self._changed:
             self.halted = True
             for sock in (*self.made.values(), *self._passing, self._listener, self._ring):

@@ -1,7 +1,7 @@
-"""NCCL behind the same seam, or what another accelerator has for it: aborted from another thread, then a new one.
+"""NCCL as a transport, or another accelerator's library: aborted from another thread, then made anew.
 
-Two transports serve a job on devices: NCCL for their tensors, the mesh for the processor's. Other accelerators' groups
-are taken by torch's own registration (`Backend.register_backend`). Where neither is there nothing here is used.
+Two transports serve a job on devices: NCCL for their tensors, the mesh for those in host memory. Groups of other
+accelerators are made by torch's own registration (`Backend.register_backend`). Without either, nothing here is used.
 """
 
 import ctypes
@@ -35,22 +35,22 @@ from regrow.core.process.forks import at_exit
 from regrow.devices import accelerators, nvidia
 
 _OURS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else its watchdog ends the process when a peer dies, or at our own abort
-    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # else it tells all ranks of an error by the store, and they end themselves
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else its watchdog ends the process when a peer dies, or at an abort
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",  # else it reports an error to all ranks by the store, and they end themselves
     "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a wait raises by its own clock, and not when the generation is over
     "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a process whose abort takes long is ended
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store each second, also of a generation that is over
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else a thread asks the store each second, even after the generation
 }
-"""Settings that keep NCCL from ending the process while regrow aborts and re-forms; they win over the environment."""
+"""Settings that keep NCCL from ending the process while regrow aborts and re-forms; they override the environment."""
 
 LEAVE_S: Seconds = 10.0
-"""Wait at the end of a process for the work that it has enqueued."""
+"""Longest wait at the end of a process for the work that it has enqueued."""
 ASK_S: Seconds = 1.0
-"""Interval of checks for errors that groups have seen by themselves."""
+"""Interval of checks for errors that groups have noticed themselves."""
 ABORT_S: Seconds = 60.0
-"""Time for an abort until the device has given up its work."""
+"""Longest wait for an abort, until the device has given up its work."""
 _MEETING = 0x6E63636C
-"""The tag of the messages by which two ranks meet."""
+"""Tag of the messages by which two ranks meet."""
 _ALL = -1
 _living: list[Communicator] = []
 
@@ -61,17 +61,17 @@ def available() -> bool:
 
 
 def settle_environment(keep: bool) -> None:
-    """Set what torch reads when it makes NCCL's groups; `keep`: the user wants them as the environment has them."""
+    """Set the variables that torch reads when it makes NCCL's groups; `keep`: leave the environment's values."""
     if not keep:
         os.environ.update(_OURS)
 
 
 Connect = Callable[[Store, int, int, Seconds, Wanted], Communicator]
-"""Makes the communicator of one rank: store, rank, ranks, how long one collective may take, and the script's wishes."""
+"""Makes the communicator of one rank: store, rank, ranks, time limit of one collective, and the script's options."""
 
 
 def connect(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """NCCL's own, or the accelerator's; it talks to its peers at its first collective."""
+    """A communicator of NCCL, or of the accelerator's library; it connects at its first collective."""
     if brought_for(accelerators.kind()):
         return make_brought(accelerators.kind(), store, rank, size, run_s, wanted)
     settle_environment(keeps_nccl_settings())
@@ -79,17 +79,17 @@ def connect(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) 
 
 
 def _stays(inner: Communicator) -> None:
-    """Never destroy it: its destructor waits for its threads, and these for the interpreter, as the store is Python's.
+    """Never destroy it: its destructor waits for its threads, which wait for the GIL, as the store is a Python object.
 
-    To drop the last reference under the interpreter's lock can hang, and at the interpreter's end crash.
+    Dropping the last reference with the GIL held can hang, and at the interpreter's end crash.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(inner))
 
 
 def _leave() -> None:
-    """The process ends: its communicators end while there is an interpreter, as their threads may ask the store.
+    """At exit, end the communicators while the interpreter still exists, as their threads may call the store.
 
-    What is enqueued is waited for first: peers may need it.
+    Enqueued work is awaited first: peers may need it.
     """
     if not _living:
         return
@@ -112,47 +112,47 @@ at_exit(_leave)
 
 
 class Asked(Protocol):
-    """Runner of the collectives of one group on a device."""
+    """A communicator that is checked for errors."""
 
     @property
     def aborting(self) -> bool:
-        """True if it was given up."""
+        """True if it was aborted."""
         ...
 
     def error(self) -> str:
-        """Its error; empty for none."""
+        """Its error; empty if there is none."""
         ...
 
 
 class DeviceErrors:
-    """Asks the groups of this process, from a thread that begins with the first one: the one that trains may wait.
+    """Checks the groups of this process for errors, in a thread that starts with the first group.
 
-    A link flaps, a port is lost, a peer ends: what waits for the device then never comes to its end.
+    The training thread may be blocked: when a link, a port or a peer is lost, a wait for the device never ends.
 
     Args:
-        living: those that stand now.
+        living: the present groups.
     """
 
     def __init__(self, living: Sequence[Asked]) -> None:
         self._living = living
         self.report: Callable[[str], None] | None = None
-        """Told an error that no abort of ours has made; once for each group. From a thread of its own."""
+        """Called with an error that no abort of regrow's has caused; once for each group. From a thread of its own."""
         self._reported: list[Asked] = []
         self._asking: threading.Thread | None = None
 
     def watch(self) -> None:
-        """There is a group."""
+        """Start the checks: there is a group."""
         if self._asking is None:
             self._asking = threading.Thread(target=self._ask_always, name="regrow-device-errors", daemon=True)
             self._asking.start()
 
     def ask(self) -> None:
-        """Look at all of them once."""
+        """Check all groups once."""
         living = list(self._living)
         self._reported = [each for each in self._reported if each in living]
         for each in [each for each in living if each not in self._reported and not each.aborting]:
             error = each.error()
-            if error and not each.aborting and self.report is not None:  # an abort of ours meanwhile looks like one
+            if error and not each.aborting and self.report is not None:  # an abort meanwhile looks like an error
                 self._reported.append(each)
                 self.report(error)
 
@@ -164,18 +164,18 @@ class DeviceErrors:
 
 
 ERRORS = DeviceErrors(_living)
-"""Of this process."""
+"""The checks of this process."""
 
 
 class NcclTransport:
-    """NCCL for a device's tensors and the mesh for the processor's, as one transport.
+    """NCCL for a device's tensors and the mesh for those in host memory, as one transport.
 
-    Before their first call of NCCL ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, where one that
-    it shall connect to has died before.
+    Before their first NCCL call ranks meet on the mesh: NCCL waits for ever, and cannot be aborted, if a rank to which
+    it connects has died before.
 
     Args:
-        run_s: how long one collective may take, in seconds.
-        wanted: what the script asks for.
+        run_s: time limit of one collective, in seconds.
+        wanted: the script's options.
         connect: makes the communicator.
     """
 
@@ -206,15 +206,15 @@ class NcclTransport:
         _living.append(self._inner)
         ERRORS.watch()
         self._inner.before_abort = BELLS.add(native_abort(self._inner.backend))
-        if self._inner.aborting:  # since it was made
+        if self._inner.aborting:  # it may have been aborted since it was made
             self._inner.before_abort()
 
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method, by NCCL where its first tensor is on a GPU; of a call put together with others none is done.
+        """Run one method, by NCCL if its first tensor is on a GPU; a coalesced call returns no finished work.
 
-        `done` is called when the answer is there for what is enqueued next.
+        `done` is called when the answer is available to work that is enqueued next.
         """
         if self._inner is not None and on_device(args):
             if self._coalescing is not None:
@@ -233,7 +233,7 @@ class NcclTransport:
         with inner.calling():
             if way in self._connected:
                 return getattr(inner.group, name)(*args, **options)
-            # It connects in this call, and waits for who may never come, until the abort.
+            # This call connects, and waits for peers that may never come, until the abort.
             FLIGHT.name(DEVICE)
             flight = FLIGHT.begin()
             try:
@@ -244,7 +244,7 @@ class NcclTransport:
         return work
 
     def _meet(self, peer: int) -> None:
-        """Return when that rank, or all of the group, come to their first call too. Raises what collectives do."""
+        """Return when that rank, or all of the group, reach their first call too. Raises errors of collectives."""
         if peer in self._met or peer == self._rank:
             return
         if peer == _ALL:
@@ -258,7 +258,7 @@ class NcclTransport:
         self._met.add(peer)
 
     def start_coalescing(self, device: torch.device) -> bool:
-        """The calls that follow are one to NCCL, so that sends and receives among them cannot wait for each other."""
+        """Join the calls that follow into one for NCCL, so that their sends and receives cannot block each other."""
         if self._inner is None or not serves(device):
             return False
         self._meet(_ALL)
@@ -276,9 +276,9 @@ class NcclTransport:
         return self._inner.end_coalescing(device)
 
     def give_up_coalescing(self) -> None:
-        """Close what `start_coalescing` has opened: NCCL keeps it open for the thread, and would add its next calls.
+        """Close an open `start_coalescing`: NCCL keeps it open for the thread, and would add later calls to it.
 
-        Raises `StateError` where NCCL refuses: torch then counts this thread as inside for ever.
+        Raises `StateError` if NCCL refuses: torch then counts this thread as inside for ever.
         """
         device = self._coalescing
         if device is None:
@@ -292,7 +292,7 @@ class NcclTransport:
             ) from error
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """Set the time limit of collectives that begin from now on."""
+        """Set the time limit of later collectives."""
         self._run_s = seconds
         self._mesh.set_timeout(seconds)
         if self._inner is not None:
@@ -303,17 +303,17 @@ class NcclTransport:
         return self._mesh.broke() or (self._inner is not None and self._inner.error() != "")
 
     def misuse(self) -> CollectiveMisuse | None:
-        """The first error of the script's own calls on the mesh; NCCL raises what it sees itself."""
+        """The first error in the script's own calls on the mesh; NCCL raises its own."""
         return self._mesh.misuse()
 
     def halt(self) -> None:
-        """Shut the mesh, and let the communicator be aborted."""
+        """Shut down the mesh, and have the communicator aborted."""
         self._mesh.halt()
         if self._inner is not None:
             self._inner.begin_abort()
 
     def close(self) -> None:
-        """Let go of both. Raises `DeadlineExceeded` where the device does not give up what it runs."""
+        """Free both. Raises `DeadlineExceeded` if the device does not give up its collective."""
         inner, self._inner = self._inner, None
         self._mesh.close()
         if inner is None:
@@ -329,12 +329,12 @@ class NcclTransport:
 
 
 def serves(device: torch.device) -> bool:
-    """True if collectives on tensors of this device are NCCL's, or of its like."""
+    """True if NCCL or a similar library serves collectives on tensors of this device."""
     return nvidia.is_one(device) or (accelerators.is_accelerator(device) and bool(brought_for(device.type)))
 
 
 def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
-    """Raise `CollectiveMisuse` where a graph records this call: no abort ends what is replayed, and no halt sees it.
+    """Raise `CollectiveMisuse` if a graph records this call: no abort ends a replay, and no halt sees it.
 
     Source: https://github.com/pytorch/pytorch/issues/115388
     """
@@ -348,7 +348,7 @@ def refuse_captured(name: str, args: tuple[Any, ...]) -> None:
 
 
 def on_device(args: tuple[Any, ...]) -> bool:
-    """True if the first tensor of a call is on a device that NCCL, or its like, serves."""
+    """True if the first tensor of a call is on a device that NCCL or a similar library serves."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             return serves(arg.device)

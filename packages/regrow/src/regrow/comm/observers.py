@@ -1,8 +1,8 @@
-"""Observers of a worker's collectives, and those who answer in the place of its peers.
+"""Interfaces of code that observes a worker's collectives, or answers them in place of its peers.
 
 A call passes them in this order: `CallObserver.called`, wherever it will be answered; `CallTaker`, which may take it
-over; then, if peers answer it, `CallObserver.starts`, `Tape.given` and `CallObserver.answered`. `SetUp` stands around
-these until the script's loop; an echo, and `PastCalls`, take their place.
+over; then, if peers answer it, `CallObserver.starts`, `Tape.given` and `CallObserver.answered`. Until the script's loop
+`SetUp` wraps these last ones; an echo, and `PastCalls`, take their place.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,13 +21,13 @@ class AskedCollective(NamedTuple):
     echoed: bool
     """True if it would be answered locally."""
     answer: Callable[[str, tuple[Any, ...], dict[str, Any]], Any]
-    """Calls it now, with what it is given."""
+    """Makes the call, with the given arguments."""
     args: tuple[Any, ...]
     options: dict[str, Any]
 
 
 class CountedGroup(Protocol):
-    """View of a group for observers of its collectives; see `RegrowGroup`. `calls`: before the present one."""
+    """A group as observers of its collectives see it; see `RegrowGroup`. `calls`: before the present one."""
 
     number: int
     sign: int
@@ -35,22 +35,22 @@ class CountedGroup(Protocol):
 
 
 class CallObserver:
-    """Hears of the collectives of a worker, from any thread. An error that it raises refuses the call.
+    """Is notified of a worker's collectives, from any thread. An error that it raises refuses the call.
 
-    Observers derive from this, and override the moments that they want; no other is called.
+    Observers derive from this class and override the methods that they need; the others are never called.
     """
 
     in_hooks = False
-    """True if it hears of the collectives of hooks too, which run beside the script's steps."""
+    """True if it is also notified of collectives in hooks, which run beside the script's steps."""
 
     def called(self, name: str, size: int) -> None:
         """The script calls a collective of `size` ranks, wherever it is answered."""
 
     def starts(self, group: CountedGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """A collective is about to be sent to the peers, with what this rank gives to it."""
+        """A collective is about to be sent to the peers, with this rank's input."""
 
     def answered(self, name: str) -> None:
-        """The call has returned; on a device the collective may still be under way."""
+        """The call has returned; on a device the collective may still run."""
 
 
 class Moments(NamedTuple):
@@ -62,7 +62,7 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, observers: Iterable[CallObserver]) -> "Moments":
-        """Those of these observers."""
+        """The overridden methods of these observers."""
         mine = tuple(observers)
         return cls(
             tuple(each.called for each in mine if type(each).called is not CallObserver.called),
@@ -72,27 +72,27 @@ class Moments(NamedTuple):
 
 
 class CallTaker(Protocol):
-    """Takes over calls of collectives that stand between two steps."""
+    """Takes over calls of collectives that are made between two steps."""
 
     past: PastCalls
-    """Notes what is answered there, and answers who comes to it later."""
+    """Records the answers there, and repeats them for a worker that gets there later."""
 
     def lone(self, call: AskedCollective) -> Any:
-        """The work of a call that is taken over; None: it is called like any other."""
+        """The work of a call that is taken over; None: call it like any other."""
 
 
 Done = Callable[[], None]
-"""Called where an answer has come, from any thread; raises nothing."""
+"""Called when an answer has arrived, from any thread; must not raise."""
 
 
 class Tape(Protocol):
-    """Hears of the collectives of a body."""
+    """Records the collectives of a body."""
 
     def given(self, group: int, rank: int, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Done | None:
-        """A collective is called. What is returned is to be called when its answer is in the tensors of `args`.
+        """Note a call of a collective. Call the result, if any, when the answer is in the tensors of `args`.
 
         Args:
-            group: which of this worker's groups, in the order in which the script made them.
+            group: number of the group among this worker's, in the order in which the script made them.
             rank: this worker's in that group.
             name, args, options: of the call.
         """

@@ -1,8 +1,8 @@
-"""Collectives between two steps that the others are past: noted as they are answered, told to who comes to them later.
+"""Collectives between two steps: recorded when they are answered, and repeated for a worker that gets there later.
 
-A rank that is replaced runs alone what the others have been through since the last step. What it heard there would be
-its own data; so it is told what the others have heard. An answer that nobody else has, another call, or more than is
-noted leaves a doubt, which is told: the job does not end as if nothing had been.
+A rank that is replaced runs alone the code that the others have run since the last step. Local answers would be its own
+data, so it gets the recorded answers of the others. If an answer is on one rank only, a call differs, or there is more
+than was recorded, the difference is reported as a doubt, and the job does not end as if nothing had happened.
 """
 
 import threading
@@ -21,13 +21,13 @@ from regrow.comm.work import finished_work
 from regrow.core.errors import ProtocolError
 
 MOST_BYTES = 16 << 20
-"""Bytes kept of the answers since the last step."""
+"""Most bytes of answers kept since the last step."""
 _OF_STATE = ("gather", "scatter", "all_to_all", "alltoall")
-"""In the name of collectives by which wrappers put a state together that no rank has alone."""
+"""Parts of the names of collectives by which wrappers assemble a state that no single rank has."""
 
 
 class PastCall(msgspec.Struct, array_like=True):
-    """One call. `known`: its answer is noted, and is that of each rank; else `why` it is not."""
+    """One call. `known`: its answer is recorded, and the same on all ranks; else `why` it is not."""
 
     note: Note
     known: bool = False
@@ -35,7 +35,7 @@ class PastCall(msgspec.Struct, array_like=True):
 
 
 class PastPart(msgspec.Struct, array_like=True):
-    """The calls within the restartable function `number`, or, if `behind`, behind it and before the next one."""
+    """The calls in the restartable function `number`, or, if `behind`, after it and before the next one."""
 
     number: int
     behind: bool
@@ -54,8 +54,8 @@ class PastCalls:
     """The calls of one worker since its last step.
 
     Args:
-        doubt: told why an answer that was given to this worker is not that of the others.
-        world: ranks in the world now.
+        doubt: called with the reason why an answer of this worker may differ from the others'.
+        world: returns the present number of ranks.
     """
 
     def __init__(self, doubt: Callable[[str], None], world: Callable[[], int]) -> None:
@@ -64,25 +64,25 @@ class PastCalls:
         self._at: tuple[int, bool] = (0, True)
         self._bytes = 0
         self.notes = False
-        """True if the present calls follow a step, and are noted."""
+        """True if the present calls follow a step, and are recorded."""
         self._left: Iterator[PastCall] | None = None
         self._lock = threading.Lock()
 
-    # --- where the script is -----------------------------------------------------------------------------------
+    # --- the script's position ---------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """A step was committed: what is called from now on belongs to what follows it."""
+        """Note that a step was committed: later calls belong to the code after it."""
         with self._lock:
             self._parts, self._at, self._bytes = {}, (0, True), 0
         self.notes = True
 
     def end(self) -> None:
-        """A step begins, or the loop is over: what was noted stays until the next commit."""
+        """Note that a step begins, or the loop is over: the record stays until the next commit."""
         self.notes = False
 
     @contextmanager
     def function(self, number: int) -> Iterator[None]:
-        """Within this, what is called belongs to that function, whose earlier calls count no more."""
+        """Context for calls of that function; earlier calls in it are dropped."""
         before, self._at = self._at, (number, False)
         if self.notes:
             with self._lock:
@@ -94,7 +94,7 @@ class PastCalls:
 
     @contextmanager
     def again(self, number: int | None = None) -> Iterator[None]:
-        """Within this, calls that are answered locally are answered as the others' were.
+        """Context in which calls that are answered locally get the others' answers.
 
         Args:
             number: of the function that is called; None: all since the last step.
@@ -107,12 +107,12 @@ class PastCalls:
         finally:
             self._left = before
 
-    # --- noting ------------------------------------------------------------------------------------------------
+    # --- recording ---------------------------------------------------------------------------------------------
 
     def given(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Callable[[], None] | None:
-        """A collective is called for all ranks to answer. What is returned is to be called when its answer is here."""
+        """Note a collective that all ranks answer. Call the result, if any, when the answer has arrived."""
         if not self.notes:
             return None
         call = calls.read(name, args, options, group.place)
@@ -134,21 +134,21 @@ class PastCalls:
             try:
                 past.note = msgspec.structs.replace(past.note, value=calls.value_of(outputs))
                 past.known = True
-            except Exception as error:  # noqa: BLE001  a transport's thread must not end by it
+            except Exception as error:  # noqa: BLE001  a transport's thread must not end because of it
                 past.why = f"has an answer that cannot be noted ({error})"
 
         return done
 
-    # --- telling -----------------------------------------------------------------------------------------------
+    # --- exchange with other workers ---------------------------------------------------------------------------
 
     def encoded(self) -> bytes:
-        """Past calls that a newcomer needs; empty: none."""
+        """The record that a newcomer needs; empty if there is none."""
         with self._lock:
             parts = [self._parts[place] for place in sorted(self._parts)]
         return msgspec.msgpack.encode(parts) if parts else b""
 
     def receive(self, encoded: bytes) -> None:
-        """Take over what another worker has noted. Raises `ProtocolError` where it is something else."""
+        """Take over another worker's record. Raises `ProtocolError` if the bytes are no record."""
         try:
             parts = _PARTS.decode(encoded) if encoded else []
         except msgspec.MsgspecError as error:
@@ -159,7 +159,7 @@ class PastCalls:
     # --- answering ---------------------------------------------------------------------------------------------
 
     def answer(self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Work | None:
-        """The work of a call as the others were answered; None: it is to be answered locally."""
+        """The work of a call, with the others' answer; None: it must be answered locally."""
         if self._left is None or len(group.ranks) == 1:
             return None
         call = calls.read(name, args, options, group.place)
@@ -174,7 +174,7 @@ class PastCalls:
             self._doubt(f"the others did not call {spoken(call.note)}")
             return None
         if not call.outputs and past.note.name == call.note.name:
-            return None  # nothing is filled here
+            return None  # nothing is filled on this rank
         if not past.known:
             self._doubt(f"{spoken(past.note)} {past.why}")
             return None

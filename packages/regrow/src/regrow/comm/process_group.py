@@ -53,7 +53,7 @@ _COLLECTIVES = (
 
 
 class Owner(Protocol):
-    """View of all groups together that one group needs: `regrow.comm.groups.Groups`."""
+    """All groups of the worker, as one group sees them: `regrow.comm.groups.Groups`."""
 
     generation: Generation
     halted: bool
@@ -73,14 +73,14 @@ class Owner(Protocol):
         ...
 
     def drop(self, group: "RegrowGroup") -> None:
-        """Forget a group, and free what it has."""
+        """Forget a group, and free its resources."""
         ...
 
 
 class RegrowGroup(ProcessGroup):
-    """A process group that forwards to a transport, which can be replaced under it.
+    """A process group that forwards to a transport, which can be replaced.
 
-    DDP and every function of `torch.distributed` hold this object; they never see the transport.
+    DDP and all functions of `torch.distributed` hold this object; they never see the transport.
     """
 
     supports_splitting = supports_coalescing = supports_time_estimate = False
@@ -95,13 +95,13 @@ class RegrowGroup(ProcessGroup):
         self.run_s = run_s
         """Time limit of one collective."""
         self.key = wanted.name
-        """Name in the store: the same on all of its ranks, and never used twice in a generation."""
+        """Name in the store: the same on all of its ranks, and unique in a generation."""
         self.number = 0
         """Number among this worker's groups, in the order in which the script made them."""
         self.sign = 0
-        """The same name as a number."""
+        """The key as a number."""
         self.calls = 0
-        """Collectives of this generation, without those of two ranks alone: all ranks call these alike."""
+        """Collectives of this generation, without sends and receives: the same number on all ranks."""
         self._place, self._count = rank, size
         self.transport: Transport | None = None
         self.echo: EchoTransport | None = None
@@ -119,7 +119,7 @@ class RegrowGroup(ProcessGroup):
         self._place = rank
 
     def resize(self, ranks: list[int]) -> None:
-        """Have other ranks; which of them this worker is comes by `seat`."""
+        """Replace the ranks of the group; `take_rank` sets this worker's own."""
         self.ranks, self._count = ranks, len(ranks)
 
     def rank(self) -> int:
@@ -194,12 +194,12 @@ class RegrowGroup(ProcessGroup):
         return work if set_up is None or self.echo is not None else set_up.together(work)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all ranks. Raises `DeadlineExceeded`; the coordinator says which ranks are missing."""
+        """Wait for all ranks. Raises `DeadlineExceeded`; the coordinator reports which ranks are missing."""
         work: Work = self.forward("barrier", (), {})
         work.wait(timeout or NO_TIMEOUT)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the time limit of collectives that begin from now on."""
+        """Set the time limit of later collectives."""
         self.run_s = timeout.total_seconds()
         transport = self.transport
         if transport is not None:
@@ -209,23 +209,23 @@ class RegrowGroup(ProcessGroup):
     """Name under which `torch.distributed` calls it."""
 
     def shutdown(self) -> None:
-        """The script destroys this group: it is not formed again."""
+        """For the script, which destroys this group: it is not formed again."""
         self._groups.destroy(self)
 
     def abort(self) -> None:
-        """The same as `shutdown`."""
+        """Forget the group and free its resources, as `shutdown` does."""
         self._groups.drop(self)
 
     def forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Run one method on the transport. Raises `GenerationHalted` at once when the generation is over.
+        """Run one method on the transport. Raises `GenerationHalted` at once if the generation is over.
 
-        Raises `CollectiveMisuse` where the call cannot be right, before anything of it is sent.
+        Raises `CollectiveMisuse` if the call cannot be right, before any of it is sent.
         """
         try:
             return self._forward(name, args, options)
         except BaseException:
             if self._coalesced_by is not None:
-                self.forget_coalescing()  # torch's manager does not end what it has begun
+                self.forget_coalescing()  # torch's manager does not close what it has opened
             raise
 
     def _forward(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -286,7 +286,7 @@ class RegrowGroup(ProcessGroup):
 
 
 def _enqueued(transport: Transport, args: tuple[Any, ...]) -> bool:
-    """True if a call may still be under way on a device when its work was waited for: the mesh's never is."""
+    """True if a call may still run on a device after a wait for its work; calls on the mesh never do."""
     device = None if isinstance(transport, MeshTransport) else device_of(args)
     return device is not None and accelerators.is_accelerator(device)
 
@@ -303,13 +303,13 @@ def _forwarding(name: str) -> Callable[..., Work]:
 
 for _name in _COLLECTIVES:
     setattr(RegrowGroup, _name, _forwarding(_name))
-# `torch.compile` around DDP meets these when DDP's reducer calls them, and cannot look into a group.
+# `torch.compile` around DDP meets these methods when DDP's reducer calls them, and cannot trace into a group.
 internals.keep_from_compiler(*(each for each in vars(RegrowGroup).values() if isinstance(each, FunctionType)))
 
 
 def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
-    """A batch of sends and receives as one call, where that is needed; None: each for itself is right."""
-    asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation leaves the default group out
+    """Issue a batch of sends and receives as one call, if necessary; None: separate calls are right."""
+    asked: dist.ProcessGroup | None = operations[0].group  # torch's annotation does not allow for the default group
     device = operations[0].tensor.device
     group = dist.group.WORLD if asked is None else asked
     if not isinstance(group, RegrowGroup) or not nccl.serves(device) or not group.groups_sends:
@@ -318,7 +318,7 @@ def send_together(operations: list[dist.P2POp]) -> list[Work] | None:
 
 
 class EchoScope:
-    """Lets all groups answer locally, whatever happens to their transports meanwhile. Scopes may lie in one another."""
+    """Context in which all groups answer locally, whatever happens to their transports. Scopes may be nested."""
 
     def __init__(self, groups: list[RegrowGroup]) -> None:
         self._groups = groups

@@ -1,6 +1,6 @@
-"""The reductions of `torch.distributed` on tensors in the processor's memory.
+"""The reductions of `torch.distributed` on tensors in host memory.
 
-AVG is the sum divided by the number of ranks; of integers it is rounded towards zero, as NCCL does. PREMUL_SUM
+AVG is the sum divided by the number of ranks; for integers it is rounded towards zero, as in NCCL. PREMUL_SUM
 multiplies each rank's tensor by its factor before it is added.
 """
 
@@ -33,7 +33,7 @@ _OF_REAL = {int(_KINDS.MIN), int(_KINDS.MAX), int(_KINDS.PRODUCT)}
 
 
 def number(op: Any) -> int:
-    """The number that torch has a reduction, with or without a factor."""
+    """Torch's number of a reduction, with or without a factor."""
     return int(op.op if hasattr(op, "op") else op)
 
 
@@ -43,27 +43,27 @@ def name(kind: int) -> str:
 
 
 def factor(op: Any) -> Any:
-    """By what each rank's tensor is multiplied first; None without that."""
+    """Factor of each rank's tensor before the sum; None if there is none."""
     if number(op) != _PREMUL_SUM or not hasattr(op, "op"):
         return None
-    kept: tuple[Any, Any] = op.__getstate__()  # as torch itself takes it to another process
+    kept: tuple[Any, Any] = op.__getstate__()  # as torch itself sends it to another process
     return kept[1]
 
 
 def combine(kind: int) -> Combine:
-    """Function that joins the right tensor to the left one in place. `kind`: the reduction's number."""
+    """Function that reduces the right tensor into the left one in place. `kind`: the reduction's number."""
     return _COMBINES[kind]
 
 
 def prepare(kind: int, op: Any, flat: torch.Tensor) -> None:
-    """This rank's part before it is joined with the others', in place. `kind`: the number of `op`."""
+    """Prepare this rank's tensor in place for the reduction. `kind`: the number of `op`."""
     by = factor(op) if kind == _PREMUL_SUM else None
     if by is not None:
         flat.mul_(by.to(flat.dtype).reshape(-1) if isinstance(by, torch.Tensor) else by)
 
 
 def finish(kind: int, flat: torch.Tensor, size: int) -> None:
-    """Finish a reduction in place once all ranks' parts are joined. `kind`: the reduction's number."""
+    """Finish a reduction in place once all ranks' tensors are reduced. `kind`: the reduction's number."""
     if kind == _AVG:
         whole = not (flat.is_floating_point() or flat.is_complex())
         flat.div_(size, rounding_mode="trunc" if whole else None)

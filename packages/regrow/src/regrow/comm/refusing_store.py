@@ -1,4 +1,4 @@
-"""The store that `torch.distributed` is given: groups of ours need none, and groups of torch's own cannot use it."""
+"""The store that `torch.distributed` gets: regrow's groups need none, and torch's own groups must not use it."""
 
 from datetime import timedelta
 from typing import NoReturn
@@ -8,9 +8,9 @@ from regrow.core.errors import UsageError
 
 
 class RefusingStore(Store):
-    """Says what is wrong when a group asks for its peers, instead of waiting for keys that never come.
+    """Raises an error when a group asks for its peers, instead of waiting for keys that never come.
 
-    A group of another backend could not be ended at a fault, nor formed again with those that live.
+    A group of another backend could not be ended at a fault, nor be formed again with the survivors.
     """
 
     def set(self, key: str, value: str | bytes) -> NoReturn:

@@ -1,8 +1,8 @@
-"""`env://` on the job's own store: for every script that an agent starts, one that knows nothing of regrow included.
+"""`env://` on the job's own store: for every script that an agent starts, even one that does not use regrow.
 
-torch would have rank 0 listen on MASTER_ADDR:MASTER_PORT and all others ask it. Here nobody listens: each worker asks
-its own node's agent. Scripts that change MASTER_ADDR or MASTER_PORT want a meeting place of their own and get torch's,
-and so does a process that no agent started.
+torch would have rank 0 listen on MASTER_ADDR:MASTER_PORT and all others connect to it. Here nobody listens: each worker
+asks its own node's agent. A script that changes MASTER_ADDR or MASTER_PORT wants a rendezvous of its own and gets
+torch's, and so does a process that no agent started.
 """
 
 from collections import Counter
@@ -25,8 +25,8 @@ class EnvRendezvous:
     """Answers `env://` in one worker.
 
     Args:
-        torchs: what answers it otherwise.
-        worker: what the agent told this process; None in one that no agent started.
+        torchs: torch's own handler.
+        worker: the agent's settings for this process; None if no agent started it.
     """
 
     def __init__(self, torchs: Callable[..., Meeting], worker: Callable[[], WorkerEnv | None]) -> None:
@@ -36,10 +36,10 @@ class EnvRendezvous:
         self._held: Counter[int] = Counter()
         self._connections: Connections | None = None
         self._stores: list[AgentStore] = []
-        """Kept, for torch keeps only the C++ half of a store."""
+        """Kept alive here, because torch keeps only the C++ half of a store."""
 
     def __call__(self, url: str, timeout: timedelta = default_pg_timeout, **options: Any) -> Meeting:
-        """The store, this process's rank and the world's size, as torch's own handler gives them."""
+        """The store, this process's rank and the world's size, as torch's own handler yields them."""
         env = self._worker()
         if env is None or meeting_place() != self._place:
             yield from self._torchs(url, timeout=timeout, **options)
@@ -56,7 +56,7 @@ class EnvRendezvous:
         if self._connections is None:
             group_names.watch()
             self._connections = Connections(env.store, env.token)
-        # A script that leaves its groups and makes them anew must not find the addresses of the old ones.
+        # A script that destroys its groups and makes them anew must not find the addresses of the old ones.
         self._held[world] += 1
         prefix = f"g{env.generation}/env{world}.{self._held[world]}/"
         store = AgentStore(env.store, env.token, prefix, connections=self._connections)
@@ -66,10 +66,10 @@ class EnvRendezvous:
 
 
 def install(worker: Callable[[], WorkerEnv | None]) -> None:
-    """From now on `env://` is answered by the job's store, unless the user has set `REGROW_ROOTLESS=0`.
+    """From now on answer `env://` by the job's store, unless the user has set `REGROW_ROOTLESS=0`.
 
     Args:
-        worker: what the agent told this process; None in one that no agent started, such as a fork of a worker.
+        worker: the agent's settings for this process; None if no agent started it, as in a fork of a worker.
     """
     torchs = rendezvous_handlers["env"]
     if rootless() and not isinstance(torchs, EnvRendezvous):
@@ -77,7 +77,7 @@ def install(worker: Callable[[], WorkerEnv | None]) -> None:
 
 
 def _rank_and_world(url: str) -> tuple[int, int]:
-    """Rank and world: what the script gave, else the environment. Raises `ValueError` as torch does."""
+    """Rank and world: from the script's URL, else from the environment. Raises `ValueError` as torch does."""
     given = parse_qs(urlparse(url).query)
     return _number("rank", given, "RANK"), _number("world_size", given, "WORLD_SIZE")
 

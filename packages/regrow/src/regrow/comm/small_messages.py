@@ -1,4 +1,4 @@
-"""Memory for sums that go whole: room for each rank's tensor with a header before it, kept for the next one."""
+"""Reused memory for tensors that are reduced whole: room for each rank's tensor with a header before it."""
 
 import torch
 
@@ -9,25 +9,25 @@ _MOST, _MOST_BYTES = 16, 8 << 20
 
 
 def aligned(nbytes: int) -> int:
-    """Round up, so that the next bytes begin where processors load well."""
+    """Round up to an alignment at which processors load well."""
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class SmallMessages:
-    """Of one group, by the sum's size and dtype; 8 MiB at most.
+    """The buffers of one group, by the tensor's size and dtype; 8 MiB at most.
 
     Args:
-        ranks: how many the group has.
+        ranks: number of ranks in the group.
     """
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._kept: dict[tuple[int, torch.dtype], tuple[dict[int, torch.Tensor], dict[int, memoryview]]] = {}
         self.nbytes = 0
-        """Bytes that are kept."""
+        """Bytes in use."""
 
     def like(self, tensor: torch.Tensor) -> tuple[dict[int, torch.Tensor], dict[int, memoryview]]:
-        """For each rank room for a tensor such as this, and for it with a header before it, in one piece."""
+        """For each rank: room for a tensor like this, and the contiguous message of a header and that room."""
         key = (tensor.nbytes, tensor.dtype)
         found = self._kept.get(key)
         if found is None:

@@ -21,11 +21,11 @@ _ANY_S: Seconds = 0.05
 
 
 Pieces = list[memoryview]
-"""Memory still to be sent or received, in order."""
+"""Memory still to be sent or filled, in order."""
 Socks = dict[int, socket.socket]
 """By peer."""
 _MOST_PIECES = 1000
-"""The kernel takes 1,024 in one call."""
+"""The kernel accepts 1,024 in one call."""
 
 
 class Headers(Protocol):
@@ -38,13 +38,13 @@ class Headers(Protocol):
         ...
 
     def check(self, peer: int, header: bytearray | memoryview) -> None:
-        """A peer's header has come. Raises where it does not fit; its bytes are not waited for then."""
+        """Check a received header. Raises if it does not match; the peer's bytes are not awaited then."""
         ...
 
 
 @dataclass(slots=True)
 class Awaited:
-    """Data awaited from a peer: a header, if there is one, and bytes."""
+    """Data expected from a peer: a header, if there is one, and bytes."""
 
     pieces: Pieces
     header: bytearray | memoryview = field(default_factory=bytearray)
@@ -63,7 +63,7 @@ class SocketMesh:
         self._links = links
         self.rank, self.size, self.ranks = links.rank, links.size, links.ranks
         self.one_machine = links.site.socket_dir is not None
-        """True if all ranks are on this machine, and no message waits for a network."""
+        """True if all ranks are on this machine, so that no message crosses a network."""
         self._name = links.name
 
     @property
@@ -72,7 +72,7 @@ class SocketMesh:
         return self._links.halted
 
     def form(self) -> None:
-        """Be there for the others. Raises `GenerationHalted` or `OSError`."""
+        """Listen for the other ranks. Raises `GenerationHalted` or `OSError`."""
         self._links.open()
 
     def exchange(
@@ -85,16 +85,16 @@ class SocketMesh:
         channel: int = COLLECTIVES,
         deadline: Seconds,
     ) -> None:
-        """Send to some peers and receive from some, all at the same time, until every byte has gone.
+        """Send to some peers and receive from some, all at the same time, until every byte is moved.
 
-        What has arrived decides: a peer that takes nothing any more does not fail the call, for this worker may have
-        all that it needs for its update, and a halt leaves what had arrived before it to be read.
+        Only received data decides the outcome: a peer that accepts no more data does not fail the call, since this
+        worker may have all that it needs for its update, and after a halt data that had arrived can still be read.
 
         Args:
-            headers: what stands before the bytes for each peer, and judges what stands before its own.
-            joined: the headers are in the bytes already, in front, or have room there: that saves a few microseconds.
+            headers: makes the header before each peer's bytes, and checks the received ones.
+            joined: the bytes begin with the headers, or with room for them: that saves a few microseconds.
 
-        Raises `PeerLost`, `GenerationHalted` or `DeadlineExceeded`, or what a header's check raises; the connections
+        Raises `PeerLost`, `GenerationHalted` or `DeadlineExceeded`, or the error of a header's check; the connections
         cannot be used afterwards.
         """
         sending: dict[int, Pieces]
@@ -136,9 +136,9 @@ class SocketMesh:
                         poller.unregister(descriptor)
 
     def await_any(self, peers: list[int], *, until: float) -> list[int]:
-        """Those of some peers from which something can be read, or whose connection has ended; waits a moment for it.
+        """Those of the peers that have sent something, or whose connection has ended; waits a moment for one.
 
-        May be empty, so that the caller can look at other peers. Raises `GenerationHalted` or `DeadlineExceeded`.
+        May return none, so that the caller can check other peers. Raises `GenerationHalted` or `DeadlineExceeded`.
         """
         made = self._links.made
         known = [peer for peer in peers if (peer, RECEIVING) in made]
@@ -155,7 +155,7 @@ class SocketMesh:
         return [by_descriptor[descriptor] for descriptor, _ in ready]
 
     def _move(self, sending: dict[int, Pieces], awaited: dict[int, Awaited], socks: Socks) -> None:
-        """Move what can be moved at once, without asking first."""
+        """Move the bytes that can be moved at once, without polling first."""
         for peer in list(sending):
             self._send(peer, sending, socks[peer])
         for peer in list(awaited):
@@ -168,7 +168,7 @@ class SocketMesh:
         except BlockingIOError:
             return
         except OSError:
-            del sending[peer]  # it is gone, or we are halted: whether that matters shows in what does not arrive
+            del sending[peer]  # the peer is gone, or this mesh is halted: it only matters if awaited data stays away
             return
         if not _advance(pieces, sent):
             del sending[peer]
@@ -193,7 +193,7 @@ class SocketMesh:
             del awaited[peer]
 
     def _socks(self, peers: AbstractSet[int], channel: int, until: float) -> Socks:
-        """The connections to these peers, which are made where there are none yet."""
+        """The connections to these peers; missing ones are made."""
         made = self._links.made
         try:
             return {peer: made[peer, channel] for peer in peers}
@@ -212,12 +212,12 @@ class SocketMesh:
         self._links.halt()
 
     def close(self) -> None:
-        """Close all connections; no call may be under way."""
+        """Close all connections; no call may be in progress."""
         self._links.close()
 
 
 def _row(given: memoryview | Pieces) -> Pieces:
-    """Pieces to or from one peer, if none of them is empty."""
+    """Pieces to or from one peer, none of which is empty."""
     return [given] if isinstance(given, memoryview) else list(given)
 
 
@@ -244,7 +244,7 @@ def _awaited(into: Mapping[int, memoryview | Pieces], headers: Headers | None) -
 
 
 def _advance(pieces: Pieces, count: int) -> bool:
-    """Leave out what has gone; whether there is more."""
+    """Remove the bytes that were moved; True if there are more."""
     while pieces:
         length = len(pieces[0])
         if count < length:

@@ -1,6 +1,6 @@
-"""A `torch.distributed.Store` whose keys live in the memory of the job's agents, and so outlive every worker.
+"""A `torch.distributed.Store` whose keys are in the memory of the job's agents, and so outlive every worker.
 
-A worker speaks to the agent of its own node only, which knows where each key lives.
+A worker connects only to the agent of its own node, which knows where each key is.
 """
 
 import os
@@ -51,15 +51,15 @@ from regrow.core.wire import FrameCodec
 ANSWER_S: Seconds = 120.0
 """Time beyond the requested wait that an answer may take."""
 FOREVER_S: Seconds = 24 * 3600.0
-"""torch's zero, which means no deadline."""
+"""Replaces torch's zero, which means no deadline."""
 _IDLE = 2
 _READ_BYTES = 64 << 10
 _CODEC: FrameCodec[StoreReply] = FrameCodec(StoreReply)
-"""One for all: it keeps nothing, and is made before workers are forked."""
+"""One codec for all connections: it has no state, and is made before workers are forked."""
 
 
 class _Connection:
-    """One stream to the agent; one request at a time. Nothing is sent before the first."""
+    """One connection to the agent, for one request at a time. Nothing is sent before the first."""
 
     def __init__(self, address: str, token: str) -> None:
         self._sock: socket.socket = connect(address)
@@ -71,12 +71,12 @@ class _Connection:
         self._quiet = 0
 
     def send(self, request: StoreSet | AnswersNoted, within: Seconds) -> None:
-        """Have it done; where it cannot be, the next answer on this stream says so. Raises what `ask` raises."""
+        """Request without waiting; on failure the next answer of this connection is the error. Raises as `ask` does."""
         self._quiet += 1
         self._send(msgspec.structs.replace(request, ask=self._quiet, quiet=True), time.monotonic() + within)
 
     def ask(self, request: StoreMessage, within: Seconds) -> StoreReply:
-        """The answer. Raises `OSError`, `ValueError` where it was closed meanwhile, and `ProtocolError`."""
+        """The answer. Raises `OSError`, `ValueError` if the connection was closed meanwhile, and `ProtocolError`."""
         until = time.monotonic() + within
         self._send(request, until)
         while (reply := _CODEC.next(self._received)) is None:
@@ -102,19 +102,19 @@ class _Connection:
             raise TimeoutError("it does not answer" if event == select.POLLIN else "it takes nothing more")
 
     def hang_up(self) -> None:
-        """End a request that is blocked; who made it closes the connection."""
+        """End a blocked request; its caller closes the connection."""
         hang_up(self._sock)
 
     def close(self) -> None:
-        """Free it; nothing is asked any more."""
+        """Close the connection, on which no request is open."""
         self._sock.close()
 
 
 class Connections:
-    """Streams to one agent, as many as there are requests at the same time; some are kept for the next.
+    """Connections to one agent, one for each concurrent request; some are kept for later ones.
 
     Args:
-        address: where the agent of this node serves its store.
+        address: of the store that this node's agent serves.
         token: the job's token.
     """
 
@@ -125,17 +125,17 @@ class Connections:
         self._pid = os.getpid()
 
     def take(self) -> _Connection:
-        """One for this request alone. Raises `OSError` or `ProtocolError`."""
+        """A connection for one request. Raises `OSError` or `ProtocolError`."""
         with self._lock:
             if self._pid != os.getpid():
-                self._idle, self._pid = [], os.getpid()  # a fork must not speak on its parent's streams
+                self._idle, self._pid = [], os.getpid()  # a fork must not use its parent's connections
             if self._idle:
                 return self._idle.pop()
         return _Connection(self._address, self._token)
 
     @contextmanager
     def lent(self) -> Iterator[_Connection]:
-        """One for a request. Raises `OSError` or `ProtocolError`."""
+        """Context with a connection for one request. Raises `OSError` or `ProtocolError`."""
         connection = self.take()
         with ExitStack() as failed:
             failed.callback(connection.close)
@@ -144,7 +144,7 @@ class Connections:
         self.give_back(connection)
 
     def give_back(self, connection: _Connection) -> None:
-        """It has answered."""
+        """Return a connection whose request was answered."""
         with self._lock:
             if len(self._idle) < _IDLE:
                 self._idle.append(connection)
@@ -152,7 +152,7 @@ class Connections:
         connection.close()
 
     def close(self) -> None:
-        """Hang up those that are not in use."""
+        """Close the unused connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -160,15 +160,15 @@ class Connections:
 
 
 class AgentStore(Store):
-    """The store of one generation. May be used by any number of threads, C++ ones included.
+    """The store of one generation. May be used by any number of threads, including C++ ones.
 
     torch looks for overridden methods in this object, so it must be referenced for as long as C++ uses it.
 
     Args:
-        address: where the agent of this node serves its store.
+        address: of the store that this node's agent serves.
         token: the job's token.
-        prefix: put before every key; carries the generation, so that no one finds the addresses of the dead.
-        connections: to be shared with other stores; by default the store has its own.
+        prefix: put before every key; contains the generation, so that addresses of dead workers are never found.
+        connections: shared with other stores; by default the store has its own.
     """
 
     timeout: timedelta
@@ -183,19 +183,19 @@ class AgentStore(Store):
         self._lock = threading.Lock()
         self._in_use: set[_Connection] = set()
         self._addresses: dict[str, bytes] = {}
-        """Addresses of ranks, by the agents' names: kept from other answers until they are asked for."""
+        """Addresses of ranks, by the agents' names, which came with other answers and are kept until requested."""
         self._has: dict[str, int] = {}
-        """By group: how much of that has come."""
+        """By group: how many of its addresses have come."""
         self._ranks: dict[str, Sequence[int]] = {}
-        """The ranks of the world in the groups of which this one has published an address, by the keys' beginning."""
+        """By the start of their keys: the world's ranks in groups for which this rank has published an address."""
 
-    # --- asking ------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------
 
     def _ask(self, request: StoreMessage, wait: Seconds = 0.0) -> StoreReply:
         with self._connection() as connection:
             reply = connection.ask(request, wait + ANSWER_S)
             if reply.ask != request.ask:
-                raise DistStoreError(reply.error)  # of what was told before on that stream, which ends with this
+                raise DistStoreError(reply.error)  # of an earlier quiet request; this connection is closed now
         if reply.error == TIMEOUT:
             raise DistStoreError(f"wait timeout after {wait:g} s: {_named(request)}")
         if reply.error == NO_COUNTER:
@@ -210,7 +210,7 @@ class AgentStore(Store):
 
     @contextmanager
     def _connection(self) -> Iterator[_Connection]:
-        """A stream for one request; kept for the next, unless this one fails or the store was closed meanwhile."""
+        """A connection for one request; kept for the next, unless this one fails or the store was closed meanwhile."""
         try:
             connection = self._connections.take()
         except (OSError, ProtocolError) as error:
@@ -240,7 +240,7 @@ class AgentStore(Store):
         return DistNetworkError(f"the store of this node's agent cannot be reached: {error}")
 
     def _key(self, key: str) -> str:
-        """As the agents know it: an address lives with the agent of its rank, where the group's ranks are known."""
+        """The agents' name of a key: an address is kept by the agent of its rank, if the group's ranks are known."""
         name = self._prefix + key
         if not self._ranks:
             return name
@@ -259,7 +259,7 @@ class AgentStore(Store):
         return key if at and self._key(key) == name else name.removeprefix(self._prefix)
 
     def _limit(self, timeout: timedelta | None = None) -> Seconds:
-        # The base class keeps the timeout: C++ sets it there, past any method of ours.
+        # The base class has the timeout: C++ sets it there, without calling a method of this class.
         return (timeout if timeout is not None else self.timeout).total_seconds() or FOREVER_S
 
     # --- values ------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class AgentStore(Store):
         ranks = group_names.ranks_of(address.group)
         if ranks:
             self._ranks[key.rpartition("/")[0]] = ranks
-        self._send(StoreSet(self._key(key), _bytes(value)))  # who needs it waits for it
+        self._send(StoreSet(self._key(key), _bytes(value)))  # without waiting: readers wait for the value
 
     def get(self, key: str) -> bytes:
         """Read a value, waiting for it up to the store's timeout. Raises `DistStoreError`."""
@@ -284,7 +284,7 @@ class AgentStore(Store):
         return self._address(name, limit) if brought is None else brought
 
     def _address(self, name: str, limit: Seconds) -> bytes:
-        """Address of a rank; the agent's knowledge of others in the group comes with it."""
+        """Address of a rank; other addresses of the group that the agent knows come with it."""
         group = name.rpartition("/")[0]
         reply = self._ask(StoreGet(name, limit, has=self._has.get(group, 0)), limit)
         self._addresses.update(reply.also)
@@ -292,22 +292,22 @@ class AgentStore(Store):
         return reply.value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; its new value. Raises `ValueError` where the value is no number."""
+        """Add to a counter; returns its new value. Raises `ValueError` if the value is not a number."""
         return self._ask(StoreAdd(self._key(key), amount)).number
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Write at the end of a value."""
+        """Append to a value."""
         self._ask(StoreAppend(self._key(key), _bytes(value)))
 
     def check(self, keys: list[str]) -> bool:
-        """True if all keys are there."""
+        """True if all keys exist."""
         return bool(self._ask(StoreCheck(self._keys(keys))).number)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys are there. Raises `DistStoreError`."""
+        """Wait until all keys exist. Raises `DistStoreError`."""
         limit = self._limit(timeout)
         names = self._keys(keys)
-        if len(names) == 1 and gloo_address(names[0]) is not None:  # written once, and read next: half the questions
+        if len(names) == 1 and gloo_address(names[0]) is not None:  # gloo reads it next: this halves the requests
             if names[0] not in self._addresses:
                 self._addresses[names[0]] = self._address(names[0], limit)
             return
@@ -316,12 +316,12 @@ class AgentStore(Store):
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write `desired` if the value is `expected`, or if there is none and `expected` is empty.
 
-        Returns the value after; `expected` where there is none.
+        Returns the value after that; `expected` if there is none.
         """
         return self._ask(StoreCompareSet(self._key(key), _bytes(expected), _bytes(desired))).value
 
     def delete_key(self, key: str) -> bool:
-        """Remove a key; whether it was there."""
+        """Remove a key; True if it existed."""
         return bool(self._ask(StoreDelete(self._key(key))).number)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
@@ -338,10 +338,10 @@ class AgentStore(Store):
         return self._ask(StoreCount(self._prefix)).number
 
     def list_keys(self) -> list[str]:
-        """The keys that this store has, on all nodes; queues are not among them."""
+        """The keys of this store, on all nodes; queues are not included."""
         return [self._callers_key(key) for key in self._ask(StoreList(self._prefix)).keys]
 
-    # --- queues: torch's C++ does not hand these on to a store in Python, so not through a `PrefixStore` ----------
+    # --- queues: torch's C++ does not forward these to a store in Python, so not through a `PrefixStore` ----------
 
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue."""
@@ -350,7 +350,7 @@ class AgentStore(Store):
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take a queue's first value, waiting for one up to the store's timeout.
 
-        Raises `DistStoreError`; `QueueEmptyError` where it does not wait.
+        Raises `DistStoreError`; `QueueEmptyError` if it does not wait.
         """
         limit = self._limit() if block else 0.0
         try:
@@ -374,12 +374,12 @@ class AgentStore(Store):
         """The same store, which threads may share."""
         return self
 
-    # The names under which C++ looks for these two.
+    # The names under which C++ looks up these two.
     deleteKey = delete_key
     getNumKeys = num_keys
 
     def close(self) -> None:
-        """Hang up; a blocked request ends with `GenerationHalted`."""
+        """Close the connections; a blocked request ends with `GenerationHalted`."""
         with self._lock:
             self._closed = True
             in_use = list(self._in_use)

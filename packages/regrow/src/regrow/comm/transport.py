@@ -1,4 +1,4 @@
-"""Transports under our groups: a mesh of our own for the processor's memory, NCCL, or none at all (echo).
+"""Transports under regrow's groups: a socket mesh for tensors in host memory, NCCL, or local answers (echo).
 
 A transport is formed once and never re-used: after a fault it is halted and another one is formed.
 """
@@ -19,11 +19,11 @@ from regrow.core.ids import Seconds
 from regrow.devices.accelerators import await_stream, is_accelerator
 
 RUN_S: Seconds = 1800.0
-"""Time limit of one collective by default: torch's own for the processor's memory."""
+"""Default time limit of one collective: torch's own for tensors in host memory."""
 
 
 class Transport(Protocol):
-    """One group of one generation."""
+    """Runs the collectives of one group in one generation."""
 
     def form(self, deadline: Seconds) -> None:
         """Connect to all peers. Raises `GenerationHalted` when halted meanwhile, `DeadlineExceeded` when too slow."""
@@ -32,11 +32,11 @@ class Transport(Protocol):
     def call(
         self, name: str, args: tuple[Any, ...], options: dict[str, Any], done: Callable[[], None] | None = None
     ) -> Any:
-        """Run one method of a process group by name. `done` is called with its answer there, before anybody has it."""
+        """Run one method of a process group by name. `done` is called when it is answered, before others get it."""
         ...
 
     def halt(self) -> None:
-        """End everything that is blocked in this transport, from any thread, at once."""
+        """End every call that is blocked in this transport, from any thread, at once."""
         ...
 
     def broke(self) -> bool:
@@ -44,36 +44,36 @@ class Transport(Protocol):
         ...
 
     def misuse(self) -> CollectiveMisuse | None:
-        """The first error of the script's own calls, if a collective has failed by one."""
+        """The first error in the script's own calls, if a collective has failed because of one."""
         ...
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """Set the time limit of collectives that begin from now on."""
+        """Set the time limit of later collectives."""
         ...
 
     def start_coalescing(self, device: torch.device) -> bool:
-        """Take the calls that follow as one, until `end_coalescing`; False: they need not be."""
+        """Join the calls that follow into one, until `end_coalescing`; False: that is not necessary here."""
         ...
 
     def end_coalescing(self, device: torch.device) -> Work | None:
-        """The work of the calls since `start_coalescing`; None: it is over with this transport."""
+        """The work of the calls since `start_coalescing`; None: this transport is halted."""
         ...
 
     def give_up_coalescing(self) -> None:
-        """A call since `start_coalescing` has failed: nothing of them is wanted. From the same thread."""
+        """Drop the calls since `start_coalescing`, because one has failed. From the same thread."""
         ...
 
     def close(self) -> None:
-        """Free what a halted transport holds."""
+        """Free the resources of a halted transport."""
         ...
 
 
 class MeshTransport:
-    """Collectives over a mesh of our own connections, for tensors in the processor's memory (others are staged).
+    """Collectives over a mesh of sockets, for tensors in host memory (others are staged).
 
     Args:
-        run_s: how long one collective may take, in seconds.
-        most_direct: in groups of up to this many ranks each speaks to each.
+        run_s: time limit of one collective, in seconds.
+        most_direct: largest group size in which each rank exchanges with each.
     """
 
     def __init__(self, mesh: SocketMesh, run_s: Seconds = RUN_S, most_direct: int = DIRECT) -> None:
@@ -86,7 +86,7 @@ class MeshTransport:
         self._misuse: CollectiveMisuse | None = None
 
     def form(self, deadline: Seconds) -> None:
-        """Be there for the others; a connection is made when it is first needed."""
+        """Listen for the other ranks; each connection is made when it is first needed."""
         try:
             self._mesh.form()
         except (OSError, RegrowError) as error:
@@ -95,7 +95,7 @@ class MeshTransport:
             raise
 
     def halt(self) -> None:
-        """Shut all connections, those that are still being made too."""
+        """Shut down all connections, including those that are still being made."""
         self._mesh.halt()
 
     def broke(self) -> bool:
@@ -103,23 +103,23 @@ class MeshTransport:
         return self._failed
 
     def misuse(self) -> CollectiveMisuse | None:
-        """The first error of the script's own calls."""
+        """The first error in the script's own calls."""
         return self._misuse
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """Set the time limit of collectives that begin from now on."""
+        """Set the time limit of later collectives."""
         self._collectives.deadline = seconds
 
     def start_coalescing(self, device: torch.device) -> bool:
-        """No: sends and receives run beside each other here."""
+        """False: sends and receives run concurrently here."""
         return False
 
     def end_coalescing(self, device: torch.device) -> Work | None:
-        """Nothing was put together."""
+        """None: no calls were coalesced."""
         return None
 
     def give_up_coalescing(self) -> None:
-        """Nothing was put together."""
+        """No calls were coalesced."""
 
     def close(self) -> None:
         """End the threads and close the connections."""
@@ -140,7 +140,7 @@ class MeshTransport:
             )
         device = device_of(args)
         if device is not None and is_accelerator(device):
-            await_stream(device)  # another thread reads the tensors, which knows no stream of this one's
+            await_stream(device)  # another thread reads the tensors, without this thread's stream
         self._calling.done, self._calling.device = done, device
         return method(self, *args, **options)
 
@@ -168,7 +168,7 @@ class MeshTransport:
         def run() -> Any:
             source = call()
             if device is not None and is_accelerator(device):
-                await_stream(device)  # copies to it, and on it, are only enqueued: a reader knows no stream of this one
+                await_stream(device)  # copies to and on it are only enqueued, and readers do not know this stream
             if done is not None:
                 done()
             return source
@@ -259,7 +259,7 @@ class MeshTransport:
 
 
 def device_of(args: Iterable[Any]) -> torch.device | None:
-    """Of the first tensor of a call; None without any."""
+    """Device of the first tensor of a call; None if there is none."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             return arg.device

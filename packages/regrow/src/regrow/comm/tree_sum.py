@@ -1,7 +1,7 @@
 """Sums over all ranks' micro-batches in one fixed tree, whichever rank computed which (`regrow.step.dealing`).
 
 Each element has an owner, which receives the partial nodes of all ranks, adds them along the tree, and sends the sum to
-all: two rounds, with the volume of a reduction that is direct, times the number of partial nodes in the first.
+all: two rounds; the volume is that of a direct reduction, in the first round times the number of partial nodes.
 """
 
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ def tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup
     """The sum over all ranks of a group, times `scale`, in the memory of the first of `nodes`. A collective.
 
     Args:
-        nodes: this rank's partial nodes in order: flat, contiguous, of one size and dtype; all are written to.
+        nodes: this rank's partial nodes in order: flat, contiguous, of one size and dtype; all are overwritten.
         count: micro-batches of the step, dealt out to the group's ranks.
-        scale: what the sum is multiplied by, once.
-        group: whose ranks are the replicas, in order; None: this process alone.
+        scale: factor of the sum, applied once.
+        group: its ranks are the replicas, in order; None: this process alone.
 
     Raises:
         RuntimeError: the generation was given up, or a peer was lost.
@@ -38,7 +38,7 @@ def tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup
 
 
 def start_tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup) -> Work | None:
-    """The same, not waited for where the group can do that: the work, or None if the sum is there already."""
+    """The same without waiting, if the group can do that: returns the work, or None if the sum is complete."""
     if isinstance(group, RegrowGroup) and not on_accelerator(nodes[0]):
         work: Work = group.forward("tree_reduce", (list(nodes), count, scale), {})
         return work
@@ -47,7 +47,7 @@ def start_tree_reduce(nodes: Nodes, count: int, scale: float, group: dist.Proces
 
 
 def _by_torch(nodes: Nodes, count: int, scale: float, group: dist.ProcessGroup) -> None:
-    """The same with what every backend has: one all-to-all and one all-gather."""
+    """The same with functions that every backend has: one all-to-all and one all-gather."""
     size, rank = group.size(), group.rank()
     held = partial_nodes_of_all(count, size)
     each = -(-nodes[0].numel() // size)

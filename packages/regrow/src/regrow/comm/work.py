@@ -1,4 +1,4 @@
-"""Work handles: what a collective returns, and what ends it."""
+"""Work handles: the results of asynchronous collectives, and the promises that complete them."""
 
 import math
 import threading
@@ -16,11 +16,11 @@ from regrow.comm.torch_private.internals import Work
 from regrow.core.errors import CollectiveMisuse, DeadlineExceeded, UsageError
 
 NO_TIMEOUT = timedelta(0)
-"""Value that torch passes if no timeout is meant."""
+"""torch's value for no timeout."""
 
 
 Help = Callable[[threading.Event, float], None]
-"""Does what it can until the event is set, or a moment of the monotonic clock has come."""
+"""Runs other calls until the event is set, or this time of the monotonic clock has come."""
 
 
 class PendingWork(Work):
@@ -28,7 +28,7 @@ class PendingWork(Work):
 
     Args:
         future: its value is the list of result tensors.
-        promise: whose future it is.
+        promise: owner of the future.
     """
 
     def __init__(self, future: "Future[Any]", promise: "Promise") -> None:
@@ -37,9 +37,9 @@ class PendingWork(Work):
         self._ended, self._source = promise.ended, promise.source
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Block until done. Raises what the collective raised; `DeadlineExceeded` after `timeout`, if that is given.
+        """Block until done. Raises the collective's error; `DeadlineExceeded` after `timeout`, if that is given.
 
-        An error of the script's own call is raised as the `CollectiveMisuse` that it is, any other as torch has it.
+        An error in the script's own call is raised as `CollectiveMisuse`, any other in torch's form.
         """
         limited = timeout is not None and timeout > NO_TIMEOUT
         seconds = timeout.total_seconds() if timeout is not None and limited else None
@@ -62,7 +62,7 @@ class PendingWork(Work):
 
     @property
     def failure(self) -> Exception | None:
-        """Error with which the transport ended it, if any."""
+        """Error with which the transport failed it, if any."""
         return self._promise.error
 
     def is_success(self) -> bool:
@@ -102,11 +102,11 @@ class PendingWork(Work):
 
 
 class FollowedWork(Work):
-    """A work of another kind, after whose end something is done once: when its result may be read.
+    """Wraps work of another kind, after whose end `then` is called once: when its result may be read.
 
     Args:
-        inner: the work; None until it is known, where calls are being put together.
-        then: what is done.
+        inner: the work; None until it is known, while calls are being coalesced.
+        then: the call.
     """
 
     def __init__(self, inner: Work | None, then: Callable[[], object]) -> None:
@@ -115,14 +115,14 @@ class FollowedWork(Work):
         self._followed = False
 
     def follow(self) -> None:
-        """Wait, and do it, unless that was done."""
+        """Wait for the work, and call `then` if that was not done yet."""
         if self.inner is not None and not self._followed:
             self._followed = True
             self.inner.wait()
             self._then()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """As the work's own."""
+        """Wait for the work, then follow it."""
         if self.inner is not None:
             self.inner.wait() if timeout is None else self.inner.wait(timeout)
         self.follow()
@@ -145,11 +145,11 @@ class FollowedWork(Work):
         return None if self.inner is None else self.inner.exception()
 
     def get_future(self) -> Any:
-        """The work's own."""
+        """The future of the wrapped work."""
         return None if self.inner is None else self.inner.get_future()
 
     def result(self) -> Any:
-        """The work's own."""
+        """The result of the wrapped work."""
         return None if self.inner is None else self.inner.result()
 
 
@@ -158,7 +158,7 @@ _noting = threading.local()
 
 @contextmanager
 def noting(then: Callable[[int], None]) -> Iterator[None]:
-    """Have the next promise that this thread makes call `then` just before its end, with the sender's rank or -1."""
+    """Have this thread's next promise call `then` just before it is kept, with the sender's rank or -1."""
     _noting.then = then
     try:
         yield
@@ -167,7 +167,7 @@ def noting(then: Callable[[int], None]) -> Iterator[None]:
 
 
 def finished_work(result: Any, *, source: int = -1) -> Work:
-    """A work handle that is done already, with `result` as its value."""
+    """A finished work handle, with `result` as its value."""
     promise = Promise()
     promise.source.append(source)
     promise.keep(result)
@@ -175,7 +175,7 @@ def finished_work(result: Any, *, source: int = -1) -> Work:
 
 
 def joint_work(works: list[Work]) -> Work:
-    """A work handle that is done when all of these are."""
+    """A work handle that is done when all of these are done."""
     promise = Promise()
 
     def end(all_done: "Future[Any]") -> None:
@@ -195,32 +195,32 @@ def _misuse_of(work: Work) -> CollectiveMisuse | None:
 
 
 class Promise:
-    """The end of a future that the transport holds.
+    """The writing end of a future, which the transport holds.
 
-    `Future.set_exception` hands the exception to C++ as if it were the result, and DDP then takes it for its tensors. A
-    callback that raises makes an error of it that C++ knows.
+    `Future.set_exception` passes the exception to C++ as if it were the result, and DDP then takes it for its tensors.
+    A callback that raises turns it into an error that C++ recognises.
     """
 
     def __init__(self, helps: "Help | None" = None) -> None:
         self._outcome: Future[Any] = Future()
         self._future: Future[Any] = self._outcome.then(_unwrapped)
         self.help = helps
-        """Called by a waiter first: the thread that is to end this must not wait for itself."""
+        """Called first by a waiter: the thread that must complete this promise must not wait for itself."""
         self.ended = threading.Event()
-        """Set when the future is, or is about to be."""
+        """Set when the future is completed, or just before."""
         self.error: Exception | None = None
         self.source: list[int] = []
-        """The rank that sent, once that is known."""
+        """The sender's rank, once that is known."""
         self._flight = FLIGHT.begin()
         self._then: Callable[[int], None] | None = getattr(_noting, "then", None)
         _noting.then = None
 
     def work(self) -> Work:
-        """The handle for who waits."""
+        """The handle to wait on."""
         return PendingWork(self._future, self)
 
     def keep(self, result: Any) -> None:
-        """The result is there."""
+        """Complete the future with a result."""
         if self._then is not None:
             self._then(self.source[0] if self.source else -1)
         FLIGHT.end(self._flight)
@@ -228,7 +228,7 @@ class Promise:
         self._outcome.set_result((None, result))
 
     def fail(self, error: Exception) -> None:
-        """There will be no result; waiting raises."""
+        """Complete the future with an error, which waiting raises."""
         FLIGHT.end(self._flight)
         self.error = error
         self.ended.set()

@@ -1,4 +1,4 @@
-"""Thread for work that may block on a disk, so that no event loop waits for it."""
+"""A thread for work that may block on a disk, so that no event loop waits for it."""
 
 import queue
 import threading
@@ -8,11 +8,11 @@ from regrow.core.ids import Seconds
 
 
 class Background:
-    """Does things one after another, in a thread. `with` it; leaving waits for what is left, but not for ever.
+    """Runs actions one after another in a thread. A context manager: leaving waits for the rest, up to a limit.
 
     Args:
-        name: of the thread.
-        within: how long leaving waits.
+        name: name of the thread.
+        within: longest wait on leaving.
     """
 
     def __init__(self, name: str, *, within: Seconds = 5.0) -> None:
@@ -30,15 +30,15 @@ class Background:
         self._thread.start()
 
     def __exit__(self, *_: object) -> None:
-        """Do what is left."""
+        """Finish the queued actions, within the limit."""
         self.close()
 
     def do(self, action: Callable[[], None]) -> None:
-        """Do it after all before it. It must not raise."""
+        """Queue an action; it must not raise."""
         self._todo.put(action)
 
     def close(self) -> bool:
-        """Finish the work; True if all was done in time."""
+        """Finish the queued actions; True if all ended in time."""
         self._todo.put(None)
         self._thread.join(self._within)
         return not self._thread.is_alive()

@@ -22,27 +22,27 @@ _BATCH_LAYOUT = struct.Struct("<qqqq16s16s")
 _BATCH_AT = 64
 _SUM_LAYOUT = struct.Struct("<I")
 _SUM_AT = _BATCH_AT + _BATCH_LAYOUT.size
-"""The checksum of the former: a batch of which not all was written does not agree with it."""
+"""Checksum of the batch: a batch that was written only in part does not match it."""
 _DIGEST_DIGITS = 16
 _FLIGHT_LAYOUT = struct.Struct("<i60s")
 _FLIGHT_AT = 512
-"""Number of collectives under way (-1: that is not known), and the oldest of them in words."""
+"""Number of collectives in flight (-1: unknown), and a description of the oldest."""
 _OWN_END_AT, _STAY_AT = 1024, 1025
-"""Flags: the script has a handler of its own for SIGTERM; and, written by the agent, the worker must stay."""
+"""Flags: the script handles SIGTERM itself; and, written by the agent, the worker must stay."""
 _COUNT_LAYOUT = struct.Struct("<QQ")
 _BELL_AT = 1032
-"""Place of descriptor and inode, as of a count, of the worker's pipe that aborts its groups on devices; 0: none."""
+"""Place, as `_COUNT_LAYOUT`, of descriptor and inode of the pipe that aborts the groups on devices; 0: none."""
 _COUNTS_AT, _COUNTS_MOST = 2304, 112
-"""Place of a group's name, as a number that is not 0, with its count of collectives; and the most groups."""
+"""Place of the counts: a group's name as a non-zero number, and its number of collectives; and the most groups."""
 BOARD_BYTES = mmap.PAGESIZE
 _OWN_LAYOUT = struct.Struct("<q?II")
-"""Step, whether that is sure, length and checksum of the values behind it; one place each for even and odd steps."""
+"""Step, whether its values are certain, their length and checksum. Even and odd steps have one place each."""
 OWN_MOST = 1 << 16
 """Most bytes of a rank's own values."""
 _OWN_PLACE = _OWN_LAYOUT.size + OWN_MOST
 _ALL_BYTES = BOARD_BYTES + 2 * _OWN_PLACE
 BOARD_FILE = "regrow-board"
-"""Its name, for people and to be known again by."""
+"""Name of the memory file, by which people and regrow recognise it."""
 
 
 class BoardReading(NamedTuple):
@@ -56,14 +56,14 @@ class BoardReading(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """The collectives that a worker has begun and that are not done. `number`: -1 where that is not known."""
+    """The collectives that a worker has begun and not finished. `number`: -1 if unknown."""
 
     number: int
     oldest: str
 
 
 class BatchShown(NamedTuple):
-    """A worker's read for its present step, or its last one."""
+    """The batch that a worker has read for its present step, or for its last one."""
 
     generation: Generation
     step: StepNo
@@ -94,7 +94,7 @@ class Board:
 
     @classmethod
     def attach(cls, descriptor: int) -> "Board":
-        """The page behind a descriptor that an agent handed over."""
+        """Map the page behind a descriptor that an agent has passed."""
         return cls(mmap.mmap(descriptor, _ALL_BYTES))
 
     def enter(self, phase: Phase, *, step: int | None = None, generation: int | None = None) -> None:
@@ -123,58 +123,58 @@ class Board:
         return BoardReading(beats, step, calls, generation, Phase(phase))
 
     def standing(self) -> int | None:
-        """The worker's own look: signs of progress so far, while it is in a step's body or update; else None."""
+        """For the worker itself: its signs of progress so far, while it is in a step's body or update; else None."""
         return self._beats if self._phase in IN_BODY else None
 
     def show_flight(self, count: int, oldest: str) -> None:
-        """Show which collectives are under way; from any thread."""
+        """Show which collectives are in flight; from any thread."""
         _FLIGHT_LAYOUT.pack_into(self._page, _FLIGHT_AT, count, oldest.encode("ascii", "replace")[:60])
 
     def read_flight(self) -> Flight:
-        """Collectives that are under way."""
+        """The collectives in flight."""
         count, oldest = _FLIGHT_LAYOUT.unpack_from(self._page, _FLIGHT_AT)
         return Flight(count, oldest.rstrip(b"\0").decode("ascii", "replace"))
 
     def show_count(self, place: int, group: int, calls: int) -> None:
-        """Show how many collectives were called in a group, the one with this number of the worker's."""
+        """Show how many collectives were called in a group; `place` is the index of the group in this worker."""
         if place < _COUNTS_MOST:
             _COUNT_LAYOUT.pack_into(self._page, _COUNTS_AT + place * _COUNT_LAYOUT.size, group, calls)
 
     def read_counts(self) -> dict[str, int]:
-        """The same of all groups, by their names."""
+        """Number of collectives called in each group, by the group's name."""
         found = _COUNT_LAYOUT.iter_unpack(self._page[_COUNTS_AT : _COUNTS_AT + _COUNTS_MOST * _COUNT_LAYOUT.size])
         return {f"{group:016x}": calls for group, calls in found if group}
 
     def show_bell(self, descriptor: int, inode: int) -> None:
-        """Show the agent the pipe by which it aborts this worker's groups, while nothing of Python runs here."""
+        """Show the agent the pipe by which it can abort this worker's groups while no Python code runs here."""
         _COUNT_LAYOUT.pack_into(self._page, _BELL_AT, descriptor, inode)
 
     def read_bell(self) -> tuple[int, ...]:
-        """Descriptor and inode of the pipe for that."""
+        """Descriptor and inode of the pipe that aborts this worker's groups."""
         return _COUNT_LAYOUT.unpack_from(self._page, _BELL_AT)
 
     def show_own_end(self, own: bool) -> None:
-        """Show whether the script itself does something when it is asked to end by SIGTERM."""
+        """Show whether the script handles SIGTERM itself."""
         self._page[_OWN_END_AT] = own
 
     @property
     def has_own_end(self) -> bool:
-        """True if the script itself does something when it is asked to end by SIGTERM."""
+        """True if the script handles SIGTERM itself."""
         return bool(self._page[_OWN_END_AT])
 
     def hold(self) -> None:
-        """The agent's: who has had a signal to end stays until it is ended."""
+        """For the agent: have a worker that got a signal to end stay until the agent ends it."""
         self._page[_STAY_AT] = 1
 
     @property
     def must_stay(self) -> bool:
-        """True if the process must stay after a signal to end until it is ended."""
+        """True if the process must stay after a signal to end, until its agent ends it."""
         return bool(self._page[_STAY_AT])
 
     def show_batch(self, generation: Generation, step: StepNo, batch: BatchRecord) -> None:
-        """Show what was read for a step, before its body starts, in place of what was shown before.
+        """Show the batch that was read for a step, before its body starts; it replaces the one shown before.
 
-        Raises `ValueError` for a digest that does not have 16 digits, or is not empty.
+        Raises `ValueError` for a digest that is neither empty nor of 16 digits.
         """
         content, samples = _digits(batch.digest), _digits(batch.samples)
         shown = _BATCH_LAYOUT.pack(generation, step, batch.share, batch.shares, content, samples)
@@ -182,7 +182,7 @@ class Board:
         _SUM_LAYOUT.pack_into(self._page, _SUM_AT, zlib.crc32(shown))
 
     def read_batch(self) -> BatchShown | None:
-        """Batch that was shown last; None if there is none, or its writer was killed before all of it was written."""
+        """Batch that was shown last; None if there is none, or its writer was killed before it was written whole."""
         shown = self._page[_BATCH_AT:_SUM_AT]
         generation, step, share, shares, content, samples = _BATCH_LAYOUT.unpack(shown)
         if shares == 0 or _SUM_LAYOUT.unpack_from(self._page, _SUM_AT) != (zlib.crc32(shown),):
@@ -191,14 +191,14 @@ class Board:
         return BatchShown(Generation(generation), StepNo(step), BatchRecord(share, shares, *digests))
 
     def show_own(self, own: OwnValues) -> None:
-        """Leave values of this rank's own, of `OWN_MOST` bytes at most, in the place of those two steps before."""
+        """Write this rank's own values, `OWN_MOST` bytes at most, over those of two steps before."""
         at = BOARD_BYTES + own.step % 2 * _OWN_PLACE
         values = at + _OWN_LAYOUT.size
         self._page[values : values + len(own.values)] = own.values
         _OWN_LAYOUT.pack_into(self._page, at, own.step, own.sure, len(own.values), _sum_of(own))
 
     def read_own(self) -> list[OwnValues]:
-        """Values that were left, but those of which not all was written."""
+        """The values that were written whole."""
         found = []
         for at in (BOARD_BYTES, BOARD_BYTES + _OWN_PLACE):
             step, sure, length, total = _OWN_LAYOUT.unpack_from(self._page, at)
@@ -208,7 +208,7 @@ class Board:
         return found
 
     def let_go(self) -> None:
-        """In a fork of the process whose board it is: what is shown from now on nobody reads."""
+        """In a fork of the process that owns the board: write to a page of its own from now on, which nobody reads."""
         self._page = mmap.mmap(-1, _ALL_BYTES)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Time as the package reads it. Machines get `now` passed in; only what carries out reads a clock."""
+"""Time as the package reads it. Machines get `now` as an argument; only the code around them reads a clock."""
 
 import time
 from typing import Protocol
@@ -7,7 +7,7 @@ from regrow.core.ids import Instant
 
 
 class Clock(Protocol):
-    """Clock of the I/O around a machine."""
+    """Clock of the code that does I/O around a machine."""
 
     def now(self) -> Instant:
         """Seconds on a clock that never goes back."""
@@ -15,8 +15,8 @@ class Clock(Protocol):
 
 
 class MonotonicClock:
-    """The machine's monotonic clock."""
+    """Monotonic clock of this computer."""
 
     def now(self) -> Instant:
-        """Seconds since an arbitrary start, the same for all processes of this machine."""
+        """Seconds since an arbitrary start, the same for all processes of this computer."""
         return time.monotonic()

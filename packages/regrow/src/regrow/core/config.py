@@ -1,4 +1,4 @@
-"""Settings of a job's processes at their start, and the one place that reads the environment."""
+"""Settings of a job's processes at their start, and the only code of the engine that reads the environment."""
 
 import os
 import re
@@ -61,27 +61,27 @@ def record_limits() -> RecordLimits:
 
 
 def inherited_environment() -> dict[str, str]:
-    """The environment that this process was started in, as it stands now; for handing on to workers."""
+    """The environment of this process as it is now, to be passed on to workers."""
     return dict(os.environ)
 
 
 def hang_floor() -> Seconds:
-    """Nobody hangs who has stood still for less, unless `--hang-timeout` says more: `$REGROW_HANG_FLOOR`, else 90 s."""
+    """Shortest standstill that may count as a hang, without `--hang-timeout`: `$REGROW_HANG_FLOOR`, else 90 s."""
     return duration(text) if (text := os.environ.get("REGROW_HANG_FLOOR")) else HANG_FLOOR
 
 
 def given_back_code() -> int:
-    """With which code a node ends that was given back while its job goes on: `$REGROW_GIVEN_BACK_CODE` (75), else 0."""
+    """Exit code of a node that is given back while its job goes on: `$REGROW_GIVEN_BACK_CODE` (75), else 0."""
     return RUN_AGAIN if os.environ.get("REGROW_GIVEN_BACK_CODE") == str(RUN_AGAIN) else OK
 
 
 def keeps_nccl_settings() -> bool:
-    """True if `TORCH_NCCL_ASYNC_ERROR_HANDLING` and its like stay as the environment has them."""
+    """True if `TORCH_NCCL_ASYNC_ERROR_HANDLING` and similar settings stay as the environment has them."""
     return os.environ.get("REGROW_KEEP_NCCL_SETTINGS", "") == "1"
 
 
 def visible_gpus() -> list[str] | None:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves us, by number or UUID; None: it does not say."""
+    """The GPUs that `CUDA_VISIBLE_DEVICES` leaves visible, by number or UUID; None: it is not set."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     return None if visible is None else [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
 
@@ -100,7 +100,7 @@ def read_token(token_file: str) -> str:
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
-    """PEM files. `ca` empty: all nodes have the same certificate."""
+    """Paths of PEM files. `ca` empty: all nodes have the same certificate."""
 
     cert: str
     key: str
@@ -127,14 +127,14 @@ def tls_files() -> TlsFiles | None:
 
 
 def use_tls(cert: str = "", key: str = "", ca: str = "") -> None:
-    """Have this process, and all that it starts, encrypt by these files; what is empty stays as it was."""
+    """Make this process, and all that it starts, encrypt with these files; an empty argument changes nothing."""
     for name, path in zip(_TLS.values(), (cert, key, ca), strict=True):
         if path:
             os.environ[name] = str(Path(path).absolute())
 
 
 def read_key(key_file: str) -> str:
-    """The key in a file; without one, none. Raises `UsageError`."""
+    """The key in a file; an empty text without a file. Raises `UsageError`."""
     try:
         return Path(key_file).read_text(encoding="ascii").strip() if key_file else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -142,7 +142,7 @@ def read_key(key_file: str) -> str:
 
 
 def jobs_home() -> Path:
-    """The folder with one folder a job."""
+    """The folder that has one folder for each job."""
     return state_home() / "jobs"
 
 
@@ -152,13 +152,13 @@ def cache_home() -> Path:
 
 
 def data_home() -> Path | None:
-    """Default place of the data cache: in shared memory, else in a temporary folder, if any."""
+    """Default folder of the data cache: in shared memory, else a temporary folder, if there is one."""
     shared = Path(_SHARED_MEMORY)
     if os.access(shared, os.W_OK | os.X_OK):
         return shared
     try:
         return Path(tempfile.gettempdir())
-    except FileNotFoundError:  # no folder of those that it tries can be written to
+    except FileNotFoundError:  # it can write to none of the folders that it tries
         return None
 
 
@@ -172,7 +172,7 @@ class Script(msgspec.Struct, frozen=True):
 
 
 class AgentConfig(msgspec.Struct, frozen=True):
-    """All that an agent is told; it reads this as JSON from standard input, so that the token shows in no listing."""
+    """Settings of an agent, which reads them as JSON from standard input, so that no process list shows the token."""
 
     spec: JobSpec
     node: NodeId
@@ -184,13 +184,13 @@ class AgentConfig(msgspec.Struct, frozen=True):
     job_dir: str
     """Records and logs of the job; outlives it."""
     log_dir: str
-    """Output files, one a rank, whoever fills it: `rank<R>.log`."""
+    """Folder of the output files, one a rank, whichever worker fills it: `rank<R>.log`."""
     socket_dir: str
     """Prefix of this node's socket names (`net.sockets_home`)."""
     bind: str = "127.0.0.1"
     advertise: str = "127.0.0.1"
-    """The host name under which other nodes reach this one."""
-    ways: list[str] = []  # further addresses of this node, for state alone
+    """Host name by which other nodes reach this one."""
+    ways: list[str] = []  # further addresses of this node, used for state only
     master_port: int = 0
     preload: list[str] = []
     forward_output: bool = True
@@ -199,33 +199,33 @@ class AgentConfig(msgspec.Struct, frozen=True):
     lease: Seconds = 10.0
     """Time for which this agent tries to reach the coordinator."""
     near: bool = False
-    """The coordinator is this agent's parent, so that its end is known without asking."""
+    """True if the coordinator is this agent's parent, so that its end is noticed without asking."""
     patience: Seconds = 300.0
-    """Longest silence of a coordinator on another machine: it may only be paused."""
+    """Longest silence of a coordinator on another machine, which may only be paused."""
     domain: str = ""
     """Failure domain of this node, a rack's name for example; empty: the node alone."""
     local: bool = False
-    """All nodes of the job are on this machine (`--local-nodes`)."""
+    """True if all nodes of the job are on this machine (`--local-nodes`)."""
     data_dir: str = ""
     """Private folder (0700) for the data cache of this agent, removed at its end; empty: no cache."""
     data_budget: int = 0
     """Bytes that the cache may hold."""
     slots: int = 0
-    """Ranks that this node has room for; 0: `spec.nproc`."""
+    """Number of ranks for which this node has room; 0: `spec.nproc`."""
     drain_grace: Seconds = 30.0
     """Time for the ranks of this node to leave it after a signal that gives it back."""
     stay: Seconds | None = None
     """Expected stay of this node; None: no end is known."""
     launcher: str = ""
-    """URL of this node's launcher, which knows who is coordinator; empty: no other can take its place."""
+    """URL of this node's launcher, which knows the coordinator's address; empty: no other coordinator can take over."""
     term: int = 1
-    """Of the coordinator."""
+    """The coordinator's term."""
     metrics: tuple[str, int] | None = None
-    """Address on which this agent serves figures of its node to all who ask; None: none."""
+    """Address at which this agent serves the metrics of its node to everyone; None: it serves none."""
 
     @property
     def one_machine(self) -> bool:
-        """True if every process of the job, now and later, is on this machine, so that unix sockets reach all."""
+        """True if all processes of the job, now and later, are on this machine, so that unix sockets reach them."""
         return self.local or self.spec.node_limit == 1
 
 
@@ -253,7 +253,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     ways: list[str] = []
     local: bool = False  # all nodes of the job are on this machine
     patience: Seconds = 3600.0
-    """Longest wait of a halted worker for the coordinator's word."""
+    """Longest wait of a halted worker for an order of the coordinator."""
     resume: bool = False
     avoid: list[StepNo] = []  # steps of durable checkpoints that are not to be read
     restored: bool = False
@@ -264,9 +264,9 @@ class WorkerEnv(msgspec.Struct, frozen=True):
     restarts: int = 0
     """Number of starts of all workers of the job before this one."""
     finished: list[FinishedTraining] = []
-    """Trainings that the script has before the one that this worker is for."""
+    """Trainings of the script that come before the one of this worker."""
     producer: ProducerSettings | None = None
-    """Set in the process that makes batches for the node, which is no worker of the training."""
+    """Set in the process that makes batches for the node; it is not a worker of the training."""
 
     VARIABLE = "REGROW_WORKER_ENV"
 
@@ -300,7 +300,7 @@ class WorkerEnv(msgspec.Struct, frozen=True):
 
 
 class TorchrunEnv(msgspec.Struct, frozen=True):
-    """The part of torchrun's environment contract that a script started by torchrun sees."""
+    """The part of torchrun's environment contract that regrow reads in a script started by torchrun."""
 
     rank: int
     local_rank: int
@@ -308,7 +308,7 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> "TorchrunEnv | None":
-        """None where the variables are absent: the script runs alone."""
+        """This process's variables; None if they are absent: the script runs alone. Raises `UsageError`."""
         env = os.environ if environ is None else environ
         if "RANK" not in env or "WORLD_SIZE" not in env:
             return None
@@ -319,22 +319,22 @@ class TorchrunEnv(msgspec.Struct, frozen=True):
 
 
 def rootless(environ: Mapping[str, str] | None = None) -> bool:
-    """True if `env://` is answered by the job's own store: unless `REGROW_ROOTLESS` is 0."""
+    """True if the job's own store answers `env://`: unless `REGROW_ROOTLESS` is 0."""
     return (os.environ if environ is None else environ).get("REGROW_ROOTLESS", "1") != "0"
 
 
 def meeting_place() -> tuple[str, str]:
-    """`MASTER_ADDR` and `MASTER_PORT` as they stand now; scripts may change them."""
+    """`MASTER_ADDR` and `MASTER_PORT` as they are now; scripts may change them."""
     return os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
 
 
 def rank_variable(name: str) -> str:
-    """`RANK` or `WORLD_SIZE` as it stands now, empty where it is not set; scripts may change them."""
+    """`RANK` or `WORLD_SIZE` as it is now, empty if it is not set; scripts may change them."""
     return os.environ.get(name, "")
 
 
 def publish_rank(rank: int, local_rank: int, world: int) -> None:
-    """Show this process's new place in torchrun's variables, for code that reads them late."""
+    """Write this process's new rank to torchrun's variables, for code that reads them late."""
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(local_rank),

@@ -1,7 +1,7 @@
-"""Reads of a script's place before the place is final: a standby runs it under a rank that may not be its last.
+"""Notes which values of a worker's rank a script reads before the rank is final: a standby may get another one.
 
-Only reads whose value a script, or a framework that it uses, gets are noted: those of torch's own and of regrow's are
-brought up to date when the worker is seated.
+A read is noted only if the script, or a framework that it uses, gets the value: values that torch and regrow have read
+are brought up to date when the worker gets its rank.
 """
 
 import sys
@@ -15,7 +15,7 @@ from regrow.core.process.rewriting import unwatch_environment, watch_environment
 
 
 class PlaceInWorld(StrEnum):
-    """Fact about a worker's place."""
+    """One value that depends on a worker's rank or its world."""
 
     RANK = "rank"
     LOCAL_RANK = "local_rank"
@@ -31,10 +31,10 @@ _VARIABLES = {
     "ROLE_WORLD_SIZE": PlaceInWorld.WORLD,
 }
 VARIABLES = frozenset(_VARIABLES)
-"""The environment variables that say them."""
+"""The environment variables that hold these values."""
 _ENTRY_POINTS = {
     "_collections_abc": None,
-    "collections.abc": None,  # what the former calls itself
+    "collections.abc": None,  # under this name `_collections_abc` calls itself
     "os": None,
     "regrow.core.config": None,
     "regrow.core.early_reads": None,
@@ -44,22 +44,22 @@ _ENTRY_POINTS = {
     "torch.distributed.device_mesh": {"get_rank", "get_local_rank"},
     "torch.distributed.distributed_c10d": {"get_rank", "get_node_local_rank", "get_world_size", "_get_group_size"},
 }
-"""Functions that hand a value on to who calls them, by module; None: all of the module's."""
+"""Functions, by module, that return a value to their caller; None: all functions of the module."""
 _OWN = OWN_PACKAGES | {"torch"}
 _SAMPLERS = "torch.utils.data.distributed"
 
 
 class EarlyReads:
-    """The first read of each thing, from `watch` to `stop`."""
+    """The first read of each value, from `watch` to `stop`."""
 
     def __init__(self) -> None:
         self.watching = False
         self.found: dict[str, str] = {}
-        """By `PlaceInWorld`: where it was read first."""
+        """By `PlaceInWorld`: where the value was read first."""
         self._samplers: list[weakref.ref[Any]] = []
 
     def watch(self, *, rewrites: bool = True) -> None:
-        """Note reads from now on, those of torchrun's variables too; without `rewrites` all counts as read."""
+        """Note reads from now on, also of torchrun's variables; without `rewrites` every value counts as read."""
         if not rewrites:
             self.found = dict.fromkeys(PlaceInWorld, "nobody may look, with --no-script-rewrite")
             return
@@ -67,13 +67,13 @@ class EarlyReads:
         watch_environment(VARIABLES, lambda name: self.note(_VARIABLES[name], name))
 
     def stop(self) -> None:
-        """The script has come to its loop: what it asks from now on it asks again."""
+        """Note no more: the script has reached its loop, and reads from now on see the final values."""
         if self.watching:
             self.watching = False
             unwatch_environment()
 
     def note(self, what: PlaceInWorld, asked: str) -> None:
-        """Somebody asks for `what`, by `asked`."""
+        """Note that the value `what` is read, by the name `asked`."""
         if not self.watching:
             return
         reader = _reader(sys._getframe(1))
@@ -86,15 +86,15 @@ class EarlyReads:
             self._samplers.append(weakref.ref(sampler))
 
     def bind(self, device: str) -> None:
-        """The script has taken a device into use, which it has chosen by its place on the node."""
+        """Note that the script uses a device, which it has chosen by its local rank."""
         self.found.setdefault(PlaceInWorld.LOCAL_RANK, f"{device} is in use")
 
     def bind_rank(self, text: str) -> None:
-        """The script was told something that was for its rank alone."""
+        """Note that the script received something that was meant for its rank alone."""
         self.found.setdefault(PlaceInWorld.RANK, text)
 
     def take_rank(self, rank: int) -> None:
-        """The worker has another rank than it was built under: torch's samplers that asked for it follow."""
+        """Give another rank to torch's samplers that have read the former one."""
         for reference in self._samplers:
             sampler = reference()
             if sampler is not None:
@@ -102,7 +102,7 @@ class EarlyReads:
 
 
 def _reader(frame: FrameType | None) -> FrameType | None:
-    """Frame that gets the value that is read at `frame`."""
+    """Frame of the script or framework that gets the value read at `frame`."""
     while frame is not None:
         names = _ENTRY_POINTS.get(str(frame.f_globals.get("__name__", "")), frozenset[str]())
         if names is not None and frame.f_code.co_name not in names:
@@ -112,7 +112,7 @@ def _reader(frame: FrameType | None) -> FrameType | None:
 
 
 def _where(frame: FrameType) -> str:
-    """File and line; for a framework's also those of the script that called it."""
+    """File and line; for a framework's frame also those of the script that called it."""
     at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
     outer: FrameType | None = frame
     while outer is not None and outer.f_globals.get("__name__") != "__main__":

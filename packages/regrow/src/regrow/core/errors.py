@@ -1,6 +1,6 @@
 """The one error tree: all exceptions that are caught outside the file that raises them.
 
-Every error names cause, place and cure. `PUBLIC` are those that a script or a program of the user's may meet.
+Every error names its cause, its place and a cure. `PUBLIC` lists those that a user's script or program may get.
 """
 
 import re
@@ -21,11 +21,11 @@ from errno import (
 )
 
 PASSING = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOSPC, EDQUOT, ENOBUFS, EINTR})
-"""Of `OSError.errno`: what is short now may be there again soon. Others are refusals, which stay."""
+"""Values of `OSError.errno` for a shortage that may be over soon. Other errors are refusals, which stay."""
 
 
 REFUSALS = frozenset({ENOSYS, EPERM, EACCES, EOPNOTSUPP, EINVAL})
-"""Of a call that a kernel does not have, or a filter of system calls (seccomp) does not let through."""
+"""Values of `OSError.errno` for a call that the kernel lacks, or that a system call filter (seccomp) rejects."""
 
 
 def passes(error: BaseException | None) -> bool:
@@ -41,8 +41,8 @@ class RegrowError(Exception):
     """Base of all errors that regrow raises on purpose.
 
     Args:
-        cause: what went wrong, and where.
-        hint: what the reader can do about it.
+            cause: what went wrong, and where.
+            hint: advice to the reader.
     """
 
     def __init__(self, cause: str, *, hint: str = "") -> None:
@@ -68,33 +68,33 @@ class AgentGone(RegrowError):
 
 
 class CoordinatorGone(RegrowError):
-    """Nobody answers at the coordinator's address."""
+    """No process answers at the coordinator's address."""
 
 
 class NoPlaceYet(UsageError):
-    """The job has no place for a node as long as another one has it, which may leave."""
+    """The job has no place for a node while another node, which may leave, has it."""
 
 
 class StoreRefusal(RegrowError):
-    """The key-value store does not do what a client asks; the sentence goes back to the client."""
+    """The key-value store refuses a client's request; the message goes back to the client."""
 
 
 class StoreNodeLost(RegrowError):
-    """Another agent, which keeps keys, cannot be reached, or has ended, or does not answer."""
+    """Another agent, which keeps keys, cannot be reached, has ended, or does not answer."""
 
 
 class GenerationHalted(RegrowError):
-    """The membership under this call was given up; the step will run again. Absorbed by `with step`."""
+    """The generation in which this call was made has ended; the step will run again. Absorbed by `with step`."""
 
 
 class StepGivenUp(GenerationHalted):
-    """Another rank has a reason to run the step again, and tells it itself."""
+    """Another rank has a reason to run the step again, and reports that reason itself."""
 
 
 class CollectiveMisuse(RegrowError):
-    """The script's own call of a collective is wrong: its dtype, operation or shape, or another rank calls another.
+    """The script's own call of a collective is wrong: its dtype, operation or shape, or it differs from another rank's.
 
-    It is the script's error, as one in its body is, and not a symptom of a peer's.
+    It is an error of the script, like one in its body, and not a symptom of a peer's failure.
     """
 
 
@@ -103,19 +103,19 @@ class NotFinite(RegrowError):
 
 
 class SumNotFinite(NotFinite):
-    """The same of a sum over ranks, and from which of them it came is not known."""
+    """A sum over ranks is NaN or infinite, and it is not known which rank caused it."""
 
 
 class StateError(RegrowError):
-    """Protected state cannot be named, encoded, or does not fit between two workers."""
+    """Protected state cannot be named or encoded, or does not match between two workers."""
 
 
 class SetUpDiffers(RegrowError):
-    """A newcomer hears something else before its loop than the worker whose rank it takes: it would not be equal."""
+    """Before its loop a newcomer receives something else than the worker that it replaces: it would not be equal."""
 
 
 class Torn(StateError):
-    """A segment of shared memory holds no whole copy of state, or another one than was asked for."""
+    """A segment of shared memory holds no complete copy of state, or another copy than the requested one."""
 
 
 class DamagedCopy(Torn):
@@ -131,11 +131,11 @@ class HydrationError(RegrowError):
 
 
 class CheckpointError(RegrowError):
-    """A durable checkpoint is missing, torn, or does not fit."""
+    """A durable checkpoint is missing, incomplete, or does not fit."""
 
 
 class OtherFormat(CheckpointError):
-    """The checkpoint may be whole, and this version does not read it."""
+    """The checkpoint may be whole, but this version cannot read it."""
 
 
 class DataError(RegrowError):
@@ -147,19 +147,19 @@ class NoRoom(RegrowError):
 
 
 class CacheUnusable(RegrowError):
-    """The cache's folder cannot be written or read: it is read-only, not ours, or gone. Training goes on without it."""
+    """The cache's folder is read-only, another user's, or gone. Training goes on without the cache."""
 
 
 class Damaged(RegrowError):
-    """The file is no whole entry of this identity and key; it has been removed. `cause` says what was wrong."""
+    """The file is not a whole entry of this identity and key, and was removed. `cause` says what was wrong."""
 
 
 class Unfit(RegrowError):
-    """A producer of batches makes nothing for that worker, and says why."""
+    """A producer of batches cannot make batches for that worker; the message says why."""
 
 
 class NotCacheable(RegrowError):
-    """The batch holds something that cannot be given again exactly as it is. `reason` says what, and where in it."""
+    """The batch holds something that cannot be reproduced exactly. `reason` says what it is, and where in the batch."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -167,12 +167,12 @@ class NotCacheable(RegrowError):
 
 
 class NotCarried(UsageError):
-    """A value whose state cannot be read, or not be written again. `of`: what has it, where it is no thing itself."""
+    """A value whose state cannot be read or written back. `of`: the object that has it, if it is not one itself."""
 
     def __init__(self, path: str, value: object, reason: str, *, of: object = None) -> None:
         self.path, self.value = path, value if of is None else of
         self.more: list[NotCarried] = []
-        """Of other values, seen in the same look."""
+        """The same error for other values, found in the same look."""
         name = re.split(r"[.\[]", path, maxsplit=1)[0]
         super().__init__(
             f"{path} ({type(value).__name__}) cannot be protected: {reason}",
@@ -182,15 +182,15 @@ class NotCarried(UsageError):
 
 
 class NotPlain(Exception):
-    """A variable of the script's holds something that is not plain, or itself: it is not kept. No error."""
+    """A script's variable holds something that is not plain, or contains itself: it is not kept. Not an error."""
 
 
 class TooLarge(Exception):
-    """A variable of the script's has more leaves than are followed: it is not kept. No error."""
+    """A script's variable has more leaves than regrow follows: it is not kept. Not an error."""
 
 
 class Rehearsed(BaseException):
-    """The training's function has come to its first update: the rehearsal is over. No error; no handler may take it."""
+    """The training function has reached its first update: the rehearsal ends. Not an error; no handler may catch it."""
 
 
 PUBLIC = (

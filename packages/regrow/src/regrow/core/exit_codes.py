@@ -1,35 +1,35 @@
-"""With which codes processes end: what a launcher's tells a scheduler, what a worker's is, and how one is said."""
+"""Exit codes of launchers, which schedulers read, and of workers; and their description for people."""
 
 import signal
 
 OK = 0
 SCRIPT_ERROR = 1
-"""The script's own error: the same again would end the same way."""
+"""An error of the script: another run would end the same way."""
 REFUSED = 1
-"""A running job refuses what a command asked of it."""
+"""A running job refuses a command's request."""
 USAGE = 2
-"""A flag or an argument cannot be right."""
+"""A flag or an argument is wrong."""
 INTERNAL_ERROR = 70
 """A defect of regrow (`EX_SOFTWARE`)."""
 RUN_AGAIN = 75
-"""The machines, not the script: the job may be started again as it is."""
+"""A failure of the machines, not of the script: the job may be started again as it is."""
 UNPROVEN = 76
-"""The job was trained to its end, but its result is not proven to be that of a run without faults: look at it first."""
+"""The job was trained to its end, but its result is not proven to equal that of a faultless run: check it first."""
 ERRORS_NOT_THEIRS = 77
-"""A batch whose output is whole, with error rows whose own fault that is not known to be: send these again."""
+"""A batch with complete output, in which some rows are errors not known to be the rows' own fault: send them again."""
 
 LOST_AGENT = 1
-"""Of a worker whose agent is gone: there is nobody left to work for."""
+"""A worker whose agent is gone: there is nobody left to work for."""
 ON_DEMAND = 17
-"""Of a worker that a fault on demand ends (`exit`)."""
+"""A worker that was ended by an injected fault (`exit`)."""
 DEVICE_FAILED = 18
-"""Of a worker that ends since its accelerator answers nothing any more."""
+"""A worker that ends because its accelerator does not answer any more."""
 NODE_LOST = -9
-"""Code recorded for the workers of a lost node: nobody saw their end."""
+"""Recorded for the workers of a lost node, whose end nobody saw."""
 
 
 def exit_text(code: int, *, memory: bool = False) -> str:
-    """Describe the end of a process. `memory`: the kernel ended it since memory had run out."""
+    """Describe the end of a process. `memory`: the kernel ended it because memory had run out."""
     if memory:
         return "was ended by the kernel because memory ran out (smaller batches, fewer loaders, or a higher limit)"
     if code == DEVICE_FAILED:

@@ -1,4 +1,4 @@
-"""Kinds of values on command lines that several rooms' commands take."""
+"""Types of command-line values that the commands of several packages take."""
 
 import click
 
@@ -21,7 +21,7 @@ class _Percent(click.ParamType[float]):
     name = "PERCENT"
 
     def convert(self, value: object, param: click.Parameter | None, context: click.Context | None) -> float:
-        """A part of 1, from a text such as `0.02%`. Raises `click.BadParameter`."""
+        """A fraction of 1, from a text such as `0.02%`. Raises `click.BadParameter`."""
         if isinstance(value, float):
             return value
         text = str(value).strip()

@@ -1,4 +1,4 @@
-"""HTTP between processes of a job: callers and servers, encrypted where `core/tls.py` says."""
+"""HTTP between processes of a job: clients and servers, encrypted as `core/tls.py` says."""
 
 import asyncio
 import errno
@@ -20,12 +20,12 @@ from regrow.core.strangers import HELLO_S, MOST, refused
 HEAD_BYTES = 64 << 10
 _TURN_S: Seconds = 0.02
 _TURN_TLS_S: Seconds = 0.5
-"""A handshake takes some turns of both ends, which may be busy."""
+"""With TLS a handshake takes several round trips, and both ends may be busy."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S: Seconds = 0.1
 _AT_ONCE = 64
 _IDLE_S: Seconds = 30.0
-"""Between two requests of one who is not admitted by name."""
+"""Longest pause between two requests of a caller that the application does not admit by name."""
 _IDLE_LONG_S: Seconds = 3630.0
 _HEAD_ENDS = b"\r\n\r\n"
 
@@ -36,9 +36,9 @@ def session(**options: Any) -> aiohttp.ClientSession:
 
 
 async def is_only_silent(url: str, within: Seconds) -> bool:
-    """True if calls there fail for want of a TLS handshake only: the machine takes them, its process is paused.
+    """True if calls there fail only for want of a TLS handshake: the machine accepts them, but its process is paused.
 
-    Without TLS a call succeeds as soon as the machine has taken it, so there is nothing more to find out.
+    Without TLS a call succeeds as soon as the machine has accepted it, so there is nothing more to find out.
     """
     parts = urlsplit(url)
     if parts.scheme != "https":
@@ -52,13 +52,13 @@ async def is_only_silent(url: str, within: Seconds) -> bool:
 
 
 async def stop_listening(runner: web.AppRunner | None) -> None:
-    """Whoever calls from now on finds nobody; connections that there are stay."""
+    """Accept no new connections; those that exist stay."""
     for site in list(runner.sites) if runner is not None else ():
         await site.stop()
 
 
 async def close(runner: web.AppRunner | None) -> None:
-    """Hang up on everybody."""
+    """Close all connections."""
     if runner is not None:
         await runner.cleanup()
 
@@ -74,17 +74,17 @@ async def listen(
     endpoint: str = "http",
     strict: bool = False,
 ) -> int:
-    """Serve there; the port. Raises `OSError` or `UsageError`.
+    """Serve at this address; returns the port. Raises `OSError` or `UsageError`.
 
     Args:
-        runner: of the application, set up.
+        runner: runner of the application, set up.
         host: the address to listen on.
         port: 0: any.
-        reuse: also while connections of a former server are being closed.
-        backlog: how many may wait to be let in.
-        anybody: whether who has no certificate may call too.
-        endpoint: where those are counted that are hung up on.
-        strict: whether the application says by `admit` who belongs here; else whoever says a whole request does.
+        reuse: whether to listen while connections of a former server are still being closed.
+        backlog: how many connections may wait to be accepted.
+        anybody: whether callers without a certificate may connect too.
+        endpoint: name under which refused connections are counted.
+        strict: whether the application admits callers by `admit`; else whoever sends a whole request is admitted.
     """
     context = tls.serving(anybody=anybody)
     server = runner.server
@@ -96,10 +96,10 @@ async def listen(
 
 
 class Caller:
-    """Somebody at the door.
+    """A connection whose sender is not identified yet.
 
     Args:
-        listener: where.
+        listener: the listener that accepted it.
     """
 
     def __init__(self, listener: "HttpListener") -> None:
@@ -112,7 +112,7 @@ class Caller:
         self._tail = b""
 
     def receives(self, data: bytes) -> bool:
-        """A part of what it says. False: its request's head is longer than anybody's."""
+        """Take a part of the received bytes. False: the head of the request is longer than allowed."""
         if self not in self.listener.waiting or self._received < 0:
             return True
         if _HEAD_ENDS in self._tail + data:
@@ -125,11 +125,11 @@ class Caller:
         return self._received <= HEAD_BYTES
 
     def admit(self) -> None:
-        """It may stay as long as it likes."""
+        """Let the connection stay as long as its caller likes."""
         self.listener.forget(self)
 
     def hang_up(self, why: str) -> None:
-        """It is one of those who have no business here."""
+        """Close the connection and count it as refused."""
         self.listener.forget(self)
         refused.add(self.listener.name, why)
         if self.transport is not None:
@@ -139,7 +139,7 @@ class Caller:
 
 
 class _Handler(web.RequestHandler):
-    """aiohttp's, which tells the door what it hears. Its answer to what is no request is short, whatever was said."""
+    """aiohttp's handler, which reports received bytes to its `Caller`. A malformed request gets a short answer."""
 
     def __init__(self, server: web.Server, caller: Caller, **options: Any) -> None:
         super().__init__(server, **options)
@@ -176,17 +176,17 @@ class _Handler(web.RequestHandler):
 
 
 class HttpListener:
-    """Lets callers in: the sockets of a site, as a server that `web.BaseSite` can close.
+    """Accepts connections on the sockets of a site, as a server that `web.BaseSite` can close.
 
-    At most `MOST` of those of whom it is not known yet who they are, each for `HELLO_S`. While others wait outside, the
-    one that has been silent longest gives way as soon as it has had its turn, and so it does where descriptors run out.
+    At most `MOST` connections may be unidentified, each for `HELLO_S`. While others wait to be accepted, the one that
+    has been silent longest is closed as soon as it has had its turn; when descriptors run out, at once.
 
     Args:
-        server: aiohttp's, of the application.
+        server: aiohttp's server of the application.
         sockets: bound, and not listening yet.
-        context: for TLS; None: none.
-        name: where those are counted that are hung up on.
-        strict: whether callers have to be admitted by the application; else by the whole head of a request.
+        context: for TLS; None: no encryption.
+        name: name under which refused connections are counted.
+        strict: whether the application has to admit callers; else the whole head of a request admits them.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class HttpListener:
     ) -> None:
         self.name, self.strict, self.sockets = name, strict, list(sockets)
         self.waiting: dict[Caller, None] = {}
-        """In the order in which they came."""
+        """In the order of arrival."""
         self._server, self._context = server, context
         self._idle = _IDLE_LONG_S if strict else _IDLE_S
         self._loop = asyncio.get_running_loop()
@@ -214,7 +214,7 @@ class HttpListener:
             self._loop.add_reader(each, self._accept, each)
 
     def close(self) -> None:
-        """Listen no more; who is admitted stays."""
+        """Listen no more; admitted connections stay."""
         if self._closed:
             return
         self._closed = True
@@ -227,7 +227,7 @@ class HttpListener:
         self.sockets = []
 
     def forget(self, caller: Caller) -> None:
-        """It is admitted, or gone."""
+        """Stop the timers of a connection that is admitted, or gone."""
         for timer in caller.timers:
             timer.cancel()
         caller.timers.clear()
@@ -273,13 +273,13 @@ class HttpListener:
                 ssl=self._context,
                 ssl_handshake_timeout=None if self._context is None else HELLO_S,
             )
-        except (OSError, TimeoutError) as error:  # no handshake, or it has gone
+        except (OSError, TimeoutError) as error:  # the handshake failed, or the caller has gone
             if caller.transport is None:
                 self.forget(caller)
                 refused.add(self.name, f"a connection: {error}")
 
     def _lost(self, caller: Caller, error: BaseException) -> None:
-        """A defect of the server's struck one call; the others are served."""
+        """Count a call that failed by a defect of the server; the others are served."""
         self.forget(caller)
         refused.add(self.name, f"a call that failed by {type(error).__name__}: {error}")
 
@@ -290,7 +290,7 @@ class HttpListener:
             self._go_on()
 
     def _make_place(self, *, at_once: bool = False) -> bool:
-        """Hang up on the one that has been silent longest, if it has had its turn."""
+        """Close the connection that has been silent longest, if it has had its turn or `at_once`; True if closed."""
         oldest = next(iter(self.waiting), None)
         if oldest is None or not (oldest.had_turn or at_once):
             return False
@@ -311,7 +311,7 @@ class HttpListener:
 
 
 class _Site(web.BaseSite):
-    """A door that is open as long as its runner says."""
+    """A site whose listener is open as long as its runner."""
 
     def __init__(self, runner: web.AppRunner, listener: HttpListener, backlog: int) -> None:
         super().__init__(runner, backlog=backlog)
@@ -319,7 +319,7 @@ class _Site(web.BaseSite):
 
     @property
     def name(self) -> str:
-        """For aiohttp's own lists."""
+        """Name for aiohttp's own lists."""
         return self._listener.name
 
     async def start(self) -> None:
@@ -330,13 +330,13 @@ class _Site(web.BaseSite):
 
 
 def admit(request: web.Request) -> None:
-    """Let the sender of this request stay: it belongs here."""
+    """Admit the sender of this request: it has shown that it belongs to the job."""
     if isinstance(request.protocol, _Handler):
         request.protocol.caller.admit()
 
 
 async def _bound(host: str, port: int, reuse: bool | None) -> list[socket.socket]:
-    """Sockets of an address, as asyncio makes them, which do not listen yet. Raises `OSError`."""
+    """Bound sockets of an address, as asyncio makes them, not listening yet. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, reuse_address=reuse, start_serving=False)
     made = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]

@@ -1,4 +1,4 @@
-"""Names of things. Ids are types, never parsed strings."""
+"""Types of names and numbers. An id is a type of its own, and its text is never parsed."""
 
 from typing import NewType
 

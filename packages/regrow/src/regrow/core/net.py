@@ -1,8 +1,8 @@
-"""The one seam for sockets between processes of a job: where they listen, how others connect, who is let in.
+"""The one seam for sockets between processes of a job: it listens, connects, and checks the peer.
 
-An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted where `core/tls.py` says.
-Paths of a job begin with `@`: names in the kernel's abstract namespace (unix(7)), which no cleaner of folders, logout
-or long `TMPDIR` takes away and nobody has to remove. They have no mode, so both ends look at whose the other is.
+An endpoint is `unix:<path>`, within a node, or `tcp:<host>:<port>`, between nodes, encrypted as `core/tls.py` says.
+Paths of a job begin with `@`: they are names in the kernel's abstract namespace (unix(7)), which no cleaner of folders,
+logout or long `TMPDIR` breaks and nobody has to remove. They have no mode, so both ends check each other's user.
 """
 
 import asyncio
@@ -38,33 +38,33 @@ Speaking = TypeVar("Speaking", bound=asyncio.Protocol)
 
 
 def same_secret(given: str | bytes, token: str | bytes) -> bool:
-    """True if a stranger knows the job's secret; takes equally long for any guess."""
+    """True if a peer knows the job's secret; the comparison takes equally long for any guess."""
     one, other = (text.encode() if isinstance(text, str) else text for text in (given, token))
     return hmac.compare_digest(one, other)
 
 
 _PEER = struct.Struct("3i")
-"""Process, user and group of a unix socket's other end."""
+"""Process, user and group of the other end of a unix socket."""
 _STARTED_BY = os.getuid()
 
 
 def sockets_home() -> str:
-    """A new prefix for a node's socket names, which nobody can guess; `socket_dir` of who listens."""
+    """A new, unguessable prefix for a node's socket names; a listener gets it as `socket_dir`."""
     return f"@regrow-{secrets.token_hex(8)}"
 
 
 def unix_address(path: str | Path) -> str:
-    """Form of an endpoint's path that socket calls take."""
+    """The form of an endpoint's path that socket calls take."""
     text = str(path)
     return f"\0{text[1:]}" if text.startswith("@") else text
 
 
 def is_own(sock: socket.socket) -> bool:
-    """True if the other end of a connection is this user's. One over TCP shows it by the token."""
+    """True if the other end of a connection is a process of this user. TCP peers prove it by the token instead."""
     if sock.family != socket.AF_UNIX:
         return True
     _, user, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return user in (os.getuid(), _STARTED_BY)  # a script may have changed whose process it is
+    return user in (os.getuid(), _STARTED_BY)  # a script may have changed its own user
 
 
 def _own_end(sock: socket.socket, endpoint: object) -> None:
@@ -94,7 +94,7 @@ class Listener:
     path: Path | None = None
 
     def accept(self) -> socket.socket:
-        """Whoever calls next. Raises `OSError`; `ConnectionAbortedError` where that was another user."""
+        """The next connection. Raises `OSError`; `ConnectionAbortedError` if it came from another user."""
         sock = keep_from_forks(self.sock.accept()[0])
         if not is_own(sock):
             sock.close()
@@ -104,7 +104,7 @@ class Listener:
         return sock if context is None else tunnel.called(sock, context)
 
     def close(self) -> None:
-        """Listen no more; whoever is blocked in `accept` is woken."""
+        """Stop listening; a thread that is blocked in `accept` is woken."""
         hang_up(self.sock)
         self.sock.close()
         if self.path is not None and not str(self.path).startswith("@"):
@@ -114,17 +114,16 @@ class Listener:
 def listen(
     name: str, folder: str | Path | None, *, bind: str = "", advertise: str = "", backlog: int = _BACKLOG
 ) -> Listener:
-    """Listen on a unix socket in a private folder; without one, on any TCP port.
+    """Listen on a unix socket in a private folder; without a folder, on any TCP port.
 
     Args:
-        name: what the socket in the folder is called, followed by what makes it unique.
-        folder: a private folder, or the prefix of names that `sockets_home` gave; None where others must reach it from
-            other nodes.
-        bind: the address to listen on then.
-        advertise: the name under which other nodes reach this one.
-        backlog: how many may wait to be let in.
+        name: start of the socket's name in the folder; a unique end is added.
+        folder: a private folder, or the prefix from `sockets_home`; None if other nodes must reach the socket.
+        bind: the address to listen on, without a folder.
+        advertise: the host name by which other nodes reach this one.
+        backlog: how many connections may wait to be accepted.
 
-    Raises `OSError`, or `UsageError` where the folder's path is too long.
+    Raises `OSError`, or `UsageError` if the folder's path is too long.
     """
     if folder is None:
         family = socket.AF_INET6 if ":" in bind else socket.AF_INET
@@ -150,10 +149,10 @@ def connect(
     """A stream socket to an endpoint. Raises `OSError` or `UsageError`.
 
     Args:
-        endpoint: where to.
-        within: how long that may take; also what the socket's next calls may take.
-        opened: told of the socket before it connects, so that another thread can end that; and of another that takes
-            its place.
+        endpoint: the address to connect to.
+        within: timeout of the connection, and of the socket's next calls.
+        opened: gets the socket before it connects, so that another thread can end the attempt; also any socket that
+            replaces it.
     """
     place, failed = _place(endpoint), OSError(f"{endpoint} has no address")
     found = [(socket.AF_UNIX, place)] if isinstance(place, str) else _addresses(*place)
@@ -186,16 +185,16 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, Any]]:
 
 
 def hang_up(sock: socket.socket) -> None:
-    """End the connection at once, also under a thread that is blocked in it; that thread closes it."""
+    """End the connection at once, also under a thread that is blocked in it; that thread closes the socket."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        # Not connected, or closed already: then nobody is blocked in it.
+        # Not connected, or closed already: then no thread is blocked in it.
         return
 
 
 def widen(sock: socket.socket) -> None:
-    """Let the kernel take more at once: with unix sockets' default the two ends wait for each other too often."""
+    """Enlarge the kernel's send buffer: with the default of unix sockets the two ends wait for each other too often."""
     if sock.family == socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, WINDOW)
     else:
@@ -203,14 +202,14 @@ def widen(sock: socket.socket) -> None:
 
 
 class ThreadServer:
-    """Serves connections between `open` and `close`: a thread accepts, one more attends to each that comes.
+    """Serves connections between `open` and `close`: one thread accepts, and each connection gets a thread of its own.
 
-    Those that are not `known` yet are hung up on after `strangers.HELLO_S`, and while there are more than
-    `strangers.MOST` of them the oldest makes room for who comes.
+    A connection that is not `known` after `strangers.HELLO_S` is closed; while there are `strangers.MOST` such
+    connections or more, the oldest is closed sooner.
 
     Args:
-        name: of its threads.
-        attend: serves one connection; it is closed when this returns or raises.
+        name: name of its threads.
+        attend: serves one connection, which is closed when this returns or raises.
     """
 
     def __init__(self, name: str, attend: Callable[[socket.socket], None]) -> None:
@@ -221,22 +220,22 @@ class ThreadServer:
         self._closed = threading.Event()
         self._serving: dict[socket.socket, threading.Thread] = {}
         self._strangers: dict[socket.socket, Instant] = {}
-        """Since when they are there, the oldest first."""
+        """Time of arrival of connections that are not known yet, the oldest first."""
 
     @property
     def closed(self) -> bool:
-        """True if the server does not serve any more."""
+        """True if the server is closed."""
         return self._closed.is_set()
 
     def open(self, listener: Listener) -> str:
-        """Serve whoever comes there; the endpoint."""
+        """Serve the connections of this listener; returns its endpoint."""
         self._listener = listener
         self._acceptor = threading.Thread(target=self._accept, args=(listener,), name=self._name, daemon=True)
         self._acceptor.start()
         return listener.endpoint
 
     def close(self) -> None:
-        """Hang up on everybody, end all threads, remove the socket. May be called twice."""
+        """Close all connections, end all threads, remove the socket. May be called twice."""
         with self._lock:
             self._closed.set()
             serving = list(self._serving)
@@ -249,12 +248,12 @@ class ThreadServer:
             self._acceptor.join(_END_S)
 
     def known(self, sock: socket.socket) -> None:
-        """It has shown that it belongs here."""
+        """Mark a connection as known: its peer has shown that it belongs here."""
         with self._lock:
             self._strangers.pop(sock, None)
 
     def dismiss(self, connections: Iterable[socket.socket]) -> None:
-        """Hang up on these, and wait until their threads have ended."""
+        """Close these connections, and wait until their threads have ended."""
         with self._lock:
             late = [(sock, self._serving[sock]) for sock in connections if sock in self._serving]
         for sock, _ in late:
@@ -271,7 +270,7 @@ class ThreadServer:
             except (TimeoutError, ConnectionAbortedError):
                 continue
             except OSError as error:
-                # Out of descriptors, most likely: others are given the time to end.
+                # Out of descriptors, most likely: give other connections time to end.
                 if self._closed.wait(_PAUSE_S):
                     return
                 _log.warning("%s: a connection could not be accepted: %s", self._name, error)
@@ -284,14 +283,14 @@ class ThreadServer:
                 self._serving[sock] = thread
                 self._strangers[sock] = time.monotonic()
                 try:
-                    thread.start()  # under the lock, so that who finds it in the table can join it
+                    thread.start()  # under the lock, so that any thread that finds it in the table can join it
                 except RuntimeError as error:
                     del self._serving[sock], self._strangers[sock]
-                    sock.close()  # who called may try again, when there is a thread for it
+                    sock.close()  # the caller may try again, when another thread can be started
                     _log.warning("%s: nobody can attend to a connection: %s", self._name, error)
 
     def _send_away(self) -> Seconds | None:
-        """Hang up on strangers who have been here for too long, or for others; when to look again, if there are any."""
+        """Close connections that stayed unknown too long; returns the time to the next look, None if none is left."""
         while True:
             with self._lock:
                 oldest = next(iter(self._strangers.items()), None)
@@ -302,7 +301,7 @@ class ThreadServer:
                 left = since + (TURN_S if crowded else HELLO_S) - time.monotonic()
                 if left <= 0.0:
                     del self._strangers[sock]
-                    hang_up(sock)  # under the lock: nobody closes it meanwhile, so that it is not another's by now
+                    hang_up(sock)  # under the lock: nobody else closes it meanwhile and gives its descriptor to another
             if left <= 0.0:
                 refused.add(self._name.removeprefix("regrow-"), "somebody who did not say who it is")
             elif not crowded:
@@ -330,7 +329,7 @@ class ThreadServer:
 
 
 async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Speaking:
-    """A connection to an endpoint. Raises `OSError` or `UsageError`."""
+    """A connection to an endpoint; returns its protocol. Raises `OSError` or `UsageError`."""
     place, loop = _place(endpoint), asyncio.get_running_loop()
     if isinstance(place, str):
         transport, speaking = await loop.create_unix_connection(protocol, place)
@@ -347,9 +346,9 @@ async def open_connection(protocol: Callable[[], Speaking], endpoint: str) -> Sp
 async def serve(
     protocol: Callable[[], asyncio.Protocol], path: Path | None, *, bind: str, advertise: str
 ) -> tuple[asyncio.Server, str]:
-    """Serve connections to a unix socket; without a path, to any TCP port. The server and its endpoint.
+    """Serve connections to a unix socket; without a path, to any TCP port. Returns the server and its endpoint.
 
-    The protocol asks `is_own` as a connection is made.
+    The protocol must call `is_own` when a connection is made.
     """
     loop = asyncio.get_running_loop()
     if path is not None:

@@ -18,4 +18,4 @@ class Phase(IntEnum):
 
 
 IN_BODY = (Phase.COMPUTING, Phase.UPDATING)
-"""Within a step's body, or in its update."""
+"""In a step's body, or in its update."""

@@ -1,8 +1,8 @@
 """Records of a job: `events.jsonl` by the coordinator, `steps.<node>.jsonl` by each agent.
 
 Every line is one JSON object with `type` and the fields below. `at` is the machine's monotonic clock in seconds, `time`
-(added by the writer) the wall clock. Readers give fields that an older version has not written their defaults, and skip
-those that they do not know; changes beyond that are marked by `SCHEMA`.
+(added by the writer) the wall clock. Readers give defaults to fields that an older version has not written, and skip
+unknown ones; any other change raises `SCHEMA`.
 """
 
 import msgspec
@@ -14,10 +14,10 @@ from regrow.core.messages.state_ways import StateWay
 SCHEMA = 1
 """Version of the records. It rises with a new kind of line, or when a field changes its meaning."""
 NODE_LOST = "its node was lost"
-"""`WorkerGone.reason` of workers that went with their node: their agent may not have written its newest lines."""
+"""`WorkerGone.reason` of workers that were lost with their node: their agent may not have written its newest lines."""
 
 IN_TRAINING = "in training"
-"""`NodeJudged.occasion` of what is seen of the work on a node, not by an examination."""
+"""`NodeJudged.occasion` of findings from the training itself, not from an examination of the node."""
 
 
 class Record(msgspec.Struct, frozen=True, tag=True, tag_field="type"):
@@ -35,11 +35,11 @@ class JobStarted(Record, frozen=True):
     standbys: int
     command: list[str]
     schema: int = SCHEMA
-    """Of all records of the job."""
+    """Version of all records of the job."""
 
 
 class WorkerSpawned(Record, frozen=True):
-    """A worker was ordered from an agent."""
+    """The coordinator ordered a worker from an agent."""
 
     worker: WorkerId
     node: NodeId
@@ -72,7 +72,7 @@ class WorkerGone(Record, frozen=True):
 
 
 class GenerationFormed(Record, frozen=True):
-    """Every member runs in the new generation, with `state@step`."""
+    """Every rank runs in the new generation, with `state@step`."""
 
     generation: Generation
     step: StepNo
@@ -85,7 +85,7 @@ class GenerationFormed(Record, frozen=True):
 
 
 class IncidentOpened(Record, frozen=True):
-    """Something went wrong; the world is being mended."""
+    """Something went wrong; the recovery begins."""
 
     incident: int
     generation: Generation
@@ -98,11 +98,11 @@ class IncidentOpened(Record, frozen=True):
 class IncidentClosed(Record, frozen=True):
     """One fault from detection to the next committed step on every rank. Times in seconds.
 
-    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`, `move`; `faults` 0): from the first
-    worker that stopped for it, so that `total` is the pause of those who stay.
+    Also a change of the world without a fault (`kind` `grow`, `shrink`, `preempt`, `move`; `faults` 0): it begins with
+    the first worker that stopped for it, so that `total` is the pause of the workers that stay.
 
-    `detect`: from the fault (where its time is known) to the coordinator's knowing; `abort`: until every survivor is
-    out of its groups; `regroup`: until a new membership stands, replacements and new groups included; `hydrate`: until
+    `detect`: from the fault (if its time is known) until the coordinator knows of it; `abort`: until every survivor is
+    out of its groups; `regroup`: until a new generation is formed, with its replacements and groups; `hydrate`: until
     every receiver has its state; `redo`: until the next step is committed on every rank.
     """
 
@@ -114,7 +114,7 @@ class IncidentClosed(Record, frozen=True):
     cause: str
     rung: str
     """`retry`, `standby`, `fork`, `node` (a lost node came back, or another took its ranks), `shrink`, `all` or
-    `restart`; of a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
+    `restart`; for a change of the world without a fault `grow`, `shrink`, or `node` (its ranks moved)."""
     faults: int
     detect: Seconds
     abort: Seconds
@@ -127,22 +127,22 @@ class IncidentClosed(Record, frozen=True):
     opened_at: Instant
     fault_at: Instant
     before: int = 0
-    """Replicas before and after; both 0 where their number did not change."""
+    """Replicas before and after; both 0 if their number did not change."""
     after: int = 0
     ways: list[StateWay] = []
     """Addresses over which receivers got their state, with the flows and the rate of each; failed ones too."""
     slowest: WorkerId | None = None
-    """Replacement that took longest in all; None where nobody was replaced, or this is not known."""
+    """The replacement that took longest; None if nobody was replaced, or this is not known."""
     stages: dict[str, Seconds] = {}
-    """Its stages, by `core.process.stage_times.STAGES`, as it has measured them; one that did not happen, or began
-    before the fault, is absent. They overlap with those above: a replacement is built while survivors halt."""
+    """Stages of that replacement, by `core.process.stage_times.STAGES`, as it measured them. A stage that did not
+    happen, or began before the fault, is absent. They overlap the times above: it is built while survivors halt."""
     not_kept: dict[str, list[Rank]] = {}
     """Plain variables of which each rank had a value of its own (a running sum of its losses), and the ranks that were
-    replaced, or came to a state of others, without theirs: they have another's, or those of the script's start."""
+    replaced, or took another rank's state, without theirs: they have another rank's values, or the script's first."""
 
 
 class FaultInjected(Record, frozen=True):
-    """A fault on demand struck."""
+    """An injected fault has struck."""
 
     fault: str
     worker: WorkerId
@@ -153,14 +153,14 @@ class FaultInjected(Record, frozen=True):
 
 
 class Noted(Record, frozen=True):
-    """Something worth a line that is none of the others."""
+    """An event worth a line that has no record of its own."""
 
     text: str
     worker: WorkerId | None = None
 
 
 class ReplicaCorrupted(Record, frozen=True):
-    """The state of a rank before `step` was not that of its replicas: silent corruption, counted against its node.
+    """The state of a rank before `step` differed from its replicas': silent corruption, counted against its node.
 
     `tensors`: the first of those that differed, as far as known. `on_node`: how often that node was counted so far.
     """
@@ -176,8 +176,8 @@ class ReplicaCorrupted(Record, frozen=True):
 class NodeJudged(Record, frozen=True):
     """Judgement of a node: a `core.verdicts.HealthVerdict`, and its occasion.
 
-    Of an examination, unless it is `ok`; or, with the occasion `IN_TRAINING`, of the work there: a straggler, numbers
-    that are not finite, lines in a log. Then `ok` withdraws what its source has said of the device.
+    It comes from an examination, unless that was `ok`; or, with the occasion `IN_TRAINING`, from the work: a straggler,
+    numbers that are not finite, lines in a log. There `ok` withdraws the verdicts of the same source on the device.
     """
 
     node: NodeId
@@ -190,7 +190,7 @@ class NodeJudged(Record, frozen=True):
 
 
 class NodeQuarantined(Record, frozen=True):
-    """A node has failed twice within the window: no new workers there. `alone`: only told, for want of other nodes."""
+    """A node has failed twice within the window: no new workers there. `alone`: only reported, it is the only node."""
 
     node: NodeId
     reason: str
@@ -199,9 +199,9 @@ class NodeQuarantined(Record, frozen=True):
 
 
 class ReplicasDiverged(Record, frozen=True):
-    """Ranks that should have the same state had not, before `step`. Training goes on as it is.
+    """Ranks that should have had the same state differed before `step`. Training goes on as it is.
 
-    `alike`: the ranks with the same, the largest group first. `parts`: the first names of what differs.
+    `alike`: groups of ranks with the same state, the largest first. `parts`: the first names of what differs.
     """
 
     step: StepNo
@@ -213,7 +213,7 @@ class ReplicasDiverged(Record, frozen=True):
 class ReplacementJudged(Record, frozen=True):
     """A newcomer was compared with the rank that it would replace.
 
-    `step`: at which. `reason`: why it is not equal, for people; empty: it has computed the same, bit for bit.
+    `step`: of the comparison. `reason`: why it is not equal, for people; empty: it computed the same, bit for bit.
     """
 
     rank: Rank
@@ -231,7 +231,7 @@ class CheckpointSaved(Record, frozen=True):
 
 
 class CopyStreamed(Record, frozen=True):
-    """A copy of a rank's state has reached the node's buddy, in `seconds`; not every one is written down."""
+    """A copy of a rank's state has reached the node's buddy, in `seconds`; not every copy is recorded."""
 
     node: NodeId
     buddy: NodeId
@@ -244,7 +244,7 @@ class CopyStreamed(Record, frozen=True):
 
 
 class ScaleRefused(Record, frozen=True):
-    """A change of the world to `replicas` was asked for and is not done. The job goes on as it was."""
+    """A change of the world to `replicas` was requested and refused. The job goes on as it was."""
 
     replicas: int
     reason: str
@@ -268,7 +268,7 @@ class WorldChanged(Record, frozen=True):
     """The next generation has another number of replicas, or others in them. `step`: the first that it runs.
 
     `kind`: `grow`, `shrink`, `preempt` (a node is given back), `move`, `fault` (nothing could fill a lost rank),
-    `restart`, `start` (asked for before the first step).
+    `restart`, `start` (requested before the first step).
     """
 
     generation: Generation
@@ -280,7 +280,7 @@ class WorldChanged(Record, frozen=True):
 
 
 class JobEnded(Record, frozen=True):
-    """The end. `code` is the exit code; `diagnosis` says in one text what happened, empty when all went well."""
+    """The job has ended. `code` is the exit code; `diagnosis` explains what went wrong, empty if nothing did."""
 
     code: int
     diagnosis: str
@@ -289,8 +289,8 @@ class JobEnded(Record, frozen=True):
 class StepCommitted(Record, frozen=True):
     """One rank's state went from `step` to `step + 1`. In `steps.<node>.jsonl`.
 
-    `seconds`: of its body; before that it waited `data_wait` for its batch, and before that `stall` for copies of the
-    state. `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
+    `seconds`: duration of its body; before that the rank waited `data_wait` for its batch, and before that `stall` for
+    copies of the state. `data`: its read for the step; in a step of micro-batches `parts` has one record for each.
     """
 
     step: StepNo
@@ -308,12 +308,12 @@ class StepCommitted(Record, frozen=True):
 
     @property
     def reads(self) -> list[BatchRecord]:
-        """All shares that it has read; empty where nobody has said so."""
+        """All shares that the rank has read; empty if it has not reported them."""
         return [self.data] if self.data is not None else self.parts
 
 
 class OrderStated(Record, frozen=True):
-    """In which order the samples of a job come, as one of its workers said. In `steps.<node>.jsonl`."""
+    """Order of the samples of a job, as one of its workers reported it. In `steps.<node>.jsonl`."""
 
     rank: Rank
     worker: WorkerId

@@ -1,7 +1,7 @@
-"""Files of records that do not grow without bound: full ones are set aside under numbers, and few of those are kept.
+"""Bounded files of records: a full file is set aside under a number, and only the newest parts are kept.
 
-`events.jsonl` is what is written to; `events.jsonl.1` is the oldest part, and the next has the next number, for ever. A
-part changes its name at once or not at all, so that no line is lost when a writer is killed at any moment.
+`events.jsonl` is the file being written; `events.jsonl.1` is the oldest part, and numbers are never used again. A part
+is renamed atomically, so that no line is lost whenever a writer is killed.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 
 class RecordLimits(NamedTuple):
-    """Size at which a file is set aside, in bytes (0: never), and how many of those are kept whole."""
+    """Size in bytes at which a file is set aside (0: never), and the number of parts that are kept whole."""
 
     part: int = 64 << 20
     parts: int = 16
 
 
 class RecordPart(NamedTuple):
-    """One file of a sequence; numbers never come twice."""
+    """One file of a sequence; its number is never used again."""
 
     number: int
     path: Path
@@ -37,25 +37,25 @@ def set_aside(path: Path) -> list[RecordPart]:
 
 
 def rotate(path: Path, limits: RecordLimits, drop: Callable[[Path], None]) -> None:
-    """Set a full file aside, and drop what is older than those that are kept.
+    """Set a full file aside, and drop the parts beyond the limit.
 
     Args:
         path: the file; its writer opens a new one afterwards.
         limits: how much is kept.
-        drop: what is done with a part that is not kept whole: removed, or made smaller. Doing so twice changes nothing.
+        drop: drops a part that is not kept whole: removes it, or makes it smaller. A second call changes nothing.
 
     Raises:
-        OSError: the file could not be renamed, or a part not be dropped.
+        OSError: the file could not be renamed, or a part could not be dropped.
     """
     parts = set_aside(path)
     number = parts[-1].number + 1 if parts else 1
     os.rename(path, path.with_name(f"{path.name}.{number}"))
     for part in parts:
-        # Two of them: a writer may have been killed between the two halves of its last turn.
+        # Two parts: a writer may have been killed between the rename and the drop of its last rotation.
         if number - limits.parts - 1 <= part.number <= number - limits.parts:
             drop(part.path)
 
 
 def remove_part(path: Path) -> None:
-    """Drop a part whole."""
+    """Remove a part completely."""
     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Text for a terminal or a pipe that maybe nobody reads: it is kept for a while, and never waited for."""
+"""Text for a terminal or pipe that possibly nobody reads: it is kept for a while, but never waited for."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ import time
 from regrow.core.ids import Seconds
 
 KEPT_BYTES = 8 << 20
-"""Bytes kept in memory for a reader; more is left out, and that is said."""
+"""Bytes kept in memory for a reader; more is left out, and the output says so."""
 _PART_BYTES = 64 << 10
 
 
 class Shown:
-    """Writes to a descriptor without blocking where that can be had: pipes and terminals get an opening of our own.
+    """Writes to a descriptor without blocking where possible: a pipe or terminal is opened a second time for that.
 
     Not for several threads at once.
 
     Args:
-        descriptor: standard output or error, which stays as it is: others may have it too.
-        keeps: how many bytes wait for a reader.
+        descriptor: standard output or error; it stays as it is, since other processes may share it.
+        keeps: how many bytes may wait for a reader.
     """
 
     def __init__(self, descriptor: int, keeps: int = KEPT_BYTES) -> None:
@@ -36,11 +36,11 @@ class Shown:
 
     @property
     def waiting(self) -> bool:
-        """True if there is text that was not taken yet."""
+        """True if some text is not written yet."""
         return bool(self._waiting)
 
     def write(self, text: bytes) -> None:
-        """Write lines, now or when they are read. Raises `OSError` where nobody will ever read."""
+        """Write lines, now or when there is a reader. Raises `OSError` if there will never be one."""
         if len(self._waiting) + len(text) > self._keeps:
             self.left_out += len(text)
             return
@@ -48,7 +48,7 @@ class Shown:
         self.flush()
 
     def flush(self, within: Seconds = 0.0) -> None:
-        """Write what waits, as far as it is taken in that time. Raises `OSError` where nobody will ever read."""
+        """Write the waiting text, as much as is read in that time. Raises `OSError` if there will never be a reader."""
         deadline = time.monotonic() + within
         while self._waiting:
             try:
@@ -65,7 +65,7 @@ class Shown:
                 self.left_out = 0
 
     def close(self) -> None:
-        """Let go of the descriptor, not of the one that was given."""
+        """Close this object's own descriptor, not the one that was passed to it."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -73,7 +73,7 @@ class Shown:
 def _opened(descriptor: int) -> int:
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISFIFO(mode) or os.isatty(descriptor):
-        with contextlib.suppress(OSError):  # another user's terminal, for example: then as everybody writes to it
-            # Another opening: whether writing blocks is a property of the opening, and the others have theirs.
+        with contextlib.suppress(OSError):  # another user's terminal, for example: then write as everybody does
+            # Blocking is a property of an open file description: this is a new one, the other writers keep theirs.
             return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     return os.dup(descriptor)

@@ -1,4 +1,4 @@
-"""Connections and requests of who has no business here: closed, counted, and told of ever less often."""
+"""Refused connections and requests of strangers to the job: counted, and logged ever less often."""
 
 import logging
 import threading
@@ -9,11 +9,11 @@ from typing import Final
 from regrow.core.ids import Seconds
 
 MOST: Final = 64
-"""Callers at one door of whom it is not known yet who they are."""
+"""Most callers at one endpoint that have not identified themselves yet."""
 HELLO_S: Final[Seconds] = 5.0
-"""Until they have said it."""
+"""Longest time for a caller to identify itself."""
 TURN_S: Final[Seconds] = 0.25
-"""Least stay of each, however many others wait: a newcomer on a busy node needs some of it to say who it is."""
+"""Least stay of each caller, however many others wait: on a busy node it takes some of this to identify itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -25,21 +25,21 @@ class Refusals:
         self._counts: Counter[str] = Counter()
 
     def add(self, endpoint: str, why: object) -> None:
-        """Somebody was refused there."""
+        """Count a refusal at this endpoint, and log the first, second, fourth, eighth of them."""
         with self._lock:
             self._counts[endpoint] += 1
             times = self._counts[endpoint]
-        if times & (times - 1) == 0:  # the first, the second, the fourth: a flood of them is not one in the log
+        if times & (times - 1) == 0:  # powers of two, so that a flood of refusals does not flood the log
             _log.warning(
                 "%s: %s was refused: %s", endpoint, "a connection" if times == 1 else f"connection {times}", why
             )
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Up to now."""
+        """Number of refusals so far, by endpoint."""
         with self._lock:
             return dict(self._counts)
 
 
 refused = Refusals()
-"""Of this process."""
+"""The refusals of this process."""

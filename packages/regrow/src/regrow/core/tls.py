@@ -1,9 +1,9 @@
-"""Encryption of what leaves a node: one setting for all processes of a job, `$REGROW_TLS_CERT`, `_KEY` and `_CA`.
+"""Encryption of connections between nodes: one setting for a whole job, `$REGROW_TLS_CERT`, `_KEY` and `_CA`.
 
-Both ends of a connection show a certificate (TLS 1.3). Without a CA all nodes have the same one, and nothing else is
-accepted; it may be self-signed, and does not run out in mid-job. With a CA each node may have its own: whatever that CA
-has signed is accepted, and a caller compares the name under which it calls with those in the certificate, but on
-loopback. Certificates that were renewed on disk are taken for the connections that are made after it.
+Both ends of a connection show a certificate (TLS 1.3). Without a CA all nodes have the same certificate, and no other
+is accepted; it may be self-signed, and does not expire in the middle of a job. With a CA each node may have its own:
+any certificate signed by that CA is accepted, and a caller compares the host name that it calls with those in the
+certificate, except on loopback. A certificate renewed on disk is used for all connections made after that.
 """
 
 import os
@@ -19,20 +19,20 @@ from regrow.core.hosts import is_loopback
 from regrow.core.ids import Seconds
 
 SOON: Seconds = 30 * 86400.0
-"""A certificate that ends within this time is told of at the start."""
+"""The start warns of a certificate that expires within this time."""
 _NO_CHECK_TIME = 0x200000
 """X509_V_FLAG_NO_CHECK_TIME of OpenSSL, for which Python has no name."""
 _PEM_END = "-----END CERTIFICATE-----"
 _OWN_NAME = "localhost"
 ALIKE = "give --tls-cert and --tls-key on all nodes of a job or on none, without --tls-ca the same ones"
-"""Cure for two nodes that do not come together."""
+"""Hint for two nodes that cannot connect to each other."""
 
 
 def serving(*, anybody: bool = False) -> ssl.SSLContext | None:
-    """TLS context of a server of this process; None if nothing is encrypted. Raises `UsageError`.
+    """TLS context for a server in this process; None without encryption. Raises `UsageError`.
 
     Args:
-        anybody: whether callers without a certificate may call too: a browser, a scraper of metrics.
+        anybody: whether callers without a certificate may connect too: a browser, a scraper of metrics.
     """
     pair = _pair()
     if pair is None:
@@ -41,13 +41,13 @@ def serving(*, anybody: bool = False) -> ssl.SSLContext | None:
 
 
 def calling() -> ssl.SSLContext | None:
-    """TLS context of a caller of this process; None if nothing is encrypted. Raises `UsageError`."""
+    """TLS context for a caller in this process; None without encryption. Raises `UsageError`."""
     pair = _pair()
     return pair.client if pair is not None else None
 
 
 def url(address: str) -> str:
-    """Of a server of a job at this `host:port`."""
+    """URL of a job's server at this `host:port`."""
     return f"{'http' if tls_files() is None else 'https'}://{address}"
 
 
@@ -68,7 +68,7 @@ def check(now: Seconds) -> str:
     left = ends - now
     text = f"the certificate {files.cert} "
     until = time.strftime("%Y-%m-%d", time.gmtime(ends))
-    if not files.ca:  # it is accepted for what it is, whatever the day
+    if not files.ca:  # it is accepted as this very file, whatever the date
         return f"{text}ended on {until}; as the one that all nodes have it is accepted still" if left <= 0 else ""
     if left <= 0:
         raise UsageError(f"{text}ended on {until}", hint="renew it")
@@ -76,7 +76,7 @@ def check(now: Seconds) -> str:
 
 
 class _Calling(ssl.SSLContext):
-    """Compares names, but on loopback, where a certificate's names are those of other addresses."""
+    """Compares host names, except on loopback, where a certificate has the names of other addresses."""
 
     unnamed: ssl.SSLContext
 
@@ -115,22 +115,22 @@ class _Pair:
         self.read(_times(files))
 
     def read(self, seen: tuple[float, ...]) -> None:
-        """Take the files as they are now."""
+        """Load the files as they are now."""
         files, reading = self.files, self.files.cert
         try:
             for reading in filter(None, (files.cert, files.key, files.ca)):
-                Path(reading).read_bytes()  # the libraries do not say which one they cannot read
-            # A context that fails to load has lost what it had: another is tried first.
+                Path(reading).read_bytes()  # the libraries do not say which file they cannot read
+            # A context that fails to load loses what it had, so a spare one is tried first.
             for context in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), *self._all):
                 reading = f"{files.cert} with {files.key}"
                 context.load_cert_chain(files.cert, files.key, password=_no_password)
                 reading = files.ca or files.cert
                 if files.ca:
                     context.load_verify_locations(files.ca)
-                else:  # not who has signed it: they have signed others too
+                else:  # trust this certificate, not its issuer, which has issued others too
                     own, _, _ = Path(files.cert).read_text(encoding="utf-8").partition(_PEM_END)
                     context.load_verify_locations(cadata=own + _PEM_END)
-        except (OSError, ValueError) as error:  # of which `ssl.SSLError` is one
+        except (OSError, ValueError) as error:  # `ssl.SSLError` is an `OSError`
             raise UsageError(
                 f"TLS cannot be set up by {reading}: "
                 f"{getattr(error, 'reason', '') or getattr(error, 'strerror', '') or error}",
@@ -147,7 +147,7 @@ def _times(files: TlsFiles) -> tuple[float, ...]:
     try:
         return tuple(os.stat(path).st_mtime for path in (files.cert, files.key, files.ca) if path)
     except OSError:
-        return ()  # it is just being put in its place
+        return ()  # a file is being replaced right now
 
 
 _lock = threading.Lock()
@@ -167,13 +167,13 @@ def _pair() -> _Pair | None:
         if times and times != pair.seen:
             try:
                 pair.read(times)
-            except UsageError:  # half of it is there: the former ones are good until the other half is
+            except UsageError:  # only half of the files are renewed: keep the former ones until all are
                 pair.seen = ()
         return pair
 
 
 def _meet(pair: _Pair) -> Seconds:
-    """Have this node call itself; when its certificate ends."""
+    """Have this node connect to itself; returns the time at which its certificate expires."""
     there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = pair.server.wrap_bio(there, back, server_side=True)
     client = pair.client.wrap_bio(back, there, server_hostname=_OWN_NAME)

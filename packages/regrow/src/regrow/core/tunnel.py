@@ -1,8 +1,8 @@
-"""TLS for sockets that several threads use, poll, and shut under one another: none of which an `SSLSocket` can.
+"""TLS for sockets that several threads use, poll, and shut down concurrently, which an `SSLSocket` does not support.
 
-Whoever calls or is called has one end of a local pair; one thread of the process carries bytes between the other end
-and the encrypted connection. An end that is shut or closed ends the other. It also shakes hands: a call is made as soon
-as the kernel has it, as without TLS, and what is said first waits until whoever is called takes it.
+The user of a connection gets one end of a local socket pair; one thread of the process carries bytes between the other
+end and the encrypted connection. If one side is closed, so is the other. The thread also does the handshake: a call
+succeeds as soon as the kernel accepts it, as without TLS, and the first bytes wait until the handshake is done.
 """
 
 import contextlib
@@ -21,17 +21,17 @@ from regrow.core.strangers import refused
 
 HANDSHAKE_S: Seconds = 10.0
 LAST_WORDS_S: Seconds = 30.0
-"""Longest wait of a process that ends, until others have taken its last bytes."""
+"""Longest wait of a process that ends until its peers have taken its last bytes."""
 _LOOK_S: Seconds = 0.02
 _LOOK_AT_LATE_S: Seconds = 1.0
 _CHUNK = 256 << 10
 _TURN = 4 << 20
-"""Of one connection, before the others have their turn."""
+"""Most bytes carried for one connection before the others have their turn."""
 _log = logging.getLogger(__name__)
 
 
 class _Way:
-    """Bytes in one direction: what was read and is not yet written."""
+    """One direction: bytes that were read and are not yet written."""
 
     def __init__(self, read: Callable[[memoryview], int], write: Callable[[memoryview], int]) -> None:
         self._read, self._write = read, write
@@ -39,10 +39,10 @@ class _Way:
         self.left = self._room[:0]
         """Bytes to be written."""
         self.ended = False
-        """True if nothing more comes, and all that came was written."""
+        """True if no more bytes come, and all that came were written."""
 
     def carry(self) -> bool:
-        """Until a side has to be waited for, or others have their turn: True, there may be more. Raises `OSError`."""
+        """Carry bytes until a side would block, or the turn is over: True, there may be more. Raises `OSError`."""
         done = 0
         try:
             while done < _TURN:
@@ -59,7 +59,7 @@ class _Way:
         return True
 
     def wants(self, *, writing: bool) -> int:
-        """Events to watch on the side that it writes to, or on the one that it reads."""
+        """Events to poll on the side that is written to (`writing`), or on the side that is read."""
         if writing:
             return select.EPOLLOUT if self.left else 0
         return 0 if self.left else select.EPOLLIN
@@ -71,7 +71,7 @@ class _Tunnel:
     Args:
         near: this process's other end of the pair.
         far: the encrypted connection, before its handshake.
-        until: when that has to be over; None: whoever has the near end waits as long as he wants to.
+        until: deadline of the handshake; None: the holder of the near end decides how long to wait.
     """
 
     def __init__(self, near: socket.socket, far: ssl.SSLSocket, until: Instant | None) -> None:
@@ -84,18 +84,18 @@ class _Tunnel:
     def _decrypted(self, room: memoryview) -> int:
         try:
             return self.far.recv_into(room)
-        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # what the bytes say tells whether they were all
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):  # the protocol above can tell whether this was the end
             return 0
 
     @property
     def holds(self) -> bool:
-        """True if data was written into it that has not left this process."""
+        """True if it holds data that has not left this process."""
         return self._moving or bool(self._out.left) or _waiting(self.near)
 
     def advance(self, poller: select.epoll) -> bool:
-        """Carry until a side has to be waited for, or others have their turn: True, there may be more.
+        """Carry bytes until both sides would block, or the turn is over: True, there may be more.
 
-        Raises `OSError` when it is over.
+        Raises `OSError` when the connection is over.
         """
         if not self._greeted and not self._greet(poller):
             return False
@@ -103,7 +103,7 @@ class _Tunnel:
         try:
             again = self._out.carry()
         except OSError:
-            while self._in.carry():  # what came before the end
+            while self._in.carry():  # deliver the bytes that came before the end
                 pass
             raise
         finally:
@@ -134,13 +134,13 @@ class _Tunnel:
             self._watch(poller, self.near, select.EPOLLRDHUP)
         elif not _waiting(self.near):
             raise ConnectionAbortedError("nobody waits for it any more")
-        elif self.until is None:  # its last words may still be heard
+        elif self.until is None:  # its last bytes may still be delivered
             self.until = time.monotonic() + LAST_WORDS_S
             self._watch(poller, self.near, 0)
         return False
 
     def _watch(self, poller: select.epoll, sock: socket.socket, events: int) -> None:
-        """Nothing is asked of a side that is not waited for: its end would be told of again and again."""
+        """Poll these events; with none the side is unregistered, since epoll would report its end again and again."""
         descriptor, before = sock.fileno(), self._watched.get(sock.fileno(), 0)
         if events == before:
             return
@@ -153,7 +153,7 @@ class _Tunnel:
         self._watched[descriptor] = events
 
     def close(self, poller: select.epoll) -> None:
-        """Both sides learn that it is over."""
+        """Close both sides."""
         for sock in (self.near, self.far):
             self._watch(poller, sock, 0)
             with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ class _Tunnel:
 
 
 def _hung_up(near: socket.socket) -> bool:
-    """True if the holder of the other end has closed or shut it."""
+    """True if the holder of the other end has closed it or shut it down."""
     poller = select.poll()
     poller.register(near, select.POLLRDHUP)
     return bool(poller.poll(0))
@@ -177,14 +177,14 @@ def _waiting(near: socket.socket) -> bool:
 
 
 class _Carrier:
-    """The thread of this process that carries for all its tunnels."""
+    """The thread of this process that carries bytes for all its tunnels."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._changed = threading.Condition()
         self._new: list[_Tunnel] = []
         self._live: dict[int, _Tunnel] = {}
-        """By either descriptor."""
+        """By the descriptor of either side."""
         self._poller = select.epoll()
         self._bell, self._ring = socket.socketpair()
         self._bell.setblocking(False)
@@ -193,14 +193,14 @@ class _Carrier:
         threading.Thread(target=self._run, name="regrow-tls", daemon=True).start()
 
     def add(self, tunnel: _Tunnel) -> None:
-        """Carry for this one too."""
+        """Carry bytes for this tunnel too."""
         with self._changed:
             self._new.append(tunnel)
-        with contextlib.suppress(BlockingIOError):  # it is awake
+        with contextlib.suppress(BlockingIOError):  # the socket is full, so the thread is awake
             self._bell.send(b"!")
 
     def flush(self, within: Seconds) -> None:
-        """Wait until what was written has left this process."""
+        """Wait until all written bytes have left this process."""
         until = time.monotonic() + within
         with self._changed:
             while any(each.holds for each in (*self._new, *self._live.values())):
@@ -231,7 +231,7 @@ class _Carrier:
                 except OSError as error:
                     _log.debug("a connection ended: %s", error)
                     over.add(each)
-                except Exception:  # noqa: BLE001 - a defect of ours costs one connection, not all that this thread carries
+                except Exception:  # noqa: BLE001 - a defect in regrow costs one connection, not all of this thread
                     _log.exception("a connection was given up")
                     over.add(each)
             greeting = {each for each in greeting | turn if each.until is not None} - over
@@ -257,19 +257,19 @@ def _carry(tunnel: _Tunnel) -> None:
 
 
 def flush(within: Seconds = LAST_WORDS_S) -> None:
-    """Wait until what was written into connections has left this process: before it ends."""
+    """Wait, at exit, until all bytes written to connections have left this process."""
     if _carrier is not None and _carrier.pid == os.getpid():
         _carrier.flush(within)
 
 
 def why(error: OSError) -> str:
-    """A failed handshake in words."""
+    """The reason of a failed handshake, for people."""
     reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
     return f"TLS: {reason}" if reason else str(error)
 
 
 def called(sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
-    """The near end for a connection that was accepted; its caller has ten seconds to show what it must."""
+    """The near end of an accepted connection; its caller must finish the handshake within `HANDSHAKE_S`."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     far = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -277,7 +277,7 @@ def called(sock: socket.socket, context: ssl.SSLContext) -> socket.socket:
 
 
 def calling(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
-    """The near end for a call, to whoever has to show that it is `host`."""
+    """The near end of an outgoing connection to a peer whose certificate must be for `host`."""
     sock.setblocking(False)
     return _near(context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False), None)
 

@@ -1,4 +1,4 @@
-"""Verdicts on a node's health: one type for the job's records, `regrow doctor` and the clusters that read it."""
+"""Verdicts on a node's health: one type for the job's records, `regrow doctor` and the clusters that read them."""
 
 from enum import StrEnum
 
@@ -12,9 +12,9 @@ class Severity(StrEnum):
 
     OK = "ok"
     SUSPECT = "suspect"
-    """Not as it should be, or not known for certain. It is reported, and nothing follows from it alone."""
+    """Not as it should be, or not certain. It is reported, and has no consequence by itself."""
     LEAVE = "leave"
-    """Work here may fail or be wrong: workers should be elsewhere when there is room elsewhere."""
+    """Work here may fail or be wrong: move workers to another node that has room."""
     FATAL = "fatal"
     """Nothing can run here."""
 
@@ -25,15 +25,15 @@ class Severity(StrEnum):
 
 
 class Action(StrEnum):
-    """Action that would repair it. regrow never takes it: that is for the cluster, or for a person."""
+    """Action that would repair the node. regrow never takes it: the cluster or a person does."""
 
     NONE = "none"
     RESET = "reset"
-    """Of the device."""
+    """Reset the device."""
     REBOOT = "reboot"
-    """Of the node."""
+    """Reboot the node."""
     REPLACE = "replace"
-    """The hardware."""
+    """Replace the hardware."""
 
 
 _RANKS = list(Severity)
@@ -42,8 +42,8 @@ _RANKS = list(Severity)
 class HealthVerdict(msgspec.Struct, frozen=True):
     """Finding of one check on a node.
 
-    `device`: the part of it (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`: the
-    check, or `check:NAME` for one of the user's. `evidence`: the readings, for people.
+    `device`: the part of the node (`gpu0`, `cpu`, a folder, a peer's address); empty: the node as a whole. `source`:
+    the check, or `check:NAME` for one of the user's. `evidence`: the readings, for people.
     """
 
     node: NodeId
@@ -55,12 +55,12 @@ class HealthVerdict(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """In one line, without the node."""
+        """The verdict in one line, without the node."""
         device = f" {self.device}" if self.device else ""
         action = f" ({self.action})" if self.action is not Action.NONE else ""
         return f"{self.severity}: {self.source}{device}: {self.evidence}{action}"
 
 
 def worst(severities: "list[Severity]") -> Severity:
-    """The worst of them; `ok` where there are none."""
+    """The worst severity; `ok` for an empty list."""
     return max(severities, key=_RANKS.index, default=Severity.OK)

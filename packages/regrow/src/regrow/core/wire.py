@@ -1,4 +1,4 @@
-"""Length-prefixed msgpack frames: how two processes of a job speak. Nothing is ever unpickled."""
+"""Length-prefixed msgpack frames, in which two processes of a job exchange messages. Nothing is ever unpickled."""
 
 import contextlib
 import os
@@ -16,13 +16,13 @@ _LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 64 << 20
 _PART_BYTES = 1 << 20
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of decoding if the bytes are no message of the kind."""
+"""Errors of decoding bytes that are not a message of the expected type."""
 
 Incoming = TypeVar("Incoming")
 
 
 def encoded(encoder: msgspec.msgpack.Encoder, message: msgspec.Struct) -> bytes:
-    """A message as bytes. Text that is no Unicode, say a file name in an older encoding, goes as Python shows it."""
+    """A message as bytes. Text that is not valid Unicode, such as a file name in an older encoding, is escaped."""
     try:
         return encoder.encode(message)
     except UnicodeEncodeError:
@@ -68,14 +68,14 @@ class FrameCodec(Generic[Incoming]):
             raise ProtocolError(f"not a message of this protocol: {error}") from error
 
     def take(self, received: bytearray) -> Iterator[Incoming]:
-        """The messages that have arrived whole, which are taken away. Raises `ProtocolError`."""
+        """Yield the messages that have arrived whole, and remove them from the buffer. Raises `ProtocolError`."""
         while (message := self.next(received)) is not None:
             yield message
 
     def next(self, received: bytearray, most: int = MAX_FRAME_BYTES) -> Incoming | None:
-        """The first message, of `most` bytes, which is taken away; None where it is not there as a whole.
+        """Remove and return the first message, of at most `most` bytes; None if it has not arrived whole.
 
-        Raises `ProtocolError`; what was received is of no use then.
+        Raises `ProtocolError`; the rest of the buffer is useless then.
         """
         if len(received) < _LENGTH.size:
             return None
@@ -95,7 +95,7 @@ def _check_length(length: int, most: int = MAX_FRAME_BYTES) -> None:
 
 
 def receive_into(sock: socket.socket, room: memoryview) -> None:
-    """Fill `room`. Raises `EOFError` when the peer closes before, `TimeoutError`, `OSError`."""
+    """Fill `room`. Raises `EOFError` if the peer closes before that, `TimeoutError`, `OSError`."""
     at, size = 0, len(room)
     while at < size:
         count = sock.recv_into(room[at:])
@@ -105,7 +105,7 @@ def receive_into(sock: socket.socket, room: memoryview) -> None:
 
 
 def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | None:
-    """The body of the next frame, of `most` bytes; None when the peer has closed between frames."""
+    """The body of the next frame, of at most `most` bytes; None if the peer has closed between frames."""
     head = bytearray(_LENGTH.size)
     first = sock.recv_into(head)
     if not first:
@@ -114,7 +114,7 @@ def read_frame(sock: socket.socket, most: int = MAX_FRAME_BYTES) -> bytearray | 
     (length,) = _LENGTH.unpack(head)
     _check_length(length, most)
     body = bytearray()
-    while len(body) < length:  # room is made for what has come, not for what was announced
+    while len(body) < length:  # memory is allocated for the bytes that came, not for the announced length
         part = bytearray(min(_PART_BYTES, length - len(body)))
         receive_into(sock, memoryview(part))
         body += part
@@ -143,7 +143,7 @@ class BlockingChannel(Generic[Incoming]):
 
     @property
     def replaced(self) -> int | None:
-        """The number of its descriptor, if that was closed by others or is something else by now."""
+        """The number of its descriptor, if other code has closed or reused that; else None."""
         return None if _identity_of(self._number) == self._identity else self._number
 
     def send(self, message: msgspec.Struct) -> None:
@@ -167,14 +167,14 @@ class BlockingChannel(Generic[Incoming]):
                 yield self._codec.decode(body)
 
     def let_go(self) -> None:
-        """In a fork of the process whose channel it is: this process has none, and the connection stays."""
+        """In a fork of the process that owns the channel: drop it here, and leave the connection open."""
         descriptor = self._sock.detach()
         if descriptor >= 0:
             os.close(descriptor)
 
     def close(self) -> None:
         """Close the socket; a blocked `messages` ends."""
-        with contextlib.suppress(OSError):  # not connected any more: then nobody is blocked in it
+        with contextlib.suppress(OSError):  # not connected any more: then no thread is blocked in it
             self._sock.shutdown(socket.SHUT_RDWR)
         # Not `close`: that waits for the reader's file object, which lives as long as the unfinished `messages`.
         descriptor = self._sock.detach()

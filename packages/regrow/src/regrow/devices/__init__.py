@@ -1,1 +1,1 @@
-"""Accelerators by torch's generic interface: which one this process uses, and what every kind of it can do."""
+"""Accelerators by torch's generic interface: the one that this process uses, and functions that every kind has."""

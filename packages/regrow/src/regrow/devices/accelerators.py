@@ -1,6 +1,6 @@
-"""Interface to an accelerator of any kind: `torch.accelerator`, and the module of torch that it has.
+"""Interface to an accelerator of any kind: `torch.accelerator`, and its device module.
 
-CUDA, XPU, MPS, and the devices of others have modules with the same names; some lack a few.
+CUDA, XPU, MPS, and third-party devices have modules with the same names; some lack a few.
 """
 
 import functools
@@ -16,17 +16,17 @@ _IN_HOST_MEMORY = ("cpu", "meta")
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """True if its elements lie on a device, where work is only enqueued."""
+    """True if its elements are on a device, where work is only enqueued."""
     return is_accelerator(tensor.device)
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """True if this is a device, and not the processor."""
+    """True if this is an accelerator, and not the processor."""
     return device.type not in _IN_HOST_MEMORY
 
 
 def kind() -> str:
-    """The kind of accelerator that this torch knows, such as `cuda`; empty for none. It takes no device into use."""
+    """The kind of accelerator that this torch knows, such as `cuda`; empty for none. It initializes no device."""
     device = torch.accelerator.current_accelerator()
     return device.type if device is not None else ""
 
@@ -37,9 +37,9 @@ def kinds() -> list[str]:
 
 
 def in_use() -> Any:
-    """The module of the accelerator that this process has taken into use; None for none.
+    """The module of the accelerator that this process uses; None if it uses none.
 
-    A module that does not say whether it was initialized is in use where it has devices.
+    A module that does not report whether it was initialized counts as used if it has devices.
     """
     found = kind()
     if not found:
@@ -50,9 +50,9 @@ def in_use() -> Any:
 
 
 def seed(number: int) -> None:
-    """Seed the generators of all devices in use; nothing where none is: to seed earlier would only queue up calls.
+    """Seed the generators of all devices in use; without one do nothing: earlier seeding would only queue up calls.
 
-    Raises `UsageError` for an accelerator that has no way to be seeded: dropout would differ after a fault.
+    Raises `UsageError` for an accelerator that cannot be seeded: dropout would differ after a fault.
     """
     module = in_use()
     if module is None:
@@ -68,21 +68,21 @@ def seed(number: int) -> None:
 
 
 def random_state() -> torch.Tensor | None:
-    """State of the generator of this thread's device; None if no device is in use, or its kind does not tell."""
+    """State of the generator of this thread's device; None if no device is in use, or its kind does not provide it."""
     module = in_use()
     said: Callable[[], torch.Tensor] | None = getattr(module, "get_rng_state", None)
     return None if said is None else said()
 
 
 def put_random_state(state: torch.Tensor) -> None:
-    """Put back what `random_state` has told."""
+    """Restore the state that `random_state` returned."""
     torch.get_device_module(kind()).set_rng_state(state)
 
 
 def choose(local_rank: int) -> torch.device:
-    """The device of a rank of this node, which is this thread's from now on; the processor where there is none.
+    """The device of a rank of this node, which becomes this thread's current one; the processor if there is none.
 
-    Raises torch's error where the node has fewer devices than ranks.
+    Raises torch's error if the node has fewer devices than ranks.
     """
     if not torch.accelerator.is_available():
         return torch.device("cpu")
@@ -92,24 +92,24 @@ def choose(local_rank: int) -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """Its model, as `NVIDIA H200`; empty where its kind does not say, or for the processor."""
+    """Model of the device, such as `NVIDIA H200`; empty if its kind does not report it, or for the processor."""
     said = getattr(torch.get_device_module(device), "get_device_name", None) if is_accelerator(device) else None
     return "" if said is None else str(said(device))
 
 
 def memory_peak(device: torch.device) -> Callable[[], int] | None:
-    """Function that returns the most bytes that tensors have had on it; None if its kind counts none."""
+    """Function that returns the most bytes that tensors have had on the device; None if its kind counts none."""
     said = getattr(torch.get_device_module(device), "max_memory_allocated", None) if is_accelerator(device) else None
     return None if said is None else functools.partial(said, device)
 
 
 def host_memory(shape: Sequence[int], dtype: torch.dtype, beside: torch.device | None) -> torch.Tensor:
-    """Memory of the processor for copies from or to a device.
+    """Host memory for copies from or to a device.
 
-    Page-locked where its kind can have that: copies then need no second buffer of the driver's.
+    Page-locked if the device's kind supports that: copies then need no second buffer of the driver's.
     """
     pinned = beside is not None and is_accelerator(beside) and _pins()
-    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)  # the script's default may be another
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=pinned)  # the script may set another default device
 
 
 @functools.cache
@@ -122,12 +122,12 @@ def _pins() -> bool:
 
 
 def await_stream(device: torch.device) -> None:
-    """Return when what this thread has enqueued on its current stream of the device is done."""
+    """Return when all work that this thread has enqueued on its current stream of the device is done."""
     torch.accelerator.current_stream(device).synchronize()
 
 
 def give_back_memory() -> None:
-    """Give the memory that torch keeps for later tensors back to the device in use; nothing where none is.
+    """Free the memory that torch caches for later tensors on the device in use; without one do nothing.
 
     Raises the device's error if it has failed.
     """
@@ -137,12 +137,12 @@ def give_back_memory() -> None:
 
 
 def all_taken(ranks: int) -> bool:
-    """True if this process uses a device, and the node has no more of them than ranks."""
+    """True if this process uses a device, and the node has no more devices than ranks."""
     return in_use() is not None and torch.accelerator.device_count() <= ranks
 
 
 def stream_of_its_own(device: torch.device) -> torch.Stream | None:
-    """A new stream before others of less priority; None where its kind has only one."""
+    """A new stream of high priority; None if the device's kind has only one stream."""
     try:
         return torch.Stream(device=device, priority=-1)
     except (RuntimeError, NotImplementedError):
@@ -150,6 +150,6 @@ def stream_of_its_own(device: torch.device) -> torch.Stream | None:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """True if work enqueued on this thread's stream of the device is kept for a graph, and not run."""
+    """True if work enqueued on this thread's stream of the device is recorded for a graph, and not run."""
     said = getattr(torch.get_device_module(device), "is_current_stream_capturing", None)
     return said is not None and bool(said())

@@ -1,4 +1,4 @@
-"""Time in which a process takes its accelerator into use, measured around the calls of torch that do it."""
+"""Time that a process takes to initialize its accelerator, measured around the calls of torch that do it."""
 
 import functools
 import time
@@ -12,7 +12,7 @@ from regrow.devices import accelerators
 
 
 def time_context(took: Callable[[Seconds], None]) -> Callable[[], None]:
-    """Tell `took` the seconds of each such call, with those inside it, until what is returned is called."""
+    """Call `took` with the seconds of each outermost such call, until the returned function is called."""
     if not (kind := accelerators.kind()):
         return lambda: None
     module, inside = torch.get_device_module(kind), False
@@ -35,7 +35,7 @@ def time_context(took: Callable[[Seconds], None]) -> Callable[[], None]:
 
     def stop() -> None:
         for place, name, call in calls:
-            if getattr(getattr(place, name), "__wrapped__", None) == call:  # the script has put nothing there
+            if getattr(getattr(place, name), "__wrapped__", None) == call:  # the script has not replaced it
                 setattr(place, name, call)
 
     return stop

@@ -1,7 +1,7 @@
 """Check whether an accelerator has failed for good: after some errors it answers nothing until the process ends.
 
-So does CUDA after a device-side assert, an illegal access or an uncorrectable error of its memory: every later call
-raises the same. An error of one call only, as memory that has run out, leaves the device as it was.
+CUDA does this after a device-side assert, an illegal access or an uncorrectable memory error: every later call raises
+the same. An error of a single call, such as running out of memory, leaves the device as it was.
 """
 
 import threading
@@ -13,13 +13,13 @@ from regrow.core.ids import Seconds
 from regrow.devices import accelerators
 
 ANSWER_S: Seconds = 10.0
-"""Time for a device to show that it works, after it has raised an error."""
+"""Longest time for a device to show that it works, after it has raised an error."""
 _SAID = ("CUDA error:", "HIP error:")
 """Prefixes of device errors for which torch has no type of its own."""
 
 
 def is_device_error(error: BaseException) -> bool:
-    """True if it, or one of its causes, was raised by an accelerator."""
+    """True if the error, or one of its causes, was raised by an accelerator."""
     return any(
         isinstance(each, torch.AcceleratorError) or (isinstance(each, RuntimeError) and str(each).startswith(_SAID))
         for each in behind(error)
@@ -27,9 +27,9 @@ def is_device_error(error: BaseException) -> bool:
 
 
 def has_failed(error: BaseException) -> str:
-    """Why the device in use will answer nothing any more; empty where this error says nothing of it, or it still works.
+    """Reason why the device in use will answer nothing any more; empty if the error is not a device's, or it works.
 
-    Asked twice: the first answer may be the error that is known by now.
+    The device is asked twice: the first answer may be the error that is known already.
     """
     if not is_device_error(error) or accelerators.in_use() is None:
         return ""
@@ -37,7 +37,7 @@ def has_failed(error: BaseException) -> str:
 
 
 def _asked() -> str:
-    """Error of this thread's device; empty if it has done all that it was given."""
+    """Error of this thread's device; empty if it has done all its work."""
     device, said = torch.accelerator.current_device_index(), ["it does not answer"]
 
     def ask() -> None:

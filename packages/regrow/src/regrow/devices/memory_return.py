@@ -1,4 +1,4 @@
-"""A wait for a device's memory that a process which has died still had: it may come back a minute after its end.
+"""Waits for device memory that a dead process still holds: it may come back a minute after the process's end.
 
 Source: https://github.com/NVIDIA-NeMo/RL/issues/3592
 """
@@ -13,19 +13,19 @@ from regrow.devices import accelerators
 from regrow.devices.failing import behind
 
 MOST_S: Seconds = 60.0
-"""Longest wait: what has not come back then is somebody's."""
+"""Longest wait: memory that has not come back by then is in use by others."""
 STILL_S: Seconds = 3.0
-"""Memory has come back if none was added for this long."""
+"""Memory counts as returned when no more has come back for this long."""
 LOOK_S: Seconds = 0.5
 
 
 def ran_out(error: BaseException) -> bool:
-    """True if it, or one of its causes, says that a device had too little memory."""
+    """True if the error, or one of its causes, says that a device ran out of memory."""
     return any(isinstance(each, torch.OutOfMemoryError) for each in behind(error))
 
 
 def free_memory() -> int | None:
-    """Bytes that are free on this thread's device, for all processes; None if its kind does not tell."""
+    """Bytes that are free on this thread's device, for all processes; None if its kind does not report it."""
     accelerators.give_back_memory()
     said = getattr(accelerators.in_use(), "mem_get_info", None)
     return None if said is None else int(said()[0])
@@ -37,9 +37,9 @@ def await_return(
     now: Callable[[], Instant] = time.monotonic,
     pause: Callable[[Seconds], None] = time.sleep,
 ) -> int:
-    """Return when some memory has come back and no more does, or after a minute; the bytes that have.
+    """Return when some memory has come back and no more does, or after a minute; returns the bytes that came back.
 
-    At once, where the device's kind does not tell.
+    At once, if the device's kind does not report free memory.
     """
     first = free()
     if first is None:

@@ -1,8 +1,8 @@
-"""Enqueued work that the host does not wait for: a point in a device's work, and a number that is read behind it.
+"""Enqueued work that the host does not wait for: a point in a device's work, and a number that is read after it.
 
-The host of a training under plain torch runs ahead of its device: it waits only for what it has to know. A host under
-regrow does the same. A point says later whether the device has come that far; a number of the device is copied, in the
-device's own order, into memory that the host can look into without waiting.
+The host of a training under plain torch runs ahead of its device: it waits only for values that it needs. A host under
+regrow does the same. A point shows later whether the device has reached it; a number on the device is copied, in the
+device's own order, into memory that the host can read without waiting.
 """
 
 import time
@@ -14,20 +14,20 @@ from regrow.core.ids import Seconds
 from regrow.devices.accelerators import host_memory, is_capturing, on_accelerator
 
 _PART = 0.01
-"""Pause between two looks of a waiter, as a part of its wait so far: short waits stay short, long ones cost nothing.
+"""Pause between two looks of a waiter, as a fraction of its wait so far: short waits stay short, long ones are cheap.
 
 It sleeps meanwhile: a wait in the driver spins, keeps a core busy, and looks like work.
 """
 _NEAR, _NEAR_PART = 0.1, 0.001
-"""Within the first part before and after the expected end of a wait, pauses are the second part of it."""
+"""Within the first fraction before and after the expected end of a wait, pauses are the second fraction of it."""
 _PAUSE_LEAST, _PAUSE_MOST = Seconds(50e-6), Seconds(0.01)
 
 
 class StreamPoint:
-    """A point in what this thread has enqueued on its current streams of some devices.
+    """A point in the work that this thread has enqueued on its current streams of some devices.
 
     Args:
-        devices: accelerators; of none the point is passed at once.
+        devices: accelerators; without any the point is passed at once.
     """
 
     def __init__(self, devices: Iterable[torch.device]) -> None:
@@ -38,7 +38,7 @@ class StreamPoint:
             self._events.append(event)
 
     def passed(self) -> bool:
-        """True if all that was enqueued before it is done. Raises the device's error if it has failed."""
+        """True if all work that was enqueued before the point is done. Raises the device's error if it has failed."""
         while self._events:
             if not self._events[-1].query():
                 return False
@@ -46,12 +46,12 @@ class StreamPoint:
         return True
 
     def hold(self, stream: torch.Stream) -> None:
-        """Let what is enqueued on another stream from now on come behind it."""
+        """Make later work on another stream wait for this point."""
         for event in tuple(self._events):
             event.wait(stream)
 
     def wait(self, meanwhile: Callable[[], object] = lambda: None, *, usual: Seconds = 0.0) -> Seconds:
-        """Return how long it took when it is passed, as late as the device's own work is. Raises what `passed` does.
+        """Wait until the point is passed; returns the seconds waited. Raises the device's error if it has failed.
 
         Args:
             meanwhile: called at each look.
@@ -65,13 +65,13 @@ class StreamPoint:
             pause = (_NEAR_PART if near <= waited <= past else _PART) * waited
             if waited < near < waited + pause:
                 pause = near - waited
-            # Hundreds of these in a wait: comparisons are cheaper than calls.
+            # A wait has hundreds of these: comparisons are cheaper than calls.
             time.sleep(_PAUSE_LEAST if pause < _PAUSE_LEAST else _PAUSE_MOST if pause > _PAUSE_MOST else pause)
         return waited
 
 
 class LateNumber:
-    """A number as it is on its device where it is logged, read once the device has come there.
+    """A number on a device, with its value at this point of the device's work; read once the device has got there.
 
     Args:
         tensor: with one element, on an accelerator.
@@ -85,25 +85,25 @@ class LateNumber:
         self._point = StreamPoint([tensor.device])
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """True if it is the number that the tensor has now."""
+        """True if the tensor still has this number."""
         return tensor is self._tensor and _version(tensor) == self._version
 
     def known(self) -> bool:
-        """True if it can be read at once. Raises the device's error if it has failed."""
+        """True if the number can be read at once. Raises the device's error if it has failed."""
         return self._point.passed()
 
     def value(self) -> float:
-        """The number; it is waited for. Raises what `known` does."""
+        """The number, after a wait for it. Raises the device's error if it has failed."""
         self._point.wait()
         return float(self._here)
 
 
 class LateBytes:
-    """Bytes of tensors as they are on their devices where this is made, read once the devices have come there.
+    """Bytes of tensors on devices, as they are at this point of the devices' work; read once these have reached it.
 
     Args:
-        pieces: in one dimension, of uint8. Those in the processor's memory are copied too if any is not there: what
-            comes next may write to them (Adam's count of steps is such a one).
+        pieces: in one dimension, of uint8. If any is on a device, those in host memory are copied too, since later code
+            may write to them (such as Adam's step counter).
     """
 
     def __init__(self, pieces: Sequence[torch.Tensor]) -> None:
@@ -120,19 +120,19 @@ class LateBytes:
         self._point = StreamPoint(dict.fromkeys(devices))
 
     def known(self) -> bool:
-        """True if they can be read at once. Raises the device's error if it has failed."""
+        """True if the bytes can be read at once. Raises the device's error if it has failed."""
         return self._point.passed()
 
     def read(self) -> list[memoryview]:
-        """The bytes of each piece; they are waited for. Raises what `known` does."""
+        """The bytes of each piece, after a wait for them. Raises the device's error if it has failed."""
         self._point.wait()
         return [each.numpy().data for each in self._here]
 
 
 def late(tensor: torch.Tensor) -> bool:
-    """True if its number can be copied as `LateNumber` does: the stream's work is not being captured for a graph.
+    """True if `LateNumber` can copy the tensor's number: the stream's work is not being captured for a graph.
 
-    A tensor of a kind of its own (`DTensor`) knows best how it becomes a number.
+    A tensor subclass (`DTensor`) is left out: it knows best how it becomes a number.
     """
     return type(tensor) is torch.Tensor and not is_capturing(tensor.device)
 

@@ -1,16 +1,16 @@
-"""State from living peers: how training state is named, planned, moved, checked and written down.
+"""State from living peers: how training state is named, planned, moved, checked and written to disk.
 
-The room knows nothing of models or optimizers. It moves named tensors and one blob of small Python state from a
-`StateSource` to a `StateSink` (`inventory.py`); what these stand for is the business of `train`.
+This package knows nothing of models or optimizers. It moves named tensors and one blob of small Python state from a
+`StateSource` to a `StateSink` (`inventory.py`), which `train` implements.
 
 * `codec.py`: small Python state as bytes, exactly, and never by pickle.
-* `inventory.py`: what a holder has: names, shapes, dtypes, sizes.
-* `plan.py`: who sends which bytes (pure).
-* `memory.py`: the bytes of a tensor, in place where possible, staged where not.
-* `messages.py`, `server.py`, `client.py`: the conversation between a newcomer and all healthy holders at once.
+* `inventory.py`: description of a holder's state: names, shapes, dtypes, sizes.
+* `plan.py`: which holder sends which bytes (pure).
+* `memory.py`: the bytes of a tensor, in place where possible, else staged.
+* `messages.py`, `server.py`, `client.py`: the protocol between a newcomer and all healthy holders at once.
 * `copies`: a copy of one rank's state in shared memory, which outlives the worker.
 * `durable`: the same state on disk, in the format of `torch.distributed.checkpoint`; the last resort.
 
-Two promises hold everywhere: nothing that came over a network is unpickled, and no byte is taken for state before its
-xxh3 checksum matched.
+Two guarantees hold everywhere: nothing that came over a network is unpickled, and no bytes are used as state before
+their xxh3 checksum matched.
 """

@@ -39,9 +39,9 @@ from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, whole
 from regrow.hydration.streams import STALL, allow
 
 _GRACE: Seconds = 1.0
-"""Wait for further holders once one has answered."""
+"""Longest wait for further holders once one has answered."""
 _FURTHER: Seconds = 2.0
-"""Longest wait for a further connection, or for an answer there."""
+"""Longest wait for a further connection, or for an answer on it."""
 _READS_OF_A_BAD_CHUNK = 3
 _CANCELLED = -1
 
@@ -49,8 +49,8 @@ _CANCELLED = -1
 class HydrationReport(msgspec.Struct, frozen=True):
     """Received bytes, and the number of holders. `lost`: holders that dropped out on the way, with the reason.
 
-    `ways`: addresses over which it came, or could not come. `unlike`: variables that its holders do not have
-    alike; None: the state is this rank's own.
+    `ways`: addresses over which the state came, or could not come. `unlike`: variables that differ between its holders;
+    None: the state is this rank's own.
     """
 
     bytes: int
@@ -86,16 +86,16 @@ class Hydration:
     """One reception of `state@step`. `run` in one thread, once; `cancel` from any other.
 
     Args:
-        sink: whose state is to be filled. When `run` fails after `prepare`, it is torn.
-        step: the step that the holders' state must stand at.
+        sink: receives the state. When `run` fails after `prepare`, its state is torn.
+        step: the step that the holders' state must be at.
         generation: the generation in which this happens.
         token: the job's secret.
-        endpoints: where the holders listen; the first that answers also gives the Python state, and all of them the
-            script's variables that they have alike.
+        endpoints: of the holders; the first that answers also gives the Python state, and all of them the script's
+            variables in which they agree.
         deadline: on the monotonic clock; a holder that moves nothing for 5 s is given up before.
-        proof: the state before the holder's next step is wanted, whatever `step` says: `plain` or `closely`.
-        hydration: `--hydration`: by which reads bytes may come (`direct`).
-        beside: called once by the thread of `run`, while the first bytes arrive; `run` raises what it raises.
+        proof: request the state before the holder's next step, whatever `step` is: `plain` or `closely`.
+        hydration: `--hydration`: the kind of reads by which bytes may come (`direct`).
+        beside: called once by the thread of `run`, while the first bytes arrive; `run` raises its exception.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Hydration:
 
     @property
     def step(self) -> StepNo:
-        """The step that the state stands at, once it is there."""
+        """The step of the state, known once the state has arrived."""
         return self._step
 
     def cancel(self) -> None:
@@ -147,8 +147,8 @@ class Hydration:
         """Receive everything.
 
         Raises:
-            HydrationError: no holder could give it, or not in time.
-            StateError: what the holders have does not fit this worker.
+            HydrationError: no holder could give the state, or not in time.
+            StateError: the holders' state does not fit this worker.
             GenerationHalted: `cancel` was called.
         """
         started = time.monotonic()
@@ -163,7 +163,7 @@ class Hydration:
             self._directs = {offer.ticket: offer.direct for offer in offers}
             calls = further([flow.endpoint for flow in self._flows], offers)
             self._fill(incoming, list(self._flows), whole(inventory.entries), calls)
-            self._do_beside()  # where nothing was to be received
+            self._do_beside()  # if there was nothing to receive
             self._say_done()
             incoming.settle()
             self._sink.finish()
@@ -184,7 +184,7 @@ class Hydration:
         self._reads.close()
 
     def _keep(self, peers: Sequence[_Peer]) -> None:
-        """Hang up on everybody else."""
+        """Close the connections to all other holders."""
         kept = {flow.sock for flow, _ in peers}
         with self._lock:
             others = self._open - kept
@@ -194,7 +194,7 @@ class Hydration:
             sock.close()
 
     def _register(self, sock: socket.socket) -> socket.socket:
-        """Let `cancel` and the end find this socket."""
+        """Make this socket known to `cancel` and to the cleanup at the end."""
         with self._lock:
             if self._over or self._cancelled:
                 sock.close()
@@ -205,7 +205,7 @@ class Hydration:
     # --- finding the holders ---
 
     def _meet(self) -> list[_Peer]:
-        """All holders that answer and agree, in the order of the endpoints."""
+        """All holders that answer and have the same tensors, in the order of the endpoints."""
         answers = self._in_threads([partial(self._call, endpoint) for endpoint in self._endpoints], grace=_GRACE)
         peers: list[_Peer] = []
         for endpoint, answer in zip(self._endpoints, answers, strict=True):
@@ -243,7 +243,7 @@ class Hydration:
     # --- moving the bytes ---
 
     def _fill(self, incoming: Incoming, flows: list[Flow], pending: list[ByteSpan], calls: list[_Call]) -> None:
-        """Deal the missing chunks to the connections that are left, in rounds, until none is missing."""
+        """Deal the missing chunks to the remaining connections, in rounds, until none is missing."""
         spoiled_rounds = 0
         while pending:
             self._check()
@@ -252,7 +252,7 @@ class Hydration:
             tasks += [partial(self._add_flow, turn, incoming, *call) for call in calls]
             outcomes, calls = self._in_threads(tasks, meanwhile=self._do_beside), []
             for at, outcome in enumerate(outcomes):
-                # Failing to open a further connection is no error.
+                # A further connection that does not open is no error.
                 if isinstance(outcome, BaseException) and not (at >= len(flows) and isinstance(outcome, OSError)):
                     raise outcome
             pending = turn.missing()
@@ -297,7 +297,7 @@ class Hydration:
         fetch(flow, turn, incoming, self._deadline)
 
     def _say_done(self) -> None:
-        """Let holders forget connections over addresses that have died: those cannot be hung up on from here."""
+        """Have holders close connections over dead addresses, which this end can no longer close for them."""
         for flow in self._flows:
             if len(self._flows) > 1 and not flow.failure:
                 with contextlib.suppress(OSError):
@@ -322,12 +322,12 @@ class Hydration:
     ) -> list[object]:
         """Result or error of each task, in order.
 
-        `meanwhile` is called when they run; what it raises is raised when they have ended, which they do at once.
-        With `grace`, tasks that still run `grace` seconds after the first success are left behind, and all of them when
-        cancelled; without it every task is waited for, for it writes into tensors.
+        `meanwhile` is called while they run; its exception ends them at once, and is raised when they have ended.
+        With `grace`, tasks that still run `grace` seconds after the first success are abandoned, and all of them when
+        cancelled; without it every task is awaited, because it writes into tensors.
         """
         results: list[object] = [DeadlineExceeded("no answer in time")] * len(tasks)
-        # A queue of this call's own: tasks that an earlier call left behind must not speak here.
+        # A queue of this call's own: tasks that an earlier call abandoned must not report here.
         finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         with self._lock:
             self._finished = finished
@@ -356,7 +356,7 @@ class Hydration:
                 self._over = True
                 for sock in self._open:
                     hang_up(sock)
-        # The tasks hold the deadline themselves; the second on top is for their last words.
+        # The tasks keep the deadline themselves; the extra second lets them report.
         until = self._deadline + 1.0
         running = set(range(len(tasks)))
         while running:

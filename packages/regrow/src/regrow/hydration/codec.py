@@ -1,8 +1,8 @@
 """Small Python state to bytes and back: exact types, exact float bits, no pickle.
 
-msgpack carries None, bool, int of 64 bits, float, str, bytes, list and dict with text keys as they are; every other
-type is a msgpack extension whose payload is msgpack again. Tensors are not carried: each becomes a reference to a named
-tensor that travels apart.
+None, bool, 64-bit int, float, str, bytes, list and dict with text keys are plain msgpack; every other type is a msgpack
+extension whose payload is msgpack again. Tensors are not included: each becomes a reference to a named tensor that is
+sent separately.
 """
 
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -19,14 +19,14 @@ import torch
 from regrow.core.errors import StateError
 
 Lift = Callable[[str, torch.Tensor], str]
-"""Called with the path of a tensor inside the state; says under which name the tensor travels."""
+"""Called with the path of a tensor inside the state; returns the name under which the tensor is sent."""
 Resolve = Callable[[str], object]
-"""Called with a travelled tensor's name; says what stands in its place."""
+"""Called with a tensor's name; returns the object that takes its place."""
 
 _BIG_INT, _COMPLEX, _TUPLE, _SET, _FROZENSET, _PAIRS, _ORDERED, _COUNTER = range(1, 9)
 _NUMPY_SCALAR, _NUMPY_ARRAY, _DTYPE, _DEVICE, _SIZE, _BYTEARRAY, _TENSOR, _LARGE_ARRAY, _DEQUE = range(9, 18)
 _ODD_TEXT, _EXACT = 18, 19
-"""Text that is no Unicode, such as a file name in an older encoding; numbers and dates that are objects."""
+"""Text that is not valid Unicode, such as a file name in an older encoding; numbers and dates that are objects."""
 _PARTS: dict[type, Callable[[Any], list[object]]] = {
     Decimal: lambda each: [str(each)],
     Fraction: lambda each: [each.numerator, each.denominator],
@@ -35,11 +35,11 @@ _PARTS: dict[type, Callable[[Any], list[object]]] = {
     date: lambda each: [each.year, each.month, each.day],
     datetime: lambda each: [*each.timetuple()[:6], each.microsecond, each.tzinfo],
 }
-"""Arguments that make an equal one, of each kind."""
+"""For each type: the arguments that construct an equal object."""
 EXACT_KINDS = frozenset(_PARTS)
 _NAMED = {kind.__name__: kind for kind in _PARTS}
 _LARGE_BYTES = 64 << 10
-"""Arrays above this travel as tensors."""
+"""Larger arrays are sent as tensors."""
 _DEEPEST = 64
 _OF_NUMBERS = (ArithmeticError, LookupError)
 _encoder = msgspec.msgpack.Encoder()
@@ -56,12 +56,12 @@ def encode(value: object, *, path: str = "", lift: Lift | None = None, canonical
 
     Args:
         value: the state: nested containers of plain values.
-        path: what the state is called, for names of tensors and for error messages.
+        path: name of the state, for names of tensors and for error messages.
         lift: names the tensors inside; without it a tensor is an error.
         canonical: sort dictionaries, so that equal state gives equal bytes whatever the order of insertion.
 
     Raises:
-        StateError: a value is of a type that cannot be carried; names its path.
+        StateError: a value's type cannot be encoded; the message has its path.
     """
     return _encoder.encode(_Packer(lift, canonical).pack(value, path, 0))
 
@@ -87,7 +87,7 @@ class _Packer:
         self._canonical = canonical
 
     def pack(self, value: object, path: str, depth: int) -> object:
-        """The value in terms that msgpack knows."""
+        """The value in types that msgpack knows."""
         kind = type(value)
         if value is None or kind is bool or kind is float or kind is bytes:
             return value
@@ -154,7 +154,7 @@ class _Packer:
             return _BYTEARRAY, bytes(value)
         if isinstance(value, np.generic | np.ndarray) and not value.dtype.hasobject and value.dtype.names is None:
             if self._lift is not None and isinstance(value, np.ndarray) and value.nbytes > _LARGE_BYTES:
-                # Bytes: torch has no counterpart of some kinds, such as text and dates.
+                # As bytes: torch has no counterpart of some kinds, such as text and dates.
                 plain = np.require(value, requirements=["C", "W"])
                 flat = torch.from_numpy(plain.reshape(-1).view(np.uint8))
                 kept = [value.dtype.str, list(value.shape), self._lift(path, flat)]

@@ -1,8 +1,8 @@
-"""One-sided reads: a newcomer takes bytes out of a holder's memory; the holder says where, and their checksum.
+"""One-sided reads: a newcomer reads a holder's memory itself; the holder sends the addresses and checksums.
 
 Two kinds: `memory`, of another process on the same machine by the kernel (one copy where a socket makes two), and
-`nixl` (`nixl_reads`). Whatever goes wrong with a read, the same bytes are asked for over the socket, which also shows
-whether the holder is alive. Bytes that are read are believed after their checksum only.
+`nixl` (`nixl_reads`). If a read fails, the same bytes are requested over the socket, which also shows whether the
+holder is alive. Bytes are used only once their checksum matched.
 """
 
 import ctypes
@@ -29,18 +29,18 @@ _IoVec = ctypes.c_size_t * 2
 
 
 class MemoryPlace(NamedTuple):
-    """Address in a holder's memory, and the accelerator that it is in; -1: the processor's. Address 0: nowhere."""
+    """Address in a holder's memory, and the index of its accelerator; -1: host memory. Address 0: nowhere."""
 
     address: int
     device: int = -1
 
     def pack(self) -> bytes:
-        """As it is sent."""
+        """The bytes that are sent."""
         return _PLACE.pack(*self)
 
     @classmethod
     def unpack(cls, data: bytes | bytearray) -> "MemoryPlace":
-        """From what was received."""
+        """The place in received bytes."""
         return cls(*_PLACE.unpack(data))
 
 
@@ -49,7 +49,7 @@ NOWHERE = MemoryPlace(0)
 
 
 def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> MemoryPlace:
-    """Place of a chunk for reads of that kind; `NOWHERE` if it is small, or not as it is sent in readable memory."""
+    """Place of a chunk for reads of that kind; `NOWHERE` if it is small, or its bytes cannot be read in place."""
     name, offset, length = chunk[0]
     if not kind or len(chunk) > 1 or length < SMALL_BYTES or not is_straight(whole := tensor(name)):
         return NOWHERE
@@ -61,7 +61,7 @@ def place_of(chunk: Chunk, tensor: Callable[[str], torch.Tensor], kind: str) -> 
 
 
 class DirectReads(Protocol):
-    """A newcomer's side, for one connection. Called by one thread at a time."""
+    """A newcomer's reads for one connection. Called by one thread at a time."""
 
     @property
     def kind(self) -> str:
@@ -69,15 +69,15 @@ class DirectReads(Protocol):
         ...
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill the room. After an `OSError`, nothing is written into it any more."""
+        """Fill `room`. After an `OSError` nothing is written into it any more."""
         ...
 
 
 class MemoryReads:
-    """Reads out of a process on this machine, which the kernel allows to its own user.
+    """Reads from the memory of a process on this machine, which the kernel allows to the same user.
 
     Args:
-        pid: the process. One that has ended, or another that got its number, has no right checksum.
+        pid: the process. If it has ended, or another one has its number now, the checksum does not match.
     """
 
     kind = MEMORY
@@ -86,7 +86,7 @@ class MemoryReads:
         self._pid = pid
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill the room; the kernel is done when this returns. Raises `OSError`."""
+        """Fill `room`; the kernel is done when this returns. Raises `OSError`."""
         at, begin = 0, ctypes.addressof(ctypes.c_char.from_buffer(room))
         while at < len(room):
             mine, theirs = _IoVec(begin + at, len(room) - at), _IoVec(place.address + at, len(room) - at)
@@ -106,5 +106,5 @@ def _read_of_kernel() -> Callable[..., int]:
 
 
 def pid_of_holder(sock: socket.socket) -> int:
-    """Process that listens at the other end of a unix socket, as this one sees it; 0: it sees none."""
+    """Process that listens at the other end of a unix socket, in this pid namespace; 0: it is not visible here."""
     return int(_PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0])

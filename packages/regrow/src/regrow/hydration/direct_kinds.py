@@ -1,4 +1,4 @@
-"""Agreement of two ends on one-sided reads, by `--hydration`: `sockets`, `memory` or `nixl`."""
+"""Agreement of both ends on one-sided reads, by `--hydration`: `sockets`, `memory` or `nixl`."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ SOCKETS = "sockets"
 
 
 def lacks(choice: str) -> str:
-    """Reason why this node cannot read as `--hydration` says; empty if it can."""
+    """Reason why this node cannot do the reads that `--hydration` asks for; empty if it can."""
     why = nixl_reads.missing() if choice == NIXL else ""
     return f"{NIXL} is {why}" if why else ""
 
@@ -22,7 +22,7 @@ def lacks(choice: str) -> str:
 def exposed(
     wanted: list[str], choice: str, source: StateSource, inventory: Inventory
 ) -> tuple[Direct, Callable[[], None]]:
-    """A holder's answer to a newcomer that can read by one of these kinds, and what is called when it is done."""
+    """A holder's answer to a newcomer that can do these kinds of reads, and the call that ends their exposure."""
     if MEMORY in wanted and choice == MEMORY:
         return Direct(MEMORY), _nothing
     if NIXL in wanted and choice == NIXL:
@@ -50,13 +50,13 @@ class ReadsOfNewcomer:
         self._nixl: nixl_reads.NixlReader | None = None
 
     def wanted(self, endpoint: str) -> list[str]:
-        """Kinds to ask the holder at this endpoint for."""
+        """Kinds to request from the holder at this endpoint."""
         if self._choice == NIXL:
             return [] if self._lacks else [NIXL]
         return [MEMORY] if self._choice == MEMORY and endpoint.startswith("unix:") else []
 
     def of(self, sock: socket.socket, direct: Direct) -> tuple[DirectReads | None, str]:
-        """Reads for a connection to a holder that answered so; else None, and why, where they were asked for."""
+        """Reads for a connection to a holder with this answer; else None, and the reason if reads were requested."""
         why = self._lacks or direct.why
         if direct.kind == MEMORY and self._choice == MEMORY and (pid := pid_of_holder(sock)):
             return MemoryReads(pid), ""
@@ -70,7 +70,7 @@ class ReadsOfNewcomer:
         return None, f"{self._choice}: {why}" if why else ""
 
     def close(self) -> None:
-        """No connection reads any more."""
+        """End all reads; no connection may read any more."""
         with self._lock:
             nixl, self._nixl = self._nixl, None
         if nixl is not None:

@@ -1,4 +1,4 @@
-"""Connections over which a newcomer reads: several to one holder, spread over its addresses, each as fast as it is."""
+"""Connections over which a newcomer reads: several to one holder, over all its addresses, each at its own rate."""
 
 import os
 import socket
@@ -19,17 +19,17 @@ from regrow.hydration.plan import CHUNK_BYTES, ByteSpan, Chunk, FlowDealer, chun
 from regrow.hydration.streams import DIGEST_BYTES, STALL, allow, checksum, receive
 
 FLOWS = 4
-"""Connections that a newcomer reads over, however few holders there are, if it has two cores for each."""
+"""Connections that a newcomer reads over, with any number of holders, if it has two cores for each."""
 MOST_FLOWS = 16
-"""The most connections to holders with several addresses, as long as there are no more holders."""
+"""Most connections to holders with several addresses, unless there are more holders than that."""
 FLOW_WORTH = 32 << 20
-"""Bytes for which a further connection is made."""
+"""Bytes that justify one further connection."""
 FIRST_PART = 16 << 20
-"""Bytes that each flow is given before any rate is known."""
+"""Bytes that each flow gets before any rate is known."""
 _AHEAD = 2
-"""Chunks that are still to come when the next are asked for."""
+"""The next chunks are requested when this many are still to come."""
 _FEW_SPANS = 64
-"""Spans in a request that is made while bytes still come: its frame fits into the buffers of the connection."""
+"""Most spans in a request that is sent while bytes still arrive: its frame fits into the connection's buffers."""
 
 
 @dataclass(eq=False)
@@ -39,13 +39,13 @@ class Flow:
     endpoint: str
     sock: socket.socket
     further: bool = False
-    """True if it is not the first to its holder: it is given up where it is slow."""
+    """True if it is not the first to its holder: it is given up if it is slow."""
     direct: DirectReads | None = None
-    """Takes bytes out of the holder's memory; None: they come over the connection."""
+    """Reads from the holder's memory; None: the bytes come over the connection."""
     fallback: str = ""
-    """Reason why they come over the connection, where that was not what was asked for."""
+    """Reason why the bytes come over the connection, if reads were requested."""
     missing: list[ByteSpan] = field(default_factory=list)
-    """Spans that it is to bring, then those that it did not bring."""
+    """Spans that it is to fetch; afterwards those that it did not fetch."""
     failure: str = ""
     bad: int = 0
     """Chunks of the last round that did not match their checksum."""
@@ -58,7 +58,7 @@ class Flow:
         return self.received / self.seconds if self.seconds > 0 else 0.0
 
     def way(self) -> StateWay:
-        """Its part of what is told."""
+        """Its entry in the report."""
         by = self.direct.kind if self.direct is not None else ""
         return StateWay(address_of(self.endpoint), 1, self.received, self.rate / 1e9, self.failure, by, self.fallback)
 
@@ -81,14 +81,14 @@ def address_of(endpoint: str) -> str:
 
 
 def reason(error: object) -> str:
-    """Words for an error of a connection."""
+    """Text for an error of a connection."""
     if isinstance(error, TimeoutError):
         return f"it sent nothing for {STALL:.0f} s"
     return str(error) or type(error).__name__
 
 
 def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tuple[str, str]]:
-    """Endpoint and ticket of each connection beside the first to every holder; none where the state is small."""
+    """Endpoint and ticket of each connection besides the first to every holder; none if the state is small."""
     nbytes, holders = offers[0].inventory.nbytes, len(offers)
     calls: list[tuple[str, str]] = []
     for at, (endpoint, offer) in enumerate(zip(endpoints, offers, strict=True)):
@@ -101,11 +101,11 @@ def further(endpoints: Sequence[str], offers: Sequence[StateOffered]) -> list[tu
 
 
 class Round:
-    """One pass over what is missing: a first part for each flow, the rest for whoever asks.
+    """One pass over the missing bytes: a first part for each flow, the rest on request.
 
     Args:
-        pending: the bytes.
-        flows: those that stand; others may join until the last has nothing more to do.
+        pending: the missing bytes.
+        flows: the open ones; others may join until the last has nothing more to do.
     """
 
     def __init__(self, pending: Sequence[ByteSpan], flows: Sequence[Flow]) -> None:
@@ -115,29 +115,29 @@ class Round:
             flow.missing, flow.bad = part, 0
         self._at_work = list(flows)
         self._joining: dict[int, socket.socket] = {}
-        """By the thread that connects; another socket may take the place of the first."""
+        """By the connecting thread; another socket may replace the first."""
         self.flows = list(flows)
         self.hurries = any(not flow.further for flow in flows)
-        """True if a further flow is given up that takes longer than `STALL` for a chunk: a first one can do without."""
+        """True if a further flow is given up when a chunk takes longer than `STALL`: first flows can do without it."""
 
     @property
     def over(self) -> bool:
-        """True if nobody can join any more."""
+        """True if no flow can join any more."""
         return not self._at_work
 
     def take(self, flow: Flow) -> list[ByteSpan]:
-        """More bytes for a flow to ask for."""
+        """More bytes for a flow to request."""
         with self._lock:
             return self._dealer.take(flow.rate, [other.rate for other in self._at_work if other is not flow])
 
     def begins(self, sock: socket.socket) -> None:
-        """A further flow connects. Raises `EOFError` where it is not needed any more."""
+        """Note that a further flow connects. Raises `EOFError` if it is not needed any more."""
         with self._lock:
             self._refuse_late()
             self._joining[threading.get_ident()] = sock
 
     def join(self, flow: Flow) -> None:
-        """It stands. Raises what `begins` does."""
+        """Add the connected flow. Raises `EOFError` if it is not needed any more."""
         with self._lock:
             self._refuse_late()
             self._joining.pop(threading.get_ident(), None)
@@ -145,7 +145,7 @@ class Round:
             self.flows.append(flow)
 
     def leave(self, flow: Flow) -> None:
-        """A flow has no more to do; nobody waits for those that still connect when it is the last."""
+        """Remove a flow that has no more to do; the last one ends the attempts that still connect."""
         with self._lock:
             self._at_work.remove(flow)
             late = list(self._joining.values()) if not self._at_work else []
@@ -153,7 +153,7 @@ class Round:
             hang_up(sock)
 
     def missing(self) -> list[ByteSpan]:
-        """Bytes that have not come, when all have left."""
+        """Bytes that have not arrived, once all flows have left."""
         return [span for flow in self.flows for span in flow.missing] + self._dealer.rest()
 
     def _refuse_late(self) -> None:
@@ -162,7 +162,7 @@ class Round:
 
 
 def fetch(flow: Flow, turn: Round, incoming: Incoming, deadline: Instant) -> None:
-    """Bring a flow's part and more, until there is no more; `flow` says how it went. Raises a device's error."""
+    """Fetch a flow's part and then more, until there is no more; results are in `flow`. Raises a device's error."""
     landing = Landing(incoming, CHUNK_BYTES)
     chunks: deque[tuple[Chunk, bool]] = deque()
     bad: list[Chunk] = []
@@ -212,9 +212,9 @@ def _bring(flow: Flow, room: memoryview, until: Instant) -> bool:
 
 
 def _take(flow: Flow, room: memoryview, until: Instant) -> bool:
-    """Receive a chunk's place and checksum and read it there; False if it is to be sent instead.
+    """Receive a chunk's place and checksum, and read it there; False if it has to be sent instead.
 
-    A flow that has once failed to read does not try again: each failure may have taken its bound.
+    A flow whose read has failed once does not try again: each failure may last until its timeout.
     """
     head = bytearray(PLACE_BYTES + DIGEST_BYTES)
     receive(flow.sock, memoryview(head), until)

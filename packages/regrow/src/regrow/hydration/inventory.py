@@ -15,9 +15,9 @@ from regrow.hydration.shards import Box, box_of, local
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor, or the piece of it that a rank has.
 
-    `shape`, `nbytes`: of what is here. `device_type`: where the holder has it (`cpu`, ...): a receiver that must
-    make it follows. `box`: which piece of the whole is here, None for a plain tensor; `whole`: the whole's shape then.
-    Two ranks with the same name and box have the same values.
+    `shape`, `nbytes`: of the local piece. `device_type`: the holder's (`cpu`, ...); a receiver that must create the
+    tensor uses the same. `box`: place of the piece in the whole, None for a plain tensor; `whole`: then the whole's
+    shape. Two ranks with the same name and box have the same values.
     """
 
     name: str
@@ -30,7 +30,7 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, name: str, tensor: torch.Tensor) -> "TensorEntry":
-        """The entry of a tensor. Raises `StateError` where its values are not one plain block of numbers."""
+        """The entry of a tensor. Raises `StateError` if its values are not one plain block of numbers."""
         box = box_of(tensor, name)
         here = local(tensor)
         if (
@@ -48,10 +48,10 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inventory(msgspec.Struct, frozen=True):
-    """All that makes up `state@step`. `entries` are sorted by name; `python`: the small state (`codec`).
+    """All parts of `state@step`. `entries` are sorted by name; `python`: the small state (`codec`).
 
-    `variables`: the script's own plain variables, each by itself. They are no part of what is protected: a rank may
-    have some of its own, so they are compared by nobody, and only those count that all holders have alike.
+    `variables`: the script's own plain variables, each encoded by itself. They are not protected state: a rank may have
+    values of its own, so they are not compared, and only those that are equal on all holders are used.
     """
 
     step: StepNo
@@ -65,20 +65,20 @@ class Inventory(msgspec.Struct, frozen=True):
         return sum(entry.nbytes for entry in self.entries)
 
     def agreed(self, others: Iterable["Inventory"]) -> "Inventory":
-        """This, with those variables that the others have alike."""
+        """This inventory, with only those variables that are equal in all others."""
         alike = set.intersection(set(self.variables.items()), *(set(other.variables.items()) for other in others))
         return msgspec.structs.replace(self, variables=dict(sorted(alike)))
 
 
 class StateSource(Protocol):
-    """Holder of state. Called from threads of the server, but only while the state is offered and does not change."""
+    """Holder of state. Called from the server's threads, but only while the state is offered and does not change."""
 
     def inventory(self, step: StepNo) -> Inventory:
         """Inventory of the state. Raises `StateError` if the state is not that of `step`."""
         ...
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A tensor of the last inventory, itself and no copy. Raises `StateError` for a name not in it."""
+        """A tensor of the last inventory itself, not a copy. Raises `StateError` for an unknown name."""
         ...
 
 
@@ -86,9 +86,9 @@ class StateSink(Protocol):
     """Receiver of state. Between `prepare` and `finish` its state is torn."""
 
     def prepare(self, inventory: Inventory) -> dict[str, torch.Tensor]:
-        """A tensor to write into for every entry, made where it does not exist yet.
+        """A tensor to write into for every entry, created if it does not exist yet.
 
-        Raises `StateError`, naming the tensor, where the two sides do not fit; nothing was changed then.
+        Raises `StateError`, which names the tensor, if the two sides do not match; nothing was changed then.
         """
         ...
 

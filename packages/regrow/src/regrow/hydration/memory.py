@@ -1,4 +1,4 @@
-"""The bytes of tensors: in place where a tensor is contiguous in the processor's memory, staged where it is not.
+"""The bytes of tensors: in place if a tensor is contiguous in host memory, staged otherwise.
 
 The order of bytes is that of the contiguous tensor, whatever the strides on either side.
 """
@@ -14,7 +14,7 @@ from regrow.devices.stream_points import StreamPoint
 from regrow.hydration.plan import ByteSpan, Chunk, chunked
 
 BUFFERS = 3
-"""Chunks of a device that are under way at once: one is sent while the next are read."""
+"""Chunks of a device in flight at once: one is sent while the next are read."""
 BUFFER_BYTES = 8 << 20
 """Page-locked buffers through which a state is copied from a device; a power of two, as torch makes them anyway."""
 
@@ -25,7 +25,7 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_straight(tensor: torch.Tensor) -> bool:
-    """True if its bytes lie in its memory as they are sent."""
+    """True if the bytes in its memory are the bytes that are sent."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
@@ -34,9 +34,9 @@ def _stage(size: int, device: torch.device | None) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
-    """These bytes of a tensor, on its device; of one that is not contiguous only the rows that have them are copied.
+    """These bytes of a tensor, on its device. If it is not contiguous, only the rows that contain them are copied.
 
-    A copy of the whole would be made for each part that each connection asks for.
+    A copy of the whole would be made for each request of each connection.
     """
     tensor, (_, offset, length) = tensor.detach(), span
     while not is_straight(tensor) and tensor.dim():
@@ -52,15 +52,15 @@ def bytes_of(tensor: torch.Tensor, span: ByteSpan) -> torch.Tensor:
 
 
 class Outgoing:
-    """Reads chunks out of tensors, for one connection.
+    """Reads chunks from tensors, for one connection.
 
-    What lies on a device is read on a stream of this reader's own: on the script's it would stand behind all that the
-    script has enqueued there. Several buffers are filled in turn, so that one is read while another is sent.
+    Bytes on a device are read on a stream of this reader's own: on the script's stream the read would wait for all work
+    that the script has enqueued. Several buffers are filled in turn, so that one is read while another is sent.
 
     Args:
         tensor: finds a tensor by name.
         size: the most bytes in a chunk.
-        behind: the point from which the tensors stay as they are; None: they are read on the stream that is current.
+        behind: the point from which on the tensors do not change; None: read on the current stream.
     """
 
     def __init__(self, tensor: Callable[[str], torch.Tensor], size: int, behind: StreamPoint | None = None) -> None:
@@ -71,7 +71,7 @@ class Outgoing:
         self._streams: dict[torch.device, torch.Stream | None] = {}
 
     def read_all(self, chunks: Iterable[Chunk]) -> Iterator[memoryview]:
-        """The bytes of each chunk in turn; each valid until the next is asked for. Raises the device's error."""
+        """The bytes of each chunk in turn, valid until the next is requested. Raises the device's error."""
         begun: deque[_Begun] = deque()
         for number, chunk in enumerate(chunks):
             begun.append(self._begin(chunk, number % BUFFERS))
@@ -105,7 +105,7 @@ class Outgoing:
         return self._streams[device]
 
     def _staging(self, buffer: int, device: torch.device | None) -> torch.Tensor:
-        """Buffer of that number, page-locked where it is for a device."""
+        """Buffer of that number, page-locked if it is for a device."""
         key = buffer, device is not None
         if key not in self._stages:
             self._stages[key] = _stage(self._size, device)
@@ -113,7 +113,7 @@ class Outgoing:
 
 
 class _Begun:
-    """A chunk whose bytes are on their way."""
+    """A chunk whose bytes are being copied."""
 
     def __init__(self, data: torch.Tensor, point: StreamPoint | None = None) -> None:
         self._data, self._point = data, point
@@ -125,14 +125,14 @@ class _Begun:
 
 
 def copy_from_devices(tensor: Callable[[str], torch.Tensor], rooms: Mapping[str, torch.Tensor]) -> None:
-    """Copy tensors of devices, which stay as they are meanwhile, into ordinary memory.
+    """Copy tensors of devices, which must not change meanwhile, into ordinary memory.
 
     They come through a few page-locked buffers, one of which is emptied while the next are filled, so the host waits
-    for the device's earlier work once, and not for each tensor. Raises the device's error.
+    once for the device's earlier work, and not for each tensor. Raises the device's error.
 
     Args:
         tensor: finds a tensor by name.
-        rooms: for each tensor's name its bytes, in one dimension.
+        rooms: for each tensor's name its destination, as bytes in one dimension.
     """
     chunks = chunked([ByteSpan(name, 0, room.nbytes) for name, room in rooms.items() if room.nbytes], BUFFER_BYTES)
     for chunk, data in zip(chunks, Outgoing(tensor, BUFFER_BYTES).read_all(chunks), strict=True):
@@ -147,8 +147,8 @@ class Incoming:
     """Destination of arriving bytes. One for a whole hydration; `Landing` is one connection's part of it.
 
     Args:
-        targets: the tensors to fill. Work on their devices that this thread has enqueued on its current streams comes
-            before any byte that arrives.
+        targets: the tensors to fill. Arriving bytes are written only after the device work that this thread has
+            enqueued on its current streams.
     """
 
     def __init__(self, targets: dict[str, torch.Tensor]) -> None:
@@ -162,18 +162,18 @@ class Incoming:
         self._behind = StreamPoint(device for device in devices if is_accelerator(device))
 
     def flat(self, name: str) -> torch.Tensor:
-        """The bytes to write for a name, on their device."""
+        """The bytes of a tensor to write to, on their device."""
         return self._flat[name]
 
     def stream(self, device: torch.device) -> torch.Stream | None:
-        """A new stream for copies to the device; None: its kind has only one."""
+        """A new stream for copies to the device; None if its kind has only one."""
         stream = stream_of_its_own(device)
         if stream is not None:
             self._behind.hold(stream)
         return stream
 
     def settle(self) -> None:
-        """All has arrived: move what could not be received in place."""
+        """After everything has arrived, copy the tensors that could not be received in place."""
         with torch.no_grad():
             for name, tensor in self._crooked.items():
                 tensor.copy_(self._straightened[name])
@@ -182,7 +182,7 @@ class Incoming:
 class Landing:
     """Writes chunks of one connection into the tensors of an `Incoming`.
 
-    What goes to a device is copied there on a stream of this connection's own, from several buffers in turn, so that a
+    Chunks for a device are copied there on a stream of this connection's own, from several buffers in turn, so that a
     chunk is received and checked while earlier ones are copied.
     """
 
@@ -196,7 +196,7 @@ class Landing:
         self._stage: torch.Tensor | None = None
 
     def room(self, chunk: Chunk) -> memoryview:
-        """Buffer for a chunk; call `land` when it has arrived and is right. Raises the device's error."""
+        """Buffer for a chunk; call `land` when it has arrived and its checksum matches. Raises the device's error."""
         first = self._incoming.flat(chunk[0].name)
         if len(chunk) == 1 and first.device.type == "cpu":
             _, offset, length = chunk[0]
@@ -211,7 +211,7 @@ class Landing:
         return self._stage[: sum(span.length for span in chunk)].numpy().data
 
     def land(self, chunk: Chunk) -> None:
-        """Begin to move a staged chunk to its tensors; nothing to do for one that was received in place."""
+        """Begin to copy a staged chunk to its tensors; does nothing for a chunk that was received in place."""
         if len(chunk) == 1 and self._incoming.flat(chunk[0].name).device.type == "cpu":
             return
         if self._stage is None:
@@ -231,7 +231,7 @@ class Landing:
         self._landed += 1
 
     def settle(self) -> None:
-        """Wait until all that has landed is in its tensors. Raises the device's error."""
+        """Wait until all landed chunks are in their tensors. Raises the device's error."""
         while self._under_way:
             self._under_way.popleft().wait()
 

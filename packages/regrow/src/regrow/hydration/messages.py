@@ -1,22 +1,22 @@
-"""The conversation between a receiver and one holder: a few frames, then raw bytes.
+"""The protocol between a receiver and one holder: a few frames, then raw bytes.
 
-    receiver: AskState                     who I am, which generation, which step
-    holder:   StateOffered | StateRefused  what there is, or why not
-    receiver: SendSpans                    give me these bytes            (any number of times)
+    receiver: AskState                     sends its token, generation and step
+    holder:   StateOffered | StateRefused  describes the state, or gives the reason
+    receiver: SendSpans                    requests bytes                 (any number of times)
     holder:   for each chunk of `plan.chunked`: its bytes, then their xxh3_64 (8 bytes, big-endian)
 
 With `SendSpans.direct` a chunk begins with its place in the holder's memory (address and device, 8 bytes each,
-big-endian), and where there is one, its bytes are left out: the receiver reads them there (`direct`).
+big-endian). If there is a place, the bytes are left out: the receiver reads them there (`direct`).
 
 While this connection lasts, others may be added to it, at any address of the holder:
 
-    receiver: AskFlow                      I am the reader with this ticket
+    receiver: AskFlow                      sends the ticket of the first connection
     holder:   FlowOpened | StateRefused    and then as after StateOffered
 
-A newcomer that shows that it computes what the holder does asks so for the state before the holder's next step, and
-then, by another connection, what it has computed in that step:
+A newcomer that proves that it computes what the holder does requests in this way the state before the holder's next
+step, and then, by another connection, the results of that step:
 
-    receiver: AskTrace                     what you have computed in this step
+    receiver: AskTrace                     requests the results of this step
     holder:   TraceGiven | StateRefused
 
 Either side ends it by closing. Nothing here is ever unpickled.
@@ -31,10 +31,10 @@ from regrow.hydration.plan import ByteSpan
 
 
 class AskState(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a receiver. `patience`: how long the holder may take to come to this generation and step.
+    """First frame of a receiver. `patience`: how long the holder may take to reach this generation and step.
 
-    `proof`: the state before whatever step is the holder's next is wanted, and a trace of that; `plain`, or `closely`.
-    `direct`: kinds of reads by which the receiver can take bytes by itself, best first.
+    `proof`: requests the state before the holder's next step, and a trace of that step; `plain`, or `closely`.
+    `direct`: kinds of reads that the receiver can do by itself, best first.
     """
 
     token: str
@@ -46,14 +46,14 @@ class AskState(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskFlow(msgspec.Struct, frozen=True, tag=True):
-    """First frame of a further connection of a receiver, which was offered the state over another."""
+    """First frame of a further connection of a receiver that was offered the state over another one."""
 
     token: str
     ticket: str
 
 
 class AskTrace(msgspec.Struct, frozen=True, tag=True):
-    """First frame of who has received the state before a step for a proof, and wants to know what came of it."""
+    """First frame of a newcomer that has received the state before a step for a proof, and requests the results."""
 
     token: str
     generation: Generation
@@ -62,7 +62,7 @@ class AskTrace(msgspec.Struct, frozen=True, tag=True):
 
 
 class SendSpans(msgspec.Struct, frozen=True, tag=True):
-    """Send these bytes, in chunks of at most `chunk` bytes; none: the reader needs none of its connections any more."""
+    """Send these bytes, in chunks of at most `chunk` bytes; none: the reader is done with all its connections."""
 
     spans: list[ByteSpan]
     chunk: int
@@ -70,9 +70,9 @@ class SendSpans(msgspec.Struct, frozen=True, tag=True):
 
 
 class Direct(msgspec.Struct, frozen=True):
-    """A kind of reads that the holder agrees to, empty for none, with the reason where one was wanted.
+    """A kind of reads that the holder agrees to, empty for none, with the reason if one was requested.
 
-    `passport`: bytes for the library that reads; nothing else looks into them.
+    `passport`: bytes for the library that reads; nothing else interprets them.
     """
 
     kind: str = ""
@@ -81,9 +81,9 @@ class Direct(msgspec.Struct, frozen=True):
 
 
 class StateOffered(msgspec.Struct, frozen=True, tag=True):
-    """The holder has the state, and keeps it still while the connection lasts.
+    """The holder has the state, and does not change it while the connection lasts.
 
-    `ticket`: for further connections; empty: none is taken. `ways`: endpoints at the holder's other addresses.
+    `ticket`: for further connections; empty: none is accepted. `ways`: endpoints at the holder's other addresses.
     """
 
     inventory: Inventory
@@ -103,7 +103,7 @@ class TraceGiven(msgspec.Struct, frozen=True, tag=True):
 
 
 class StateRefused(msgspec.Struct, frozen=True, tag=True):
-    """The holder does not give its state; the reason is for people."""
+    """The holder does not send its state; the reason is for people."""
 
     reason: str
 

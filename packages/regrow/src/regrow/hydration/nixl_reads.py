@@ -1,8 +1,8 @@
 """One-sided reads by NIXL, NVIDIA's library over UCX: RDMA where the network has it, else TCP and shared memory.
 
-An agent of the library lives only while state is read: it has a thread that asks for work all the time, and it listens
-at this machine's addresses. Bytes are read into a buffer of this room's own, never into a tensor: a read that was given
-up may still arrive. Nothing of the library that unpickles is used; addresses travel in our own frames.
+An agent of the library exists only while state is read: it has a thread that polls all the time, and it listens at this
+machine's addresses. Bytes are read into a separate buffer, never into a tensor: a read that was given up may still
+arrive. No part of the library that unpickles is used; addresses are sent in regrow's own frames.
 """
 
 import importlib
@@ -30,19 +30,19 @@ from regrow.hydration.streams import STALL
 _LIBRARIES = ("nixl", "nixl_cu13", "nixl_cu12")
 _KINDS = {"cpu": "DRAM", nvidia.KIND: "VRAM"}
 _GLANCES: Final = (0.00002, 0.001)
-"""First and longest pause between two looks at a read, in seconds."""
+"""First and longest pause between two polls of a read, in seconds."""
 _GIVEN_UP: Final[list[object]] = []
-"""Buffers that a read may still be written to, with all that it needs: they stay as long as the process."""
+"""Buffers to which an abandoned read may still write, with all that it needs: kept as long as the process."""
 
 
 def missing() -> str:
-    """Reason why there is no NIXL here; empty if it can be imported."""
+    """Reason why NIXL is not available here; empty if it can be imported."""
     found = any(importlib.util.find_spec(name) for name in _LIBRARIES)
     return "" if found else "not installed (regrow[rdma])"
 
 
 def _agent(*, serves: bool) -> Any:
-    """An agent of the library. Raises `HydrationError` where there is none."""
+    """An agent of the library. Raises `HydrationError` if the library is missing or cannot start."""
     logging.getLogger("nixl").setLevel(logging.WARNING)
     try:
         name = next(name for name in _LIBRARIES if importlib.util.find_spec(name))
@@ -59,7 +59,7 @@ def _agent(*, serves: bool) -> Any:
 
 
 class NixlExposure:
-    """Memory of a holder, registered for one reader. Raises `HydrationError` where the library cannot do it."""
+    """Memory of a holder, registered for one reader. Raises `HydrationError` if the library cannot do it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._agent = _agent(serves=True)
@@ -87,7 +87,7 @@ class NixlExposure:
 
 
 class NixlReader:
-    """A newcomer's agent, for all its connections. Opened at the first; raises `HydrationError`."""
+    """A newcomer's agent, for all its connections. Created with the first; raises `HydrationError`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -97,7 +97,7 @@ class NixlReader:
         self.given_up = False
 
     def reads(self, passport: bytes, sock: socket.socket) -> "NixlReads":
-        """Reads for the connection. Raises `HydrationError` where the library does not take the passport."""
+        """Reads for the connection. Raises `HydrationError` if the library does not accept the passport."""
         buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
         with self.lock:
             try:
@@ -110,7 +110,7 @@ class NixlReader:
         return NixlReads(self, self._peers[passport], buffer, sock)
 
     def close(self) -> None:
-        """End the agent, unless a read that was given up may still arrive."""
+        """End the agent, unless an abandoned read may still arrive."""
         with self.lock:
             if self.given_up:
                 _GIVEN_UP.append(self)
@@ -126,10 +126,10 @@ class NixlReads:
     """Reads for one connection.
 
     Args:
-        reader: whose agent is used.
-        peer: the holder's agent.
-        buffer: where bytes arrive, of `CHUNK_BYTES`.
-        sock: the connection: a holder that has hung up is not waited for.
+        reader: owner of the agent.
+        peer: name of the holder's agent.
+        buffer: receives the bytes, `CHUNK_BYTES` long.
+        sock: the connection; when the holder closes it, reads end.
     """
 
     kind = NIXL
@@ -140,7 +140,7 @@ class NixlReads:
         self._hung_up.register(sock, select.POLLRDHUP)
 
     def read(self, place: MemoryPlace, room: memoryview, until: Instant) -> None:
-        """Fill the room, within `STALL`. Raises `OSError`."""
+        """Fill `room`, within `STALL`. Raises `OSError`."""
         try:
             self._fetch(place, len(room), until)
         except OSError:

@@ -4,20 +4,20 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 CHUNK_BYTES = 1 << 20
-"""The most that one checksum covers. Small enough to stay in a core's cache between the copy and its checksum."""
+"""Most bytes under one checksum. Small enough to stay in a core's cache between the copy and its checksum."""
 SMALL_BYTES = 64 << 10
-"""Ranges below this share a chunk: thousands of tiny tensors then cost no more than a few large ones."""
+"""Smaller ranges share a chunk: thousands of tiny tensors then cost no more than a few large ones."""
 LEAST_PART, MOST_PART = 4 << 20, 64 << 20
-"""Bytes that a flow asks for at once: many, so that requests cost nothing; few, so that a slow flow keeps few back."""
+"""Bytes that a flow requests at once: enough that requests cost nothing, few enough that a slow flow delays little."""
 _MUCH_SLOWER = 0.25
 
 
 class Sized(Protocol):
-    """A tensor as far as a plan goes: its name and its bytes."""
+    """A tensor as the plan sees it: its name and its size."""
 
     @property
     def name(self) -> str:
-        """Name on both sides."""
+        """Name of the tensor on both sides."""
         ...
 
     @property
@@ -44,9 +44,9 @@ def whole(entries: Iterable[Sized]) -> list[ByteSpan]:
 
 
 def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
-    """The order in which spans travel: large ones cut into chunks of their own, then the small ones, many to a chunk.
+    """The order in which spans are sent: large ones cut into chunks of their own, then the small ones, many to a chunk.
 
-    Both ends work this out for themselves from the same list.
+    Both ends compute it from the same list.
     """
     large: list[Chunk] = []
     small: list[ByteSpan] = []
@@ -71,10 +71,10 @@ def chunked(spans: Iterable[ByteSpan], size: int = CHUNK_BYTES) -> list[Chunk]:
 
 
 class FlowDealer:
-    """Deals bytes to flows as they ask, in parts that become smaller towards the end.
+    """Deals bytes to flows on request, in parts that become smaller towards the end.
 
-    A flow gets a part after its rate. One that is much slower than the fastest gets nothing any more once the others
-    can do without it: all would wait for its last part.
+    A flow's part is proportional to its rate. A flow that is much slower than the fastest gets nothing once the others
+    can finish without it, because all would wait for its last part.
     """
 
     def __init__(self, spans: Sequence[ByteSpan]) -> None:
@@ -87,9 +87,9 @@ class FlowDealer:
         return [self._next(size * (at + 1) // flows - size * at // flows) for at in range(flows)]
 
     def take(self, rate: float, others: Sequence[float]) -> list[ByteSpan]:
-        """Bytes for a flow of this rate beside others; 0: a rate is not known yet.
+        """Bytes for a flow of this rate beside flows of other rates; a rate of 0 is not known yet.
 
-        A flow of unknown rate gets little, and one beside it counts as the mean of all.
+        A flow of unknown rate gets the least part, and counts with the mean rate for the others.
         """
         known = [each for each in (rate, *others) if each > 0]
         mean = sum(known) / len(known) if known else 1.0
@@ -101,7 +101,7 @@ class FlowDealer:
         return self._next(int(max(LEAST_PART, min(share, MOST_PART))))
 
     def rest(self) -> list[ByteSpan]:
-        """All that nobody has taken."""
+        """All bytes that no flow has taken."""
         return self._next(self._left)
 
     def _next(self, size: int) -> list[ByteSpan]:

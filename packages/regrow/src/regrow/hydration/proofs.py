@@ -1,4 +1,4 @@
-"""The holder's side of proofs: who waits for the state before the next step, and what was computed in the last one."""
+"""The holder's side of proofs: newcomers that wait for the state before the next step, and that step's results."""
 
 import socket
 
@@ -9,7 +9,7 @@ PLAIN, CLOSELY = "plain", "closely"
 
 
 class ProofRequests:
-    """Proofs that are made here. Holds no lock of its own: the server's is held at each call."""
+    """Proofs against this worker. It has no lock of its own: the caller must hold the server's."""
 
     def __init__(self) -> None:
         self._waiting: dict[socket.socket, AskState] = {}
@@ -19,26 +19,26 @@ class ProofRequests:
 
     @property
     def wanted(self) -> str:
-        """Detail of the next step that the waiting newcomers want; empty: none waits."""
+        """Detail in which the waiting newcomers want the next step; empty if none waits."""
         if not self._waiting:
             return ""
         return CLOSELY if any(ask.proof == CLOSELY for ask in self._waiting.values()) else PLAIN
 
     def wait(self, sock: socket.socket, ask: AskState) -> None:
-        """A newcomer waits for the next step."""
+        """Note that a newcomer waits for the next step."""
         self._waiting[sock] = ask
 
     def leave(self, sock: socket.socket) -> None:
-        """It waits no more, or has read all that it wanted."""
+        """Forget a newcomer that waits no more, or has read everything."""
         self._waiting.pop(sock, None)
         self._served.pop(sock, None)
 
     def step_for(self, sock: socket.socket) -> StepNo:
-        """The step before which the state is given to it; `NO_STATE`: it still waits."""
+        """The step of the state that the newcomer gets; `NO_STATE` while it waits."""
         return self._served.get(sock, NO_STATE)
 
     def offer(self, generation: Generation, step: StepNo) -> list[socket.socket]:
-        """The state stands before `step`, of which all that is computed will be known; returns who reads it."""
+        """Offer the state before `step`, whose results will be recorded; returns the connections that read it."""
         readers = [sock for sock, ask in self._waiting.items() if ask.generation == generation]
         for sock in readers:
             self._served[sock] = step
@@ -51,13 +51,13 @@ class ProofRequests:
         return list(self._served)
 
     def publish(self, trace: bytes | None) -> None:
-        """Keep the trace of the offered step; None: it was given up."""
+        """Keep the trace of the offered step; None if the step was given up."""
         if self._recording is not None and trace is not None:
             self._trace = (*self._recording, trace)
         self._recording = None
 
     def answer(self, generation: Generation, step: StepNo) -> bytes | None:
-        """The trace of that step, which is given once; None: it is not there."""
+        """The trace of that step, which is given once; None if there is none."""
         if self._trace is None or self._trace[:2] != (generation, step):
             return None
         (_, _, trace), self._trace = self._trace, None

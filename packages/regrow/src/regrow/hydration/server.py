@@ -1,4 +1,4 @@
-"""The holder's side: lets newcomers read the state of this worker while it stands still."""
+"""The holder's side: lets newcomers read the state of this worker while it does not change."""
 
 import logging
 import secrets
@@ -39,14 +39,14 @@ _HANDSHAKE: Seconds = HELLO_S
 _BETWEEN_REQUESTS: Seconds = 120.0
 _LONGEST_PATIENCE: Seconds = 600.0
 _GLANCE: Seconds = 0.5
-"""Interval of looks at a waiting reader: one that has hung up is not awaited any more."""
+"""Interval of checks whether a waiting reader has hung up."""
 _LARGEST_CHUNK = 64 << 20
 _GONE = "this reader is gone"
 
 
 @dataclass
 class _Reader:
-    """A newcomer: its offer, its connections. `done`: called when the last of them has ended."""
+    """A newcomer: its offer, its connections. `done`: called when the last connection has ended."""
 
     inventory: Inventory
     connections: list[socket.socket]
@@ -55,20 +55,20 @@ class _Reader:
 
 
 class HydrationServer:
-    """Gives `state@step` to those who know the job's token, between `offer` and `withdraw` only.
+    """Sends `state@step` to peers that know the job's token, only between `offer` and `withdraw`.
 
     A reader that comes early waits; one of another generation or step is refused with the reason. Opening starts one
-    thread, each reader another; after `close` none is left.
+    thread, and each reader gets another; after `close` none is left.
 
     Args:
-        source: whose state.
+        source: the state.
         token: the job's secret.
         socket_dir: private folder for the unix socket.
-        bind: address to listen on where the job has several nodes.
-        advertise: the name under which other nodes reach this one.
+        bind: address to listen on if the job has several nodes.
+        advertise: the host name by which other nodes reach this one.
         nodes: nodes in the job; with one, no port is opened at all.
-        ways: further addresses of this node at which its state may be read, where the job has several nodes.
-        hydration: `--hydration`: which reads of its memory it agrees to (`direct`).
+        ways: further addresses of this node at which its state may be read, if the job has several nodes.
+        hydration: `--hydration`: the kind of reads of its memory that it allows (`direct`).
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class HydrationServer:
         self.ways: list[str] = []
         """Endpoints at the further addresses."""
         self.unheard: list[str] = []
-        """Further addresses at which nothing could listen, with the reason."""
+        """Further addresses at which listening failed, with the reason."""
 
     def __enter__(self) -> "HydrationServer":
         self.open()
@@ -133,28 +133,28 @@ class HydrationServer:
             self.ways.append(self._servers[-1].open(further))
         return self.endpoint
 
-    # --- what the session says ---
+    # --- called by the session ---
 
     def offer(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
-        """The state stands at `step` and stays there: members of `generation` may read it.
+        """Offer the state, which is at `step` and does not change: workers of `generation` may read it.
 
         Args:
-            behind: the point in the devices' work from which that is so; None: readers wait for all of it.
+            behind: the point in the devices' work from which on that is so; None: readers wait for all work.
         """
         with self._changed:
             self._behind = behind
             self._proofs.publish(None)
             self._offered, stale = (generation, step), self._proofs.readers()
             self._changed.notify_all()
-        self._dismiss(stale)  # they would read what is offered now
+        self._dismiss(stale)  # they would read the newly offered state
 
     @property
     def proof_wanted(self) -> str:
         """Detail in which a newcomer wants the next step; empty: none does."""
-        return self._proofs.wanted  # read without the lock at each step: who is missed is seen at the next
+        return self._proofs.wanted  # read without the lock at each step: one that is missed now is seen at the next
 
     def offer_proof(self, generation: Generation, step: StepNo, behind: StreamPoint | None = None) -> None:
-        """The same for those who wait for a proof, whatever the step; `publish` follows."""
+        """Offer the state to those that wait for a proof, whatever the step; `publish` follows."""
         with self._changed:
             self._behind = behind
             self._offered = (generation, step)
@@ -162,15 +162,15 @@ class HydrationServer:
             self._changed.notify_all()
 
     def publish(self, trace: bytes | None) -> None:
-        """Publish the trace of a proof's step; None: it was given up."""
+        """Publish the trace of a proof's step; None if the step was given up."""
         with self._changed:
             self._proofs.publish(trace)
             self._changed.notify_all()
 
     def withdraw(self, deadline: Instant) -> int:
-        """The state is about to change: let nobody new in, wait for those who read, hang up on them at the deadline.
+        """Before the state changes: admit no readers, wait for the present ones, disconnect those left at the deadline.
 
-        When this returns nobody reads. Returns how many were hung up on.
+        When this returns nobody reads. Returns the number of connections that were cut.
         """
         with self._changed:
             self._offered = None
@@ -178,7 +178,7 @@ class HydrationServer:
             return 0
         with self._changed:
             late = list(self._reading)
-            self._tickets.clear()  # or another flow of theirs would begin to read
+            self._tickets.clear()  # else another flow of the same reader could begin to read
         self._dismiss(late)
         return len(late)
 
@@ -200,12 +200,12 @@ class HydrationServer:
             return len(self._reading)
 
     def wait_idle(self, deadline: Instant) -> bool:
-        """Wait until nobody reads; False when somebody still does at the deadline."""
+        """Wait until nobody reads; False if somebody still does at the deadline."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._reading, max(0.0, deadline - time.monotonic()))
 
     def close(self) -> None:
-        """Hang up on everybody, end all threads, remove the socket. May be called twice."""
+        """Close all connections, end all threads, remove the socket. May be called twice."""
         with self._changed:
             self._closed = True
             self._proofs.publish(None)
@@ -262,7 +262,7 @@ class HydrationServer:
             except StateError as error:
                 refusal = str(error)
             else:
-                if ask.proof:  # those are dismissed by themselves, one connection each
+                if ask.proof:  # provers are dismissed separately, and have one connection each
                     sock.sendall(holder_side.frame(StateOffered(inventory)))
                     return _Reader(inventory, [sock])
                 direct, done = exposed(ask.direct, self._hydration, self._source, inventory)
@@ -289,7 +289,7 @@ class HydrationServer:
         return reader
 
     def _admit(self, sock: socket.socket, ask: AskState) -> str:
-        """Wait until this state is offered, count the reader; else why not."""
+        """Wait until this state is offered, and count the reader; returns the reason if it is refused."""
 
         def decided() -> bool:
             return self._closed or (self._offered is not None and self._offered[0] >= ask.generation)
@@ -308,7 +308,7 @@ class HydrationServer:
             return ""
 
     def _admit_prover(self, sock: socket.socket, ask: AskState) -> str:
-        """Wait for the next step; else why not."""
+        """Wait for the next step; returns the reason if there is none."""
         with self._changed:
             self._proofs.wait(sock, ask)
 
@@ -332,7 +332,7 @@ class HydrationServer:
         sock.sendall(holder_side.frame(gone if trace is None else TraceGiven(trace)))
 
     def _wait_for(self, sock: socket.socket, decided: Callable[[], bool], patience: Seconds) -> str:
-        """Wait, with the lock; returns why it was given up."""
+        """Wait, holding the lock; returns the reason if the wait was given up."""
         until = time.monotonic() + min(max(patience, 0.0), _LONGEST_PATIENCE)
         while (left := until - time.monotonic()) > 0 and not self._changed.wait_for(decided, min(left, _GLANCE)):
             if has_hung_up(sock):
@@ -349,7 +349,7 @@ class HydrationServer:
             wanted = holder_side.decode(body)
             if not isinstance(wanted, SendSpans) or not 0 < wanted.chunk <= _LARGEST_CHUNK:
                 raise ProtocolError("a reader of state asked for something else than bytes")
-            if not wanted.spans:  # it is done; a connection over an address that is dead by now would not say so
+            if not wanted.spans:  # the reader is done; a connection over a dead address would not show that
                 for each in list(reader.connections):
                     hang_up(each)
                 return

@@ -1,6 +1,6 @@
-"""Tensors of which a rank has only a piece: what is here of them, and which piece it is.
+"""Tensors of which a rank has only a piece: the local values, and their place in the whole.
 
-`DTensor`s are spoken to through what `torch.distributed.checkpoint` uses, so that names and boxes are the checkpoint's.
+`DTensor`s are accessed as `torch.distributed.checkpoint` does it, so names and boxes are the checkpoint's.
 """
 
 from typing import Any, cast
@@ -14,12 +14,12 @@ Box = tuple[tuple[int, int], ...]
 
 
 def is_distributed(tensor: torch.Tensor) -> bool:
-    """True if a rank may have only a piece of it. Imports nothing that a plain script never needs."""
+    """True if a rank may have only a piece of it. Imports nothing that a plain script does not need."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Local part of a tensor, in the memory of its own; a plain tensor is all here."""
+    """Local part of a tensor, sharing its memory; a plain tensor is its own local part."""
     return cast(torch.Tensor, cast(Any, tensor.detach()).to_local()) if is_distributed(tensor) else tensor
 
 
@@ -27,7 +27,7 @@ def box_of(tensor: torch.Tensor, name: str = "a tensor") -> Box | None:
     """Box of the local piece in the whole; None for a plain tensor.
 
     Raises:
-        StateError: the local part is no piece but a summand.
+        StateError: the local part is a summand, not a piece; or there are several pieces.
     """
     if not is_distributed(tensor):
         return None
@@ -49,5 +49,5 @@ def box_of(tensor: torch.Tensor, name: str = "a tensor") -> Box | None:
 def empty_like(
     tensor: torch.Tensor, *, dtype: torch.dtype | None = None, device: torch.device | None = None
 ) -> torch.Tensor:
-    """A new tensor, distributed in the same way, without a value and without a gradient."""
+    """A new tensor, distributed in the same way, with undefined values and without a gradient."""
     return torch.empty_like(tensor.detach(), dtype=dtype, device=device)

@@ -11,18 +11,18 @@ from regrow.core.ids import Instant, Seconds
 
 DIGEST_BYTES = 8
 STALL: Seconds = 5.0
-"""A peer that moves no byte for this long is as good as dead."""
+"""A peer that moves no byte for this long counts as dead."""
 STRANGERS_BYTES = 64 << 10
-"""The longest frame of a peer that has not shown the job's token."""
+"""Longest frame of a peer that has not shown the job's token."""
 
 
 def checksum(data: memoryview | bytes) -> bytes:
-    """xxh3_64 of the bytes; runs without the interpreter lock."""
+    """xxh3_64 of the bytes; computed without holding the GIL."""
     return xxhash.xxh3_64_digest(data)
 
 
 def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> None:
-    """Let the next calls on the socket wait until the deadline, at most `stall`. Raises `DeadlineExceeded`."""
+    """Let the socket's next calls wait until the deadline, each at most `stall`. Raises `DeadlineExceeded`."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise DeadlineExceeded("the deadline for moving state has passed")
@@ -30,14 +30,14 @@ def allow(sock: socket.socket, deadline: Instant, *, stall: Seconds = STALL) -> 
 
 
 def send(sock: socket.socket, data: memoryview | bytes) -> None:
-    """Send all. Raises `TimeoutError` if nothing moves for the socket's timeout; `sendall` would allow it for all."""
+    """Send all. Raises `TimeoutError` if nothing moves for the socket's timeout; `sendall` applies it to the whole."""
     left = memoryview(data)
     while left:
         left = left[sock.send(left) :]
 
 
 def receive(sock: socket.socket, room: memoryview, deadline: Instant) -> None:
-    """Fill the room. Raises `EOFError` if the peer closes before, `OSError`, and `DeadlineExceeded`."""
+    """Fill `room`. Raises `EOFError` if the peer closes before that, `OSError`, and `DeadlineExceeded`."""
     at = 0
     while at < len(room):
         allow(sock, deadline)
@@ -48,10 +48,10 @@ def receive(sock: socket.socket, room: memoryview, deadline: Instant) -> None:
 
 
 def has_hung_up(sock: socket.socket) -> bool:
-    """True if the peer, from which nothing is expected now, has closed the connection. Does not wait."""
+    """True if the peer, which should send nothing now, has closed the connection. Does not wait."""
     received = select.poll()
     received.register(sock, select.POLLIN)
-    if not received.poll(0):  # Python would wait for the socket's own timeout before it asks, whatever the flags
+    if not received.poll(0):  # `recv` would first wait for the socket's own timeout, whatever its flags
         return False
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""Asks the holder of a state what it has computed in the step that followed."""
+"""Requests from the holder of a state the results of the step that followed."""
 
 import socket
 import threading
@@ -13,13 +13,13 @@ from regrow.hydration.streams import STALL
 
 
 class TraceRequest:
-    """One question. `run` in one thread, once; `cancel` from any other.
+    """One request. `run` in one thread, once; `cancel` from any other.
 
     Args:
-        endpoint: where the holder gives its state.
+        endpoint: of the holder's state.
         token: the job's secret.
         generation: of the state.
-        step: before which it stood.
+        step: the step whose results are requested.
     """
 
     def __init__(self, endpoint: str, token: str, generation: Generation, step: StepNo) -> None:
@@ -36,9 +36,9 @@ class TraceRequest:
                 hang_up(self._sock)
 
     def run(self, deadline: Instant) -> bytes:
-        """The trace, as the holder has written it. `deadline`: on the monotonic clock.
+        """The trace, as the holder has encoded it. `deadline`: on the monotonic clock.
 
-        Raises `HydrationError` where it is not to be had, `GenerationHalted` where `cancel` was called.
+        Raises `HydrationError` if the holder does not give it, `GenerationHalted` if `cancel` was called.
         """
         try:
             sock = connect(self._endpoint, STALL, opened=self._register)

@@ -1,1 +1,1 @@
-"""Algorithms of collectives: who speaks to whom, in what order they add, by size of group and of tensor."""
+"""Algorithms of collectives: the partners and the order of addition, by size of group and of tensor."""

@@ -1,8 +1,8 @@
 """The collectives of groups above `rounds.DIRECT` ranks, in as many rounds as the group's size has bits.
 
-A reduction joins two blocks of neighbouring ranks at a time, the lower one on the left, in one tree over all ranks: the
-same bits on all of them, whatever arrives first. Small tensors go whole in each round; of large ones each round halves
-what a rank goes on with, and the sums are gathered in as many rounds.
+A reduction joins two blocks of neighbouring ranks at a time, the lower one on the left, in one tree over all ranks: all
+get the same bits, whatever arrives first. Small tensors are sent whole in each round; for large ones each round halves
+the part that a rank continues with, and the sums are gathered in as many rounds.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,20 +19,20 @@ ByPeer = dict[int, Parts]
 
 
 class Exchange(Protocol):
-    """Moves tensors; with a call, both sides say first what it is about."""
+    """Moves tensors; with `call`, both sides first exchange and compare headers."""
 
     def __call__(self, out: ByPeer, into: ByPeer, call: Call | None = None) -> None:
-        """Return when all has gone and come."""
+        """Return when everything is sent and received."""
         ...
 
 
 class Hypercube:
-    """The rounds of one rank, carried out.
+    """Carries out the rounds of one rank.
 
     Args:
-        rounds: who speaks to whom.
+        rounds: the partners of each round.
         exchange: sends to some peers and receives from some.
-        room: makes tensors like the given one, in memory that is used again at its next call.
+        room: allocates tensors like the given one, in memory that its next call reuses.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Hypercube:
         self._answer_guest([flat])
 
     def reduce_scatter(self, parts: list[torch.Tensor], combine: Combine, call: Call) -> None:
-        """`parts[rank]` becomes the reduction of every rank's; the other parts are written to."""
+        """`parts[rank]` becomes the reduction over all ranks; the other parts are overwritten."""
         rounds = self._rounds
         if self._as_guest(parts, [parts[rounds.rank]], call):
             return
@@ -88,7 +88,7 @@ class Hypercube:
             self._answer_guest([parts[rounds.guest]])
 
     def all_gather(self, parts: Parts, call: Call) -> None:
-        """`parts[r]`, of one size for all, becomes rank r's; `parts[rank]` is this one's."""
+        """`parts[r]`, of one size for all, becomes rank r's; `parts[rank]` is this rank's."""
         rounds = self._rounds
         others = [part for rank, part in enumerate(parts) if rank != rounds.rank]
         if self._as_guest([parts[rounds.rank]], others, call):
@@ -118,7 +118,7 @@ class Hypercube:
     # --- ranks beyond the core ---------------------------------------------------------------------------------
 
     def _as_guest(self, given: Parts, result: Parts, call: Call | None) -> bool:
-        """Beyond the core: give all to the host, and get the result from it. False in the core."""
+        """On a rank beyond the core: send all to the host, and receive the result from it. False in the core."""
         host = self._rounds.host
         if host is None:
             return False
@@ -137,7 +137,7 @@ class Hypercube:
             self._exchange({self._rounds.guest: result}, {})
 
     def _join(self, mine: Parts, theirs: Parts, combine: Combine, peer: int) -> None:
-        """Into `mine`, the lower rank's on the left."""
+        """Reduce into `mine`, with the lower rank's values on the left."""
         for here, there in zip(mine, theirs, strict=True):
             if peer < self._rounds.rank:
                 combine(there, here)

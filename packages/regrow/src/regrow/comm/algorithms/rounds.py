@@ -1,18 +1,18 @@
 """Rounds of a collective and the partners in each, so that a large group needs few connections. Pure.
 
-In groups of up to `DIRECT` ranks each speaks to each, in one round, or on one machine with large tensors to one
-partner after the other (`pairwise.py`). In larger ones a power of two of ranks, the core,
-is a hypercube: in round k a rank speaks to the one whose number differs in bit k, so each has log2 of the core's size
-peers, the same in all operations. Every rank beyond the core goes through one of the core, its host.
+In groups of up to `DIRECT` ranks each exchanges with each, in one round, or, for large tensors on one machine, with one
+partner after the other (`pairwise.py`). In larger groups a power of two of ranks, the core, is a hypercube: in round k
+a rank's partner is the one whose number differs in bit k, so each has log2 of the core's size peers, the same in all
+operations. Every rank beyond the core goes through one rank of the core, its host.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 DIRECT = 16
-"""Up to this many ranks, one round to all others is faster than several to some."""
+"""Up to this number of ranks one round with all others is faster than several with some."""
 PAIRED, PAIRED_BYTES = 4, 8 << 20
-"""Ranks and bytes of all parts from which one partner after the other is faster than one round to all others."""
+"""Ranks, and bytes of all parts, from which one partner after the other is faster than one round with all others."""
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class Rounds:
     """The rounds of one rank.
 
     Args:
-        rank: of the group.
+        rank: this worker's rank in the group.
         size: ranks in the group.
-        most_direct: up to how many ranks each speaks to each.
-        one_machine: whether all ranks are on one.
+        most_direct: largest size in which each rank exchanges with each.
+        one_machine: whether all ranks are on one machine.
     """
 
     rank: int
@@ -33,34 +33,34 @@ class Rounds:
 
     @property
     def direct(self) -> bool:
-        """True if each rank speaks to each."""
+        """True if each rank exchanges directly with each."""
         return self.size <= self.most_direct
 
     def paired(self, whole: int) -> bool:
-        """True if each rank goes to one partner after the other, for parts that together have `whole` bytes.
+        """True if each rank takes one partner after the other, for parts that together have `whole` bytes.
 
-        Between machines each step would wait for one delay of the network, and there are many.
+        Between machines each of the many steps would cost one network delay.
         """
         return self.one_machine and self.direct and self.size >= PAIRED and whole >= PAIRED_BYTES
 
     @property
     def core(self) -> int:
-        """Ranks of the hypercube: the largest power of two that is not above the group's size."""
+        """Ranks in the hypercube: the largest power of two that is not above the group's size."""
         return 1 << (self.size.bit_length() - 1)
 
     @property
     def host(self) -> int | None:
-        """Through which rank this one goes; None for one of the core."""
+        """The core rank that this rank goes through; None in the core."""
         return self.rank - self.core if self.rank >= self.core else None
 
     @property
     def guest(self) -> int | None:
-        """Rank that goes through this one; None: none does."""
+        """The rank that goes through this one; None if there is none."""
         return self.rank + self.core if self.rank + self.core < self.size else None
 
     @property
     def peers(self) -> list[int]:
-        """In the core: those of the rounds, from bit 0 upwards."""
+        """Partners of this core rank in the rounds, from bit 0 upwards."""
         return [self.rank ^ bit for bit in self.bits]
 
     @property
@@ -69,23 +69,23 @@ class Rounds:
         return [1 << at for at in range(self.core.bit_length() - 1)]
 
     def with_guests(self, cores: range) -> list[int]:
-        """Ranks of the core and those that go through them, the core's first."""
+        """These ranks of the core, then the ranks that go through them."""
         return [*cores, *(rank + self.core for rank in cores if rank + self.core < self.size)]
 
     def gathered(self) -> Iterator[tuple[int, range, range]]:
-        """Rounds that double what each has: the peer, whose parts this rank has by then, and whose the peer has."""
+        """Rounds that double the parts of each rank: the peer, the parts of this rank so far, and those of the peer."""
         for bit in self.bits:
             mine = self.rank & ~(bit - 1)
             yield self.rank ^ bit, range(mine, mine + bit), range(mine ^ bit, (mine ^ bit) + bit)
 
     def halved(self) -> Iterator[tuple[int, range, range]]:
-        """Rounds that halve what each goes on with: the peer, whose parts this rank keeps, and whose the peer keeps."""
+        """Rounds that halve the parts of each rank: the peer, the parts that this rank keeps, and the peer's."""
         for bit in reversed(self.bits):
             mine = self.rank & ~(bit - 1)
             yield self.rank ^ bit, range(mine, mine + bit), range(mine ^ bit, (mine ^ bit) + bit)
 
     def spread(self, root: int) -> tuple[int | None, list[int]]:
-        """A broadcast in the core, from the root or its host: from whom it comes, and to whom it goes on, in order."""
+        """A broadcast in the core from the root or its host: the rank to receive from, and the ranks to send to."""
         start = root - self.core if root >= self.core else root
         distance = self.rank ^ start
         first = distance.bit_length()

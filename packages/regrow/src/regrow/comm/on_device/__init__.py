@@ -1,1 +1,1 @@
-"""Groups on devices, beside their transport: waits that only the device knows of."""
+"""Groups on devices, beside their transport: waits that only the device knows about."""

@@ -1,8 +1,8 @@
-"""Aborts groups on devices while a thread keeps Python's lock, so that no code of Python runs and no order is heard.
+"""Aborts groups on devices while a thread holds the GIL, so that no Python code runs and no order is received.
 
-The C library reads one byte of a pipe for each communicator, and then calls that one's abort, which is C++, from a
-thread of its own. The agent writes the bytes where a halt has led to no abort in time. Source: `aio_read` and
-`SIGEV_THREAD` of POSIX; the layout is that of glibc and musl on machines of 64 bits.
+The C library reads one byte of a pipe for each communicator, and then calls that communicator's abort, which is C++,
+from a thread of its own. The agent writes the bytes when a halt has led to no abort in time. Source: `aio_read` and
+`SIGEV_THREAD` of POSIX; the layout is that of glibc and musl on 64-bit machines.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from regrow.core.ids import Seconds
 from regrow.core.process.forks import hide_from_forks
 
 _SIGEV_NONE, _SIGEV_THREAD = 1, 2
-_END_S: Seconds = 1.0  # for reads to end that were given their byte
+_END_S: Seconds = 1.0  # longest wait for the end of reads that got their byte
 _READ = (("descriptor", c_int), ("operation", c_int), ("priority", c_int), ("buffer", c_void_p), ("size", c_size_t))
 _EVENT = (("argument", c_void_p), ("signal", c_int), ("notify", c_int), ("function", c_void_p))
 _BYTE = ctypes.create_string_buffer(1)
@@ -26,13 +26,13 @@ _libc = ctypes.CDLL(None)
 
 
 class ByteRead(ctypes.Structure):
-    """`struct aiocb`, with `struct sigevent` in it; the rest is the library's own."""
+    """`struct aiocb`, including its `struct sigevent`; the rest belongs to the library."""
 
     _fields_ = (*_READ, *_EVENT, ("rest", c_char * 256))
 
 
 class Bells:
-    """The pipe of one process, and a read of it for each communicator that is to be aborted so."""
+    """The pipe of one process, and a pending read for each communicator that can be aborted by it."""
 
     def __init__(self) -> None:
         self.show: Callable[[int, int], None] | None = None
@@ -41,7 +41,7 @@ class Bells:
         self._reads: list[ByteRead] = []
 
     def add(self, addresses: tuple[int, int] | None) -> Callable[[], None]:
-        """Have a function of C called with its argument at the bell, if it can be; returns what prevents it again."""
+        """Have a C function called with its argument when the bell rings, if possible; returns a call to undo that."""
         with contextlib.suppress(OSError):  # too many files are open
             self._pipe = self._pipe or os.pipe2(os.O_CLOEXEC)
         if self._pipe is None or self.show is None or addresses is None or not hasattr(_libc, "aio_read"):
@@ -59,11 +59,11 @@ class Bells:
             self.show(0, 0)
 
     def let_go(self) -> None:
-        """In a fork of the process whose communicators they are: its pipe is not this process's to write."""
+        """In a fork of the process that has the communicators: drop the pipe, which is not the fork's to write."""
         self._pipe, self._reads, self.show = None, [], None
 
     def close(self) -> None:
-        """Let go of the pipe, when there is no communicator any more: the next ones have another."""
+        """Close the pipe once no communicator is left; later ones get a new pipe."""
         if self._pipe is None:
             return
         (reading, writing), self._pipe = self._pipe, None
@@ -71,7 +71,7 @@ class Bells:
         until = time.monotonic() + _END_S
         while any(_libc.aio_error(ctypes.byref(read)) == errno.EINPROGRESS for read in self._reads):
             if time.monotonic() > until:
-                return  # a number that is still read must not become another file's
+                return  # a descriptor that is still read must not be reused for another file
             time.sleep(0.001)
         self._reads = []
         os.close(reading)
@@ -79,5 +79,5 @@ class Bells:
 
 
 BELLS = Bells()
-"""Those of this process."""
+"""The bells of this process."""
 hide_from_forks(BELLS)

@@ -1,8 +1,8 @@
-"""Shows that a worker's device still has work while its thread stands still: then it waits, though it looks busy.
+"""Recognises that a worker's device still has work while its thread makes no progress: it waits, though it looks busy.
 
-A thread that waits in a driver spins, as one that computes on the processor does. Only the device knows which it is:
-it is asked, by a thread of its own, once the worker has shown no progress for long. It is not asked earlier, as a graph
-that another thread records does not bear it, and a wait in the driver takes a core.
+A thread that waits in a driver spins, like one that computes on the processor. Only the device can tell the difference:
+a separate thread asks it once the worker has shown no progress for long. It does not ask earlier, because that would
+break a graph that another thread records, and a wait in the driver uses a core.
 """
 
 import threading
@@ -15,23 +15,23 @@ from regrow.core.ids import Instant, Seconds
 from regrow.core.messages.observations import DEVICE
 
 STILL_S: Seconds = 30.0
-"""Standstill after which the device is asked, and time between two questions."""
+"""Standstill after which the device is asked, and time between two requests."""
 SHOWN_AFTER_S: Seconds = 10.0
-"""Time for a device to come to its end before it is shown as waited for: a full queue takes less."""
+"""Time for a device to finish before it is shown as waited for: a full queue takes less."""
 
 
 class DeviceWaits:
-    """Of one process.
+    """Waits for devices in one process.
 
     Args:
-        flights: where the waits are shown.
-        finish: returns when a device has done all that it was given.
+        flights: shows the waits.
+        finish: returns when a device has done all its enqueued work.
     """
 
     def __init__(self, flights: Flights, finish: Callable[[torch.device], None]) -> None:
         self._flights, self._finish = flights, finish
         self.standing: Callable[[], int | None] = lambda: None
-        """Grows with each sign of progress; None while the thread that trains is not in a step's body."""
+        """Grows with each sign of progress; None while the training thread is not in a step's body."""
         self._device: torch.device | None = None
         self._seen: int | None = None
         self._since: Instant = 0.0
@@ -39,12 +39,12 @@ class DeviceWaits:
         self._shown: int | None = None
 
     def enqueues(self, device: torch.device | None) -> None:
-        """A collective is about to be enqueued there."""
+        """Note that a collective is about to be enqueued on this device."""
         self._device = device
         self._flights.lose_sight()
 
     def look(self, now: Instant) -> None:
-        """Ask if it is time, and show the answer; called about each second, always by the same thread."""
+        """Ask the device when it is time, and show the answer; called about each second, always by the same thread."""
         beats = self.standing()
         if beats != self._seen:
             self._seen, self._since = beats, now
@@ -66,7 +66,7 @@ class DeviceWaits:
         try:
             self._finish(device)
         except RuntimeError:
-            return  # the device's error is told by the thread that trains, whose next call raises it too
+            return  # the training thread's next call raises the device's error too, and reports it
         self._flights.regain_sight(unseen)
 
     def _hide(self) -> None:
@@ -76,4 +76,4 @@ class DeviceWaits:
 
 
 WAITS = DeviceWaits(FLIGHT, torch.accelerator.synchronize)
-"""Of this process."""
+"""The waits of this process."""

@@ -1,4 +1,4 @@
-"""Collectives before the loop: noted by the first workers, and answered from the notes for those that build later."""
+"""Collectives before the loop: recorded by the first workers, and replayed for workers that build later."""
 
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ class CallingGroup(Protocol):
 
     @property
     def place(self) -> int:
-        """This worker's rank in it."""
+        """This worker's rank in the group."""
         ...
 
 
@@ -24,9 +24,9 @@ class SetUp(Protocol):
     def answer(
         self, group: CallingGroup, name: str, args: tuple[Any, ...], options: dict[str, Any], run: Callable[[], Any]
     ) -> Any:
-        """The work of one. `run`: calls it, really or locally."""
+        """The work of one call. `run`: makes the call, to peers or locally."""
         ...
 
     def together(self, work: Work) -> Work:
-        """The work of calls that were put together."""
+        """The work of coalesced calls."""
         ...

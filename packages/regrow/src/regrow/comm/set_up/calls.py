@@ -1,4 +1,4 @@
-"""Tensors that a collective fills, and the ranks for which its answer is the same."""
+"""The tensors that a collective fills, and the ranks on which its answer is the same."""
 
 import os
 import sysconfig
@@ -20,15 +20,15 @@ class AnswerKind(Enum):
     """Ranks that get the answer of a collective."""
 
     ALIKE = auto()
-    """All of the group the same."""
+    """All ranks of the group get the same."""
     OWN = auto()
-    """Each its own."""
+    """Each rank gets its own."""
     AT_ROOT = auto()
-    """The root alone."""
+    """Only the root gets it."""
     RECEIVED = auto()
-    """The one that called, from another's send."""
+    """The calling rank gets it, from another rank's send."""
     BARRIER = auto()
-    """Nobody anything."""
+    """There is no answer."""
 
 
 _KINDS = {
@@ -57,15 +57,15 @@ _KINDS = {
     "barrier": AnswerKind.BARRIER,
 }
 _ANY_SIZE = ("broadcast", "allreduce", "allreduce_coalesced", "reduce", "barrier")
-"""Those whose answer has the same shape and meaning in a world of another size."""
+"""Operations whose answer has the same shape and meaning in a world of another size."""
 
 
 class SetUpCall(NamedTuple):
     """A collective that the script calls before its loop.
 
     Attributes:
-        kind: who gets its answer.
-        note: of it, without its answer.
+        kind: the ranks that get its answer.
+        note: the note of it, without its answer.
         outputs: the tensors that are filled here.
     """
 
@@ -98,7 +98,7 @@ def read(name: str, args: Sequence[Any], options: dict[str, Any], place: int) ->
 
 
 def peer(name: str, args: Sequence[Any]) -> str:
-    """From whom a receive receives, for the names of notes."""
+    """Sender that a receive names, as part of a note's name."""
     return f"recv{args[1]}" if name == "recv" and len(args) > 1 else "recvany"
 
 
@@ -111,7 +111,7 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def value_of(outputs: Sequence[torch.Tensor]) -> bytes:
-    """The bytes of all of them in a row. Raises what torch does where a tensor has none (sparse ones)."""
+    """The bytes of all outputs, joined. Raises torch's own error if a tensor has none (sparse ones)."""
     parts = []
     for output in outputs:
         flat = output.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
@@ -130,7 +130,7 @@ def fill(outputs: Sequence[torch.Tensor], value: bytes) -> None:
         at += nbytes
 
 
-# --- who calls ---------------------------------------------------------------------------------------------------
+# --- the caller --------------------------------------------------------------------------------------------------
 
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 _LIBRARIES = tuple(
@@ -153,7 +153,7 @@ _DISTRIBUTING = {
 
 
 def _builds_protected_state() -> bool:
-    """True if DDP, FSDP or DTensor brings parameters to all ranks: newcomers receive protected state anyway."""
+    """True if DDP, FSDP or DTensor sends parameters to all ranks: newcomers receive protected state anyway."""
     for frame in callers(_DEPTH):
         file = frame.f_code.co_filename
         if file.startswith(_WRAPPERS) or frame.f_code.co_name in _DISTRIBUTING.get(file, ()):
@@ -162,7 +162,7 @@ def _builds_protected_state() -> bool:
 
 
 def _where() -> str:
-    """The script's line; a library's that calls where there is none."""
+    """The line of the script that calls; a library's line if the script has none."""
     nearest = ""
     for frame in callers(_DEPTH):
         file = frame.f_code.co_filename

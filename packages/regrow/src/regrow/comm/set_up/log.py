@@ -1,9 +1,9 @@
-"""Notes of collectives before the loop: their content, their bounds, and when a newcomer's call is the same. Pure.
+"""Notes of collectives before the loop: content, limits, and comparison with a newcomer's calls. Pure.
 
-Names of notes: `a/GROUP/N` is collective N of a group, for all of its members, with its answer if that is alike;
-`rR/GROUP/N` the answer that rank R alone got; `rR/GROUP/recvS/N` what it received from rank S of the group; `b/GROUP/N`
-says that barrier N is passed; `p/DIGEST` is a piece of a large answer; `rR/end` the number of calls; `refused` why
-nobody can be answered; `world` the number of the first workers.
+Names of notes: `a/GROUP/N` is collective N of a group, for all of its ranks, with its answer if that is the same on
+all; `rR/GROUP/N` the answer that only rank R got; `rR/GROUP/recvS/N` the data it received from rank S of the group;
+`b/GROUP/N` exists once barrier N is passed; `p/DIGEST` is a piece of a large answer; `rR/end` has the numbers of calls;
+`refused` the reason why no newcomer can be answered; `world` the number of the first workers.
 """
 
 from collections.abc import Sequence
@@ -16,24 +16,24 @@ ALIKE_BYTES = 64 << 20
 OWN_BYTES = 16 << 20
 CALLS = 4096
 AT_ONCE_BYTES = 64 << 10
-"""Larger answers are noted when the set-up is over: what is protected state by then needs no note."""
+"""Larger answers are recorded at the end of the set-up: those that are protected state by then need no note."""
 PIECE_BYTES = 1 << 20
 WORLD = "world"
 REFUSED = "refused"
 
 
 class TensorShape(msgspec.Struct, frozen=True, array_like=True):
-    """Of a tensor that a collective fills."""
+    """Shape and dtype of a tensor that a collective fills."""
 
     dtype: str
     sizes: list[int]
 
 
 class Note(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """One call. `where`: the script's line. `root`, `op`: -1 where there is none. `source`: who sent what came.
+    """One call. `where`: the script's line. `root`, `op`: -1 if there is none. `source`: sender of received data.
 
-    `outputs`: empty where the call has none here, or each rank has its own. `value`: the bytes of all outputs in a row;
-    or `pieces`, the names of its pieces. `protected`: it filled protected state, which newcomers receive.
+    `outputs`: empty if the call has none here, or each rank has its own. `value`: the joined bytes of all outputs; or
+    `pieces`, the names of its pieces. `protected`: it filled protected state, which newcomers receive.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Note(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class SetUpEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Number of calls that a rank had made when it came to its loop, by the part of their notes' names before it."""
+    """Number of calls that a rank had made when it reached its loop, by the first part of their notes' names."""
 
     counts: dict[str, int]
 
 
 def group_name(ranks: Sequence[int], rank_in_world: RankInWorld, unit: int, *, whole: bool, replica: int) -> str:
-    """Name of a group in notes: the same for those that take its ranks, in a world of another size too.
+    """Name of a group in notes: the same for workers that take over its ranks, even in a world of another size.
 
     Args:
         ranks: of the group, in its order.
-        rank_in_world: one of its ranks, and the world it was made in.
+        rank_in_world: one of its ranks, and the world in which it was made.
         unit: ranks of one replica.
         whole: whether it is the group of all ranks.
-        replica: the one whose notes are asked for, if that is not the replica of `rank_in_world`.
+        replica: the replica whose notes are used, if it is not that of `rank_in_world`.
     """
     if whole or spans(ranks, rank_in_world, unit):
         return "x" + ",".join(map(str, sorted({rank % unit for rank in ranks})))
@@ -85,12 +85,12 @@ _SPOKEN = {
 
 
 def spoken(note: Note) -> str:
-    """Name of a call in scripts, and the line."""
+    """Name of a call in scripts, and its line."""
     return f"{_SPOKEN.get(note.name, note.name)} at {note.where}"
 
 
 def differs(note: Note, called: Note) -> str:
-    """Why a newcomer's call is another one than the first workers', for people; empty: it is the same."""
+    """Difference of a newcomer's call from the first workers' call, for people; empty if there is none."""
     if note.name != called.name:
         return f"it calls {spoken(called)}, where the first workers called {spoken(note)}"
     if note.root != called.root:
@@ -109,7 +109,7 @@ def _shapes(outputs: Sequence[TensorShape]) -> str:
 
 
 def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[str, int] | None:
-    """First kind of call that a newcomer has made fewer or more times than the first workers, and the first missing."""
+    """First kind of call that a newcomer has made more or fewer times than the first workers, and the first number."""
     for counted in sorted({*first, *mine}):
         if first.get(counted, 0) != mine.get(counted, 0):
             return counted, min(first.get(counted, 0), mine.get(counted, 0))
@@ -117,20 +117,20 @@ def counted_differently(first: dict[str, int], mine: dict[str, int]) -> tuple[st
 
 
 class NoteBounds:
-    """Bounds on the notes of one rank's set-up."""
+    """Limits on the notes of one rank's set-up."""
 
     def __init__(self) -> None:
         self._alike = self._own = self._calls = 0
 
     def call(self, note: Note) -> str:
-        """One more call: why that is too many, for people; empty: it is not."""
+        """Count one more call; returns the reason if that is too many, for people; else empty."""
         self._calls += 1
         if self._calls <= CALLS:
             return ""
         return f"{spoken(note)} is call {self._calls} of a collective before the loop; {CALLS} are noted"
 
     def answer(self, note: Note, nbytes: int, *, own: bool) -> str:
-        """One more answer: why that is too much, for people; empty: it is not."""
+        """Count one more answer; returns the reason if that is too much, for people; else empty."""
         if own:
             self._own += nbytes
         else:

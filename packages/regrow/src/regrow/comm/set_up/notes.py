@@ -1,4 +1,4 @@
-"""The way to the notes of set-ups, which this node's agent keeps."""
+"""Access to the notes of set-ups, which this node's agent keeps."""
 
 import threading
 import time
@@ -15,29 +15,29 @@ _SLICE_S: Seconds = 30.0
 
 
 class SetUpNotes(Protocol):
-    """Place where notes are kept."""
+    """A store of notes."""
 
     def note(self, answers: dict[str, bytes]) -> None:
-        """Keep these, from any thread; what is there stays. Raises `OSError` or `ProtocolError`."""
+        """Store these, from any thread; existing notes stay as they are. Raises `OSError` or `ProtocolError`."""
         ...
 
     def have(self, names: list[str]) -> set[str]:
-        """Names among these that are on this node."""
+        """Names among these whose notes are on this node."""
         ...
 
     def ask(self, names: list[str], until: Instant, rank: int) -> dict[str, bytes]:
-        """Those of these that are there, once one is. Raises `DeadlineExceeded`, `OSError` or `ProtocolError`."""
+        """Wait for any of these; returns those that exist. Raises `DeadlineExceeded`, `OSError` or `ProtocolError`."""
         ...
 
 
 class AgentNotes:
-    """The agent's.
+    """The agent's store of notes.
 
     Args:
-        address: where the agent of this node serves its store.
+        address: of the store that this node's agent serves.
         token: the job's token.
-        build: which start of all workers the notes are of.
-        rank: whose they are.
+        build: number of the start of all workers that the notes belong to.
+        rank: of the worker whose notes they are.
     """
 
     def __init__(self, address: str, token: str, *, build: int, rank: int) -> None:
@@ -75,5 +75,5 @@ class AgentNotes:
         return reply.also
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         self._connections.close()

@@ -1,4 +1,4 @@
-"""A first worker's set-up: what it calls is noted, with what came of it."""
+"""A first worker's set-up: its calls are recorded with their results."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 @dataclass(eq=False)
 class _RecordedCall:
-    """One call: its note's name, and what is filled; `value` once that is known."""
+    """One call: its note's name, and the tensors that it fills; `value` once that is known."""
 
     name: str
     call: SetUpCall
@@ -53,10 +53,10 @@ class _RecordedCall:
 
 
 class Recording:
-    """Notes the calls of this worker.
+    """Records the calls of this worker.
 
     Args:
-        notes: keeps the notes.
+        notes: stores the notes.
         rank_in_world: this worker's rank in the world.
         unit: ranks of one replica.
     """
@@ -67,15 +67,15 @@ class Recording:
         self._counts: Counter[str] = Counter()
         self._bounds = NoteBounds()
         self._late: list[_RecordedCall] = []
-        """Those that are noted at the end."""
+        """Calls that are recorded at the end of the set-up."""
         self._held = 0
-        """Bytes of these."""
+        """Bytes of these calls' results."""
         self._open: list[_RecordedCall] = []
         self._following: list[FollowedWork] = []
         self.refused = ""
-        """Why no newcomer can be told, for people; empty: all can."""
+        """Reason why no newcomer can be answered, for people; empty if all can."""
         self.fixed = ""
-        """Why the answers hold in no world of another size, for people; empty: they do."""
+        """Reason why the answers are invalid in a world of another size, for people; empty if they are valid."""
         self._say({WORLD: str(rank_in_world.world).encode()})
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Recording:
             number, self._counts[counted] = self._counts[counted], self._counts[counted] + 1
             own = call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT, AnswerKind.RECEIVED)
             name = f"b/{group}/{number}" if call.kind is AnswerKind.BARRIER else f"a/{counted}/{number}"
-            if call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT):  # that it was called, all members may know
+            if call.kind in (AnswerKind.OWN, AnswerKind.AT_ROOT):  # all ranks may know that it was called
                 self._say({name: _ENCODER.encode(msgspec.structs.replace(note, outputs=[]))})
             if own:
                 name = f"r{rank}/{counted}/{number}"
@@ -144,7 +144,7 @@ class Recording:
     # --- answers -----------------------------------------------------------------------------------------------
 
     def _follow(self, recorded: _RecordedCall, work: Any) -> Any:
-        """NCCL's works end on the device: what came is read when the script, or the end of the set-up, waits."""
+        """NCCL's work ends on the device: read the result when the script, or the end of the set-up, waits for it."""
         followed = FollowedWork(work, lambda: self._done(recorded, -1))
         self._following.append(followed)
         return followed
@@ -162,7 +162,7 @@ class Recording:
         return FollowedWork(work, follow) if waiting else work
 
     def _done(self, recorded: _RecordedCall, source: int) -> None:
-        """Note the result of a call, in the thread that has filled it, before it may change."""
+        """Record the result of a call, in the thread that has filled it, before it can change."""
         keep = recorded not in self._late or self._held + recorded.nbytes <= ALIKE_BYTES + OWN_BYTES
         try:
             value = calls.value_of(recorded.call.outputs) if keep else None
@@ -187,7 +187,7 @@ class Recording:
     # --- the end -----------------------------------------------------------------------------------------------
 
     def settle(self, protected: Iterable[torch.Tensor]) -> None:
-        """The set-up is over: note what is late, unless it has filled protected state, and how many calls there were.
+        """At the end of the set-up record large results, unless they are protected state, and the numbers of calls.
 
         Args:
             protected: the tensors of protected state.
@@ -233,7 +233,7 @@ class Recording:
         self._say({recorded.name: _ENCODER.encode(_noted(recorded, b"", pieces=names))})
         recorded.value = None
 
-    # --- the desk ----------------------------------------------------------------------------------------------
+    # --- storing notes -----------------------------------------------------------------------------------------
 
     def _say(self, notes: dict[str, bytes]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""A newcomer's set-up: its collectives are answered with what the first workers have heard."""
+"""A newcomer's set-up: its collectives get the answers that the first workers got."""
 
 import time
 from collections import Counter
@@ -28,12 +28,12 @@ class Replay:
     """Answers the calls of this worker.
 
     Args:
-        notes: keeps the notes.
+        notes: stores the notes.
         rank_in_world: this worker's rank in the world.
         unit: ranks of one replica.
-        patience: how long the first workers may take to come to a call, in seconds.
-        refuted: told why this worker would not be equal, before that is raised.
-        alone: told of a call whose answer belongs to this rank alone, and where it is.
+        patience: longest wait for the first workers to reach a call, in seconds.
+        refuted: called with the reason why this worker would not be equal, before the error is raised.
+        alone: called with the name and line of a call whose answer belongs to this rank alone.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Replay:
         self._patience, self._refuted, self._alone = patience, refuted, alone
         self._counts: Counter[str] = Counter()
         self._sizes: list[int] = []
-        """Of the objects that this rank has sent to all, while their bytes are to come."""
+        """Sizes of the objects that this rank sends to all, until their bytes follow."""
         self._rank: int | None = None
 
     # --- calls -------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Replay:
 
     @property
     def rank(self) -> int:
-        """The first worker whose notes are this one's: that of its rank, or of its place in the first replica."""
+        """Rank whose notes apply here: the same rank among the first workers, or its place in the first replica."""
         if self._rank is None:
             place = self._rank_in_world.rank % self._unit
             found = self._ask([WORLD], place, "the first workers")
@@ -123,7 +123,7 @@ class Replay:
     # --- notes -------------------------------------------------------------------------------------------------
 
     def _wait_for_barrier(self, call: SetUpCall, group: str) -> None:
-        """A barrier tells nothing, so that one more or less makes no difference; but what it waits for has happened."""
+        """Wait until the first workers had passed this barrier. One barrier more or less makes no difference."""
         number, self._counts[f"b/{group}"] = self._counts[f"b/{group}"], self._counts[f"b/{group}"] + 1
         self._ask([f"b/{group}/{number}", self._end, REFUSED], self.rank, call.note.where)
 
@@ -167,7 +167,7 @@ class Replay:
             self._refuse(why)
 
     def settle(self, _: Iterable[torch.Tensor]) -> None:
-        """The set-up is over: it must have had as many calls as that of the first workers.
+        """At the end of the set-up check that it had as many calls as that of the first workers.
 
         Raises `SetUpDiffers` or `DeadlineExceeded`.
         """

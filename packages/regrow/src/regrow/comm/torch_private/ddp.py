@@ -1,7 +1,7 @@
-"""Common state of all ranks' DistributedDataParallel: buffers, and which gradients are reduced together.
+"""State that DistributedDataParallel shares between ranks: buffers, and buckets of gradients.
 
-DDP lays its buckets out anew after a process's first iteration, and the layout decides the order of summation. A
-newcomer that still has the first layout would hang or corrupt the others, so every worker settles it before its first
+DDP rebuilds its buckets after a process's first iteration, and their layout decides the order of summation. A newcomer
+that still has the first layout would hang or corrupt the others, so every worker settles the layout before its first
 real step.
 """
 
@@ -28,10 +28,10 @@ def replicas(objects: Iterable[object]) -> list[DistributedDataParallel]:
 def made_elsewhere(
     objects: Iterable[object], known: Iterable[DistributedDataParallel]
 ) -> list[DistributedDataParallel]:
-    """The DDP modules of this process that wrap parameters of these objects, but for those that are known.
+    """The DDP modules of this process that wrap parameters of these objects, except the known ones.
 
-    `protect(net)` may have come before `DDP(net)`, and a trainer may wrap what it is given. In the order of the
-    parameters, which is the same in all workers.
+    `protect(net)` may have come before `DDP(net)`, and a trainer may wrap the model that it is given. In the order of
+    the parameters, which is the same in all workers.
     """
     places = {
         id(parameter): at
@@ -42,14 +42,14 @@ def made_elsewhere(
     left_out = {id(module) for module in known}
 
     def others() -> list[tuple[int, DistributedDataParallel]]:
-        # By the type's own bases: `isinstance` may run code of objects that pretend to be others, `issubclass` is slow.
+        # By the type's own bases: `isinstance` may run code of objects that imitate others, `issubclass` is slow.
         living = (item for item in gc.get_objects() if DistributedDataParallel in type(item).__mro__)
         held = ((_first_place(module, places), module) for module in living if id(module) not in left_out)
         return [(place, module) for place, module in held if place is not None]
 
     if not places or not others():
         return []
-    gc.collect()  # those that the script has dropped may still be there
+    gc.collect()  # collect those that the script has dropped
     return [module for _, module in sorted(others(), key=lambda found: found[0])]
 
 
@@ -58,7 +58,7 @@ def _first_place(module: DistributedDataParallel, places: Mapping[int, int]) -> 
 
 
 def refuse_what_cannot_run_again(modules: Iterable[DistributedDataParallel]) -> None:
-    """Raise `UsageError` for modules whose reducer cannot be reset after a step that was given up."""
+    """Raise `UsageError` for modules whose reducer cannot be reset after an aborted step."""
     for module in modules:
         if module.static_graph:
             raise UsageError(
@@ -69,11 +69,11 @@ def refuse_what_cannot_run_again(modules: Iterable[DistributedDataParallel]) -> 
 
 
 def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """After a step that was given up: make ready for the next one; returns whose reducer had to be reset.
+    """After an aborted step, prepare for the next one; returns the modules whose reducer had to be reset.
 
     A backward pass that ended inside DDP's own hooks leaves its reducer waiting for the rest, and the next forward
-    would raise. A reset reducer lays its buckets out anew after one whole backward pass: call `settle_buckets` before
-    the forwards that follow.
+    would raise. A reset reducer rebuilds its buckets after one whole backward pass: call `settle_buckets` before the
+    forwards that follow.
     """
     reset = []
     for module in modules:
@@ -85,9 +85,9 @@ def reset_unfinished(modules: Iterable[DistributedDataParallel]) -> list[Distrib
 
 
 def reset_all(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """The same for modules whose forward may have told their reducer to expect gradients, of which none came.
+    """Reset modules whose forward may have made their reducer expect gradients that never came.
 
-    The next backward would be taken for the one that is reduced, also where `synchronize` has switched that off.
+    The next backward would be taken for the reduced one, even if `synchronize` has switched reduction off.
     """
     reset = list(modules)
     for module in reset:
@@ -96,16 +96,16 @@ def reset_all(modules: Iterable[DistributedDataParallel]) -> list[DistributedDat
 
 
 def settle_buckets(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """After one whole backward pass: give the buckets their final layout now, not in the next forward.
+    """After one whole backward pass, give the buckets their final layout now, not in the next forward.
 
-    To be called where collectives are answered locally: torch would synchronize the layout with all ranks, of which the
-    others settled theirs long ago. Returns those that have had no whole backward pass yet, to be settled later.
+    Call it while collectives are answered locally: torch would synchronize the layout with all ranks, and the others
+    settled theirs long ago. Returns modules that have had no whole backward pass yet, to be settled later.
     """
     return [module for module in modules if not module.reducer._rebuild_buckets()]
 
 
 def buckets(modules: Iterable[DistributedDataParallel]) -> str:
-    """The layout as text, to be compared between workers."""
+    """The layout of the buckets as text, for comparison between workers."""
     layouts = []
     for module in modules:
         if module.logger is not None:
@@ -116,7 +116,7 @@ def buckets(modules: Iterable[DistributedDataParallel]) -> str:
 
 
 def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[DistributedDataParallel]:
-    """Let buffers be synchronized at the end of a step instead of in the forward; returns the modules that have any.
+    """Have buffers synchronized at the end of a step instead of in the forward; returns the modules that have any.
 
     DDP gives all ranks the buffers of rank 0 before each forward. Between two steps each rank then has running
     statistics of its own, and those of rank 0, which count, would be lost with it.
@@ -128,7 +128,7 @@ def take_over_buffers(modules: Iterable[DistributedDataParallel]) -> list[Distri
 
 
 def share_buffers(modules: Iterable[DistributedDataParallel]) -> None:
-    """Give all ranks the buffers of rank 0. A collective: raises what those raise."""
+    """Give all ranks the buffers of rank 0. A collective; raises the errors of one."""
     for module in modules:
         module._sync_buffers()  # type: ignore[no-untyped-call]
 
@@ -140,7 +140,7 @@ def synchronize(modules: Iterable[DistributedDataParallel], on: bool) -> None:
 
 
 def group_of(modules: Iterable[DistributedDataParallel]) -> ProcessGroup | None:
-    """The group that all of them reduce over; None where there are none.
+    """The group that all modules reduce over; None without modules.
 
     Raises:
         UsageError: they reduce over different groups.

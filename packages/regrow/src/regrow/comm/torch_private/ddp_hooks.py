@@ -1,7 +1,7 @@
-"""Communication hooks of DDP: whether they keep a state that a step changes, and that no newcomer could have.
+"""Communication hooks of DDP: detects a state that steps change and that no newcomer could have.
 
-PowerSGD's error feedback and its count of iterations are such: a step that runs again would find them a step further,
-and a newcomer, which has none, would call other collectives than the others.
+PowerSGD's error feedback and its iteration counter are such a state: a step that runs again would find them one step
+ahead, and a newcomer, which has none, would call other collectives than the others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,8 +20,8 @@ class HookStates:
     """The states of these modules' hooks, as they were before the rehearsal.
 
     Args:
-        modules: that DDP wraps.
-        protected: what the script protects: states among it are in good hands.
+        modules: DDP's wrappers.
+        protected: the protected objects: a state among them needs no check.
     """
 
     def __init__(self, modules: Iterable[DistributedDataParallel], protected: Iterable[object]) -> None:
@@ -34,7 +34,7 @@ class HookStates:
         ]
 
     def refuse_changed(self) -> None:
-        """Raise `UsageError` where the rehearsed step has changed a state."""
+        """Raise `UsageError` if the rehearsed step has changed a state."""
         for name, state, before in self._found:
             if _marks(state) != before:
                 raise UsageError(
@@ -45,7 +45,7 @@ class HookStates:
 
 
 def _marks(value: Any, depth: int = _DEPTH) -> Any:
-    """Marks that show whether a value has been changed, without a copy of its tensors."""
+    """Marks that show whether a value was changed, without a copy of its tensors."""
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     if isinstance(value, torch.Tensor):

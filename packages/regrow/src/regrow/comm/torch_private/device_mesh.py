@@ -1,12 +1,12 @@
-"""Device meshes in a world that changes its size: they stay the same objects, and have other ranks.
+"""Device meshes in a world that changes its size: the objects stay the same, and get other ranks.
 
-Ranks are numbered replica by replica, so a mesh of the whole world counts replicas by its first dimension. That is the
-one that becomes longer or shorter; slices and flattened dimensions that have it in them follow. A mesh inside one
-replica moves with it. FSDP2 and `DTensor` hold such meshes, and what they have worked out from them is worked out anew.
+Ranks are numbered replica by replica, so a mesh of the whole world counts replicas by its first dimension. That one
+becomes longer or shorter; slices and flattened dimensions that contain it follow. A mesh inside one replica moves with
+it. FSDP2 and `DTensor` hold such meshes, and values that they derived from them are computed anew.
 
-torch has no function for this. What it keeps of a mesh is in fields of `torch.distributed.device_mesh.DeviceMesh`: a
-root has a `_rank_map` in row-major order, and every mesh a `_layout` of sizes and strides into that of its root. This
-is the one place that knows them, as they are in torch 2.13.
+torch has no function for this. Its data of a mesh are fields of `torch.distributed.device_mesh.DeviceMesh`: a root has
+a `_rank_map` in row-major order, and every mesh a `_layout` of sizes and strides into that of its root. Only this file
+depends on them, as they are in torch 2.13.
 """
 
 import functools
@@ -29,17 +29,17 @@ from regrow.core.errors import StateError
 
 _KNOWN: list["weakref.ref[DeviceMesh]"] = []
 _SPANS = "_regrow_spans"
-"""Attribute of a mesh: for each of its dimensions, whether the first of its root is in it."""
+"""Attribute of a mesh: for each of its dimensions, whether it contains the first of its root."""
 _ACROSS = "_regrow_across"
-"""Attribute of a root: whether it is of all replicas, or of one."""
+"""Attribute of a root: whether it covers all replicas, or one."""
 _CAN_FOLLOW = hasattr(_mesh_layout, "_FlatLayout") and hasattr(DeviceMesh, "_init_one_process_group")
 _HINT = "number ranks replica by replica, and let the first dimension of the mesh count the replicas"
 
 
 def watch() -> None:
-    """From here on, know every mesh, and give each of its dimensions a group of its own.
+    """From now on track every mesh, and give each of its dimensions a group of its own.
 
-    To be called before the script makes any. torch lets a dimension that spans the world have the default group. With
+    Call it before the script makes any mesh. torch lets a dimension that spans the world use the default group. With
     one replica that would be the dimension of the shards, which must keep its ranks when the default group gets more.
     """
     mesh_class: Any = DeviceMesh
@@ -72,7 +72,7 @@ def watch() -> None:
 
 
 def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
-    """The groups of mesh dimensions that have all replicas in them, also where there is only one."""
+    """The groups of mesh dimensions that contain all replicas, even if there is only one."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
         if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
@@ -81,7 +81,7 @@ def follows(*, unit: int, world: int) -> list[dist.ProcessGroup]:
 
 
 def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
-    """The groups of mesh dimensions that lie inside a replica."""
+    """The groups of mesh dimensions that are inside a replica."""
     found: list[dist.ProcessGroup] = []
     for mesh in _known():
         if _is_across(mesh._get_root_mesh(), unit, world) and _has_groups(mesh):
@@ -90,10 +90,10 @@ def inside(*, unit: int, world: int) -> list[dist.ProcessGroup]:
 
 
 def refusal(objects: Iterable[object], *, unit: int, world: int) -> str:
-    """Why the world of these objects and of the script's meshes can have no other size, for people; empty: it can.
+    """Reason why the world of these objects and of the script's meshes cannot change its size, for people; else empty.
 
     Args:
-        objects: what is protected.
+        objects: the protected objects.
         unit: ranks of one replica.
         world: ranks of the present world.
     """
@@ -106,17 +106,17 @@ def refusal(objects: Iterable[object], *, unit: int, world: int) -> str:
 
 
 def resize(objects: Iterable[object], *, unit: int, before: int, world: int, rank: int) -> None:
-    """Let all meshes follow the world, or this worker's rank in it. The groups must stand in the new world already.
+    """Adapt all meshes to the world, or to this worker's rank in it. The groups must be formed in the new world before.
 
     Args:
-        objects: what is protected.
+        objects: the protected objects.
         unit: ranks of one replica.
-        before: ranks of the world that the meshes are of.
+        before: ranks of the world that the meshes belong to.
         world: ranks of the present world.
         rank: this worker's in it.
 
     Raises:
-        StateError: a mesh cannot follow: `refusal` had said so.
+        StateError: a mesh cannot be adapted; `refusal` has reported it.
     """
     protected, meshes = list(objects), _known()
     if before != world:
@@ -136,16 +136,16 @@ def resize(objects: Iterable[object], *, unit: int, before: int, world: int, ran
     _work_out_anew(protected)
 
 
-# --- what a mesh is ------------------------------------------------------------------------------------------------
+# --- properties of a mesh ------------------------------------------------------------------------------------------
 
 
 def _known() -> list[DeviceMesh]:
-    """All meshes that there are, roots before what was made of them."""
+    """All existing meshes, roots before those derived from them."""
     return [mesh for known in list(_KNOWN) if (mesh := known()) is not None and hasattr(mesh, "_dim_group_names")]
 
 
 def _has_groups(mesh: DeviceMesh) -> bool:
-    """False once a group of it was destroyed: torch's caches may keep a mesh that its script is done with."""
+    """False once a group of the mesh was destroyed: torch's caches may keep a mesh that its script is done with."""
     try:
         mesh.get_all_groups()
     except RuntimeError:
@@ -154,14 +154,14 @@ def _has_groups(mesh: DeviceMesh) -> bool:
 
 
 def _inner(root: DeviceMesh) -> int:
-    """Number of ranks at each place along the first dimension."""
+    """Number of ranks at each index of the first dimension."""
     return math.prod(root.shape[1:])
 
 
 def _spans(mesh: DeviceMesh) -> tuple[bool, ...]:
-    """For each dimension, whether the first of the root is in it.
+    """For each dimension, whether it contains the first of the root.
 
-    Where that one has a single place, no layout shows it: names do, and what was seen before.
+    If that one has length 1, no layout shows it: names do, and the earlier result.
     """
     root, kept = mesh._get_root_mesh(), getattr(mesh, _SPANS, None)
     if mesh is root:
@@ -195,7 +195,7 @@ def _is_across(root: DeviceMesh, unit: int, world: int) -> bool:
 
 
 def _across(root: DeviceMesh, unit: int, world: int) -> bool | None:
-    """The same; None where that cannot be known, as there is only one replica yet."""
+    """The same; None if that cannot be known, as there is only one replica yet."""
     kept: bool | None = getattr(root, _ACROSS, None)
     if kept is None and not _is_whole(root, world):
         kept = False
@@ -227,7 +227,7 @@ def _refusal_of(mesh: DeviceMesh, unit: int, world: int) -> str:
 
 
 def _grows(axis: Any, root: DeviceMesh) -> bool:
-    """True if a dimension has all of the root's first one in it, outermost."""
+    """True if a dimension contains all of the root's first one, outermost."""
     inner, length = _inner(root), root.shape[0]
     if length == 1:
         return True
@@ -262,13 +262,13 @@ def _refusal_of_ddp(group: dist.ProcessGroup, unit: int, world: int) -> str:
     return f"DDP reduces over the ranks {ranks}, which are not those of all replicas of {unit} ranks"
 
 
-# --- changing it ---------------------------------------------------------------------------------------------------
+# --- changing a mesh -----------------------------------------------------------------------------------------------
 
 
 def _lengthen(
     root: DeviceMesh, family: list[DeviceMesh], spans: dict[int, tuple[bool, ...]], *, before: int, world: int
 ) -> None:
-    """Give the first dimension of a root, and what was made of it, another length."""
+    """Give the first dimension of a root, and those derived from it, another length."""
     inner = _inner(root)
     rows = [root._rank_map[:inner] + start for start in range(0, world, inner)]
     for mesh in family:
@@ -281,11 +281,11 @@ def _lengthen(
 
 
 def _other_length(axis: Any, inner: int, before: int, after: int) -> Any:
-    """A dimension of which the root's first one is the outermost part, for another length of that."""
+    """A dimension whose outermost part is the root's first one, with another length of that part."""
     parts = list(axis.sizes_and_strides)
     if before > 1:
         size, stride = parts.pop(0)
-        # Torch writes neighbouring parts as one.
+        # torch joins neighbouring parts into one.
         parts[:0] = [(size // before, stride)] if stride < inner else []
     sizes, strides = zip((after, inner), *parts, strict=True)
     return type(axis)(sizes, strides)
@@ -297,7 +297,7 @@ def _rename(family: list[DeviceMesh], rank_map: torch.Tensor) -> None:
         mesh._flatten_rank_map = tuple(rank_map.tolist())
 
 
-# --- what holds it -------------------------------------------------------------------------------------------------
+# --- holders of meshes ---------------------------------------------------------------------------------------------
 
 
 def _infos(objects: list[object]) -> Iterator[Any]:

@@ -1,7 +1,7 @@
-"""The names of torch that regrow uses and torch does not promise to keep. They were seen in torch 2.11 to 2.15.
+"""The names of torch that regrow uses and torch does not promise to keep. They exist in torch 2.11 to 2.15.
 
-Asked for when a worker's groups are made, so that a torch without one of them is named before the training, and not by
-an `AttributeError` in the middle of a recovery.
+They are checked when a worker's groups are made, so that a missing one is reported before the training, and not by an
+`AttributeError` in the middle of a recovery.
 """
 
 import functools
@@ -41,18 +41,18 @@ NAMES = (
     "torch.multiprocessing.reductions.StorageWeakRef",
     f"{_FSDP}._fsdp_param_group.FSDPParamGroup",
 )
-"""Dotted paths, each from a module that can be imported. What FSDP has on instances alone cannot be asked for here."""
+"""Dotted paths, each from an importable module. Names that only instances of FSDP have cannot be checked here."""
 
 _KEEPS_ITS_SIZE = "the world of a job with device meshes keeps its size"
 LESS = {
     "torch.distributed._mesh_layout._FlatLayout": _KEEPS_ITS_SIZE,
     "torch.distributed.device_mesh.DeviceMesh._init_one_process_group": _KEEPS_ITS_SIZE,
 }
-"""Names that not every such torch has, and the lesser thing that a job does without them."""
+"""Names that some of these versions lack, and the limitation of a job without them."""
 
 
 def missing(names: tuple[str, ...] = NAMES) -> list[str]:
-    """Those that this torch does not have."""
+    """The names that this torch does not have."""
     return [name for name in names if not _has(name)]
 
 
@@ -68,7 +68,7 @@ def _has(name: str) -> bool:
 
 
 def check() -> None:
-    """Raise `UsageError` where this torch lacks a name, which is not one of the versions that regrow was run with."""
+    """Raise `UsageError` if this torch lacks a name: then it is not one of the versions that regrow was run with."""
     lacking = missing()
     if lacking:
         raise UsageError(
@@ -78,7 +78,7 @@ def check() -> None:
 
 
 def shortfalls(less: Mapping[str, str] = LESS) -> str:
-    """One sentence on what a job cannot do with this torch, for people; empty where it can do everything."""
+    """One sentence on the limitations of a job with this torch, for people; empty if there are none."""
     lacking = missing(tuple(less))
     if not lacking:
         return ""

@@ -1,7 +1,7 @@
-"""Remains of an aborted step in FSDP2 modules (`fully_shard`, `replicate`), and how to clear them.
+"""State that an aborted step leaves in FSDP2 modules (`fully_shard`, `replicate`), and functions that clear it.
 
-FSDP keeps the state of an iteration: which module's parameters are gathered at the moment, which gathers and
-reductions are under way, which hooks are to come. A step that is cut off leaves that as it is.
+FSDP keeps the state of an iteration: the modules whose parameters are gathered, pending gathers and reductions, and
+hooks still to run. A step that is cut off leaves that as it is.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,7 @@ _FLAT = "FlatParameter"
 def roots(objects: Iterable[object]) -> list[FSDPModule]:
     """The outermost FSDP modules in these objects, in the order in which they are found, each once.
 
-    A model may have several: a pipeline stage without a wrapper of its own, or a model whose blocks alone are sharded.
+    A model may have several: a pipeline stage without a wrapper of its own, or a model with only its blocks sharded.
     """
     found: dict[int, FSDPModule] = {}
     for item in objects:
@@ -40,7 +40,7 @@ def _outermost(module: nn.Module) -> Iterator[FSDPModule]:
 
 
 def refuse_what_cannot_run_again(modules: Iterable[FSDPModule]) -> None:
-    """Raise `UsageError` for modules that this torch gives no way to reset after a step that was given up."""
+    """Raise `UsageError` for modules that this torch cannot reset after an aborted step."""
     missing = [] if fsdp_reset.by_torch() else list(_lacking(modules))
     if missing:
         raise UsageError(
@@ -72,15 +72,15 @@ def _lacking(modules: Iterable[FSDPModule]) -> Iterator[str]:
 
 
 def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
-    """After a step that was given up: make ready for the next one. Gradients of the step are dropped.
+    """After an aborted step, prepare for the next one. Gradients of the step are dropped.
 
-    To be called when the generation is halted, before or after the next one is formed: what is still under way is
-    waited for, and must have ended or failed. Also right where nothing was under way, and without any module.
+    Call it when the generation is halted, before or after the next one is formed: it waits for pending work, which must
+    have ended or failed. Also right if nothing was pending, and without any module.
     """
     for root in modules:
         state = _state(root)
         if state._is_root is None:
-            continue  # it has had no forward yet, and torch has not made what it would reset
+            continue  # it has had no forward yet, so that torch has nothing to reset
         groups = list(groups_of(root))
         for group in groups:
             _settle(group)
@@ -93,10 +93,10 @@ def reset_unfinished(modules: Iterable[FSDPModule]) -> None:
 
 
 def reshard(modules: Iterable[FSDPModule]) -> None:
-    """Free every whole copy of parameters; to be called when their shards have been overwritten.
+    """Free every whole copy of parameters; call it when their shards have been overwritten.
 
-    A root keeps its whole parameters after a forward, and a script may keep others; they would be stale. Between two
-    steps, not in the middle of one: there, call `reset_unfinished` first.
+    A root keeps its whole parameters after a forward, and a script may keep others; they would be stale. For use
+    between two steps; in the middle of one, call `reset_unfinished` first.
     """
     for root in modules:
         for module in root.modules():  # type: ignore[attr-defined]
@@ -105,16 +105,16 @@ def reshard(modules: Iterable[FSDPModule]) -> None:
 
 
 def synchronize(modules: Iterable[FSDPModule], on: bool) -> None:
-    """Switch the reduction in the next backwards on or off; without it, whole gradients add up until one reduces."""
+    """Switch reduction in the next backwards on or off; without it, whole gradients add up until one reduces."""
     for root in modules:
         root.set_requires_gradient_sync(on)
 
 
 def shard_size(modules: Iterable[FSDPModule]) -> int:
-    """Over how many ranks parameters are sharded, 1 without modules; the ranks of one replica's share of the data.
+    """Number of ranks over which parameters are sharded, 1 without modules; these ranks share one replica's data.
 
     Raises:
-        UsageError: it is not the same for all.
+        UsageError: it is not the same for all modules.
     """
     sizes = {getattr(group.mesh_info, "shard_mesh_size", 1) for group in parameter_groups(modules)}
     if len(sizes) > 1:
@@ -147,7 +147,7 @@ def groups_of(root: FSDPModule) -> Iterator[Any]:
 
 
 def _groups(state: Any) -> list[Any]:
-    """Those of one module: one or none before torch 2.13."""
+    """The groups of one module: one or none before torch 2.13."""
     found: list[Any] | None = getattr(state, "_fsdp_param_groups", None)
     if found is not None:
         return found
@@ -155,7 +155,7 @@ def _groups(state: Any) -> list[Any]:
 
 
 def _settle(group: Any) -> None:
-    """A gather that was asked for ahead (`unshard(async_op=True)`) and failed would make torch's reset raise."""
+    """Drop a prefetched gather (`unshard(async_op=True)`) that has failed: it would make torch's reset raise."""
     gathering = group._all_gather_result
     work = gathering.all_gather_work if gathering is not None else None
     if isinstance(work, Work):
@@ -166,12 +166,12 @@ def _settle(group: Any) -> None:
 
 
 def _drop_gradients(group: Any) -> None:
-    """The reset leaves gradients that were not reduced yet at the whole parameters; the next step would add to them.
+    """Drop unreduced gradients, which the reset leaves at the whole parameters: the next step would add to them.
 
-    Those that were reduced are at the sharded parameters, as after any other aborted step.
+    Reduced gradients are at the sharded parameters, as after any other aborted step.
     """
     for parameter in group.fsdp_params:
         if hasattr(parameter, "_unsharded_param"):
             parameter._unsharded_param.grad = None
-        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on it is the gradient above under another name
+        if _ACCUMULATED in vars(parameter):  # from torch 2.15 on another name of the gradient above
             setattr(parameter, _ACCUMULATED, None)

@@ -1,8 +1,8 @@
-"""FSDP2's gradients of single micro-batches: taken after each backward, given back summed.
+"""FSDP2's gradients of single micro-batches: taken after each backward, given back as a sum.
 
 With its all-reduce switched off, a backward of HSDP ends with the sum over the ranks of the shard dimension, which FSDP
-keeps, in one flat tensor for each of its parameter groups, to add the next to it. We take it away before that. Without
-a replicate dimension the sum is in the sharded parameters' gradients.
+keeps in one flat tensor for each of its parameter groups, to add the next one to it. It is taken from FSDP before that.
+Without a replicate dimension the sum is in the sharded parameters' gradients.
 """
 
 from collections.abc import Iterable
@@ -34,11 +34,11 @@ class ShardSums:
 
     @property
     def parameters(self) -> list[torch.Tensor]:
-        """The sharded parameters whose gradients these are."""
+        """The sharded parameters of these gradients."""
         return [each.sharded_param for each in self._parameters]
 
     def take(self) -> list[torch.Tensor]:
-        """The gradients of the backward that has just ended, as flat tensors; FSDP forgets them."""
+        """The gradients of the last backward, as flat tensors; FSDP forgets them."""
         if self.replicas is None:
             return [self._taken(each.sharded_param) for each in self._parameters]
         flat, self._group._partial_reduce_output = self._group._partial_reduce_output, None
@@ -59,12 +59,12 @@ class ShardSums:
         return (torch.zeros_like(local(parameter)) if gradient is None else local(gradient)).reshape(-1)
 
     def put(self, sums: list[torch.Tensor]) -> None:
-        """Make these the parameters' gradients."""
+        """Make these sums the parameters' gradients."""
         if self.replicas is None:
             for each, flat in zip(self._parameters, sums, strict=True):
                 each.sharded_param.grad = each.to_sharded_dtensor(flat.view(each.sharded_size))
             return
-        # From torch 2.15 on a group's parameters need not be of one dtype, so each has its own.
+        # From torch 2.15 on a group's parameters may differ in dtype, so each has its own.
         dtype = getattr(self._group, "_orig_dtype", None) or getattr(self._parameters[0], "orig_dtype", None)
         flat, at = sums[0].to(dtype or sums[0].dtype), 0
         for each in self._parameters:
@@ -74,7 +74,7 @@ class ShardSums:
 
 
 def prepare(modules: Iterable[FSDPModule], shard_size: int) -> None:
-    """Let every backward end with the mean over the shard dimension, whatever the number of replicas."""
+    """Have every backward end with the mean over the shard dimension, whatever the number of replicas."""
     for root in modules:
         root.set_requires_gradient_sync(True)
         root.set_requires_all_reduce(False)
@@ -86,6 +86,6 @@ def prepare(modules: Iterable[FSDPModule], shard_size: int) -> None:
 
 
 def sums_of(modules: Iterable[FSDPModule]) -> list[ShardSums]:
-    """One for each parameter group that trains, in an order that is the same on all ranks; after the first forward."""
+    """One for each parameter group that trains, in the same order on all ranks; call it after the first forward."""
     found = [ShardSums(group) for root in modules for group in groups_of(root) if group.fsdp_params]
     return [sums for sums in found if sums.parameters]

@@ -1,7 +1,7 @@
-"""To make FSDP2 ready after an iteration that ended in its middle, where torch has no function for it (2.11 and 2.12).
+"""Resets FSDP2 after an iteration that was cut off, for versions of torch without a function for it (2.11 and 2.12).
 
-`FSDPModule.reset_iter_state` came with torch 2.13. What it puts back is in fields of FSDP's instances, and those two
-versions have nearly the same ones. `lacking` names those that are not there before the training begins.
+`FSDPModule.reset_iter_state` came with torch 2.13. It resets fields of FSDP's instances, and those two versions have
+nearly the same fields. `lacking` names missing ones before the training begins.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ def by_torch() -> bool:
 
 
 def lacking(state: Any, groups: Iterable[Any]) -> list[str]:
-    """The names that `reset` needs and this module's state and parameter groups do not have."""
+    """The names that `reset` needs and that this module's state and parameter groups lack."""
     missing = [f"FSDPState.{name}" for name in _OF_STATE if not hasattr(state, name)]
     if not missing:
         missing += [f"FSDPStateContext.{name}" for name in _OF_ITERATION if not hasattr(state._state_ctx, name)]
@@ -33,11 +33,11 @@ def lacking(state: Any, groups: Iterable[Any]) -> list[str]:
 
 
 def reset(state: Any, groups: Sequence[Any]) -> None:
-    """End the iteration of a root that has had a forward; its gradients that were not reduced are lost.
+    """End the iteration of a root that has had a forward; its unreduced gradients are lost.
 
     Args:
         state: of the root.
-        groups: all parameter groups below it; no gather of theirs may have failed.
+        groups: all parameter groups below it; none of their gathers may have failed.
     """
     stream = state._device_handle.current_stream()
     for event in _awaited(state._comm_ctx, groups):
@@ -57,7 +57,7 @@ def reset(state: Any, groups: Sequence[Any]) -> None:
 
 
 def _awaited(shared: Any, groups: Iterable[Any]) -> Iterator[Any]:
-    """The events behind which memory of the iteration is free."""
+    """The events after which the iteration's memory is free."""
     scattering = getattr(shared, "reduce_scatter_states", None) or [getattr(shared, "reduce_scatter_state", None)]
     found = [getattr(each, "event", None) for each in (shared.all_gather_state, *scattering)]
     found += getattr(shared, "_last_post_reduce_events", {}).values()

@@ -1,4 +1,4 @@
-"""State that a `GradScaler` keeps outside its `state_dict`, here and in optimizers, of a step that was given up."""
+"""State of an aborted step that a `GradScaler` keeps outside its `state_dict`, in itself and in optimizers."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,10 @@ from torch.optim import Optimizer
 
 
 def begin_anew(objects: Iterable[object]) -> None:
-    """Let the scalers and optimizers among what is protected forget `unscale_` and `step` of a body that runs again."""
+    """Make the protected scalers and optimizers forget `unscale_` and `step` of a body that runs again."""
     for thing in objects:
-        if isinstance(thing, GradScaler) and thing.is_enabled():  # else it has no such thing
-            # Of torch's own, by the same name since 1.6: after `update()` it is empty too.
+        if isinstance(thing, GradScaler) and thing.is_enabled():  # else it has no such state
+            # A field of torch's own, with the same name since 1.6; it is also empty after `update()`.
             thing._per_optimizer_states.clear()
         elif isinstance(thing, Optimizer) and getattr(thing, "_step_supports_amp_scaling", False):
             # Set by the scaler around `step`, which was cut off: the next scale would be multiplied by this one.

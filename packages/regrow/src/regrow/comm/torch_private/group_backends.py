@@ -1,7 +1,7 @@
-"""Groups of a script's that name a backend of torch's: ours serves them, and they keep the name that was asked for.
+"""Groups for which a script names a backend of torch's: regrow's backend serves them under that name.
 
 Megatron and torchtitan make groups of gloo beside those of NCCL. torch would form them by the default group's store,
-which is nobody's here, and could neither end them at a fault nor form them anew.
+which refuses that here, and could neither end them at a fault nor form them anew.
 """
 
 import functools
@@ -17,17 +17,17 @@ from regrow.devices import accelerators, nvidia
 _GLOO, _NCCL = "gloo", "nccl"
 _MAKER = "_new_process_group_helper"
 _BACKEND_AT = 3
-"""Place of the backend among the arguments of the maker, which torch calls by place."""
+"""Position of the backend among the maker's arguments, which torch passes by position."""
 _asked = threading.local()
 
 
 def asked_for_devices() -> bool:
-    """True if the group that this thread is making shall serve devices: it has not asked for gloo alone."""
+    """True if the group that this thread is making serves devices, too: it is not for gloo alone."""
     return getattr(_asked, "devices", True)
 
 
 def serve(kind: type[ProcessGroup]) -> None:
-    """Groups beside a default group of this kind are of that kind too, where it can do what they ask for."""
+    """While the default group is of this kind, make other groups of it too, if it can serve the wanted backends."""
     maker = vars(c10d)[_MAKER]
 
     @functools.wraps(maker)
@@ -48,7 +48,7 @@ def serve(kind: type[ProcessGroup]) -> None:
 
 
 def _wanted(args: tuple[Any, ...]) -> set[str] | None:
-    """The backends that are asked for; None where ours cannot take their place, or was asked for itself."""
+    """The wanted backends; None if regrow's cannot replace them, or is the wanted one."""
     if len(args) <= _BACKEND_AT:
         return None
     named = {each.rpartition(":")[2] for each in str(args[_BACKEND_AT]).lower().split(",")}

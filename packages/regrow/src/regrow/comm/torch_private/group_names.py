@@ -1,7 +1,7 @@
-"""Ranks of the group that torch is making, for as long as it makes it.
+"""Ranks of the group that torch is making, while it makes it.
 
-torch gives a backend the group's name and this rank's place in it. The backend leaves its address in the store then,
-before torch notes the group's ranks anywhere. A store that knows them keeps each address near its rank.
+torch gives a backend the group's name and this rank's place in it. The backend then publishes its address in the store,
+before torch stores the group's ranks anywhere. A store that knows the ranks keeps each address near its rank.
 """
 
 import functools
@@ -16,16 +16,16 @@ _making = threading.local()
 
 
 def ranks_of(name: str) -> Sequence[int]:
-    """The ranks of the world, in the order of the group, of the one that this thread is making and that is called so.
+    """The world's ranks, in the group's order, of the group of this name that this thread is making.
 
-    Empty where it makes none of that name, where that is the default group, and where this torch does not say.
+    Empty if it makes none of that name, if that is the default group, and if this torch does not show the ranks.
     """
     found, ranks = getattr(_making, "group", ("", ()))
     return ranks if found == name else ()
 
 
 def watch() -> None:
-    """From now on `ranks_of` knows. May be called again."""
+    """From now on provide `ranks_of`. May be called again."""
     maker = vars(c10d).get(_MAKER)
     code = getattr(maker, "__code__", None)
     if maker is None or code is None or hasattr(maker, "__wrapped__"):

@@ -1,8 +1,8 @@
-"""The end of a process in which torch has threads: one that still needs the interpreter then ends it with SIGABRT.
+"""Waits for torch's threads at the end of a process: one that still needs the interpreter would end it with SIGABRT.
 
-A thread of gloo that has run a collective tells whoever waits for it, and then drops what it holds: a function of
-Python, or a tensor that Python knows. Where it is late with that and the interpreter is gone, it cannot. To destroy the
-groups joins these threads only where nothing else, such as a wrapped model, holds them.
+A thread of gloo that has run a collective first wakes the waiting thread, and then drops its references: a Python
+function, or a tensor that Python knows. If it is late and the interpreter is gone, it cannot. Destroying the groups
+joins these threads only if nothing else, such as a wrapped model, holds the groups.
 """
 
 import os
@@ -18,10 +18,10 @@ _LOOK_S: Seconds = 0.002
 
 
 def await_idle_threads(within: Seconds) -> bool:
-    """Wait until all of torch's threads sleep, and did so between two looks, without the interpreter's lock.
+    """Wait, without holding the GIL, until all of torch's threads sleep and have slept between two looks.
 
     Args:
-        within: how long to wait, in seconds; False after that.
+        within: longest wait, in seconds; False after that.
     """
     until = time.monotonic() + within
     before = None
@@ -34,7 +34,7 @@ def await_idle_threads(within: Seconds) -> bool:
 
 
 def _sleeps() -> dict[str, str] | None:
-    """Thread to how often it has slept; `None` where one is awake, empty where none can be seen."""
+    """Voluntary context switches of each thread; None if one is awake, empty if none is visible."""
     found: dict[str, str] = {}
     for task in os.listdir(_TASKS) if _TASKS.exists() else []:
         try:

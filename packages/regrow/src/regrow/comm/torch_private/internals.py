@@ -29,13 +29,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def compiled() -> float:
-    """Seconds that torch has spent on compiling here; 0 where nothing was compiled, or this torch does not tell."""
+    """Seconds that torch has spent on compiling here; 0 if nothing was compiled, or this torch does not report it."""
     module = sys.modules.get("torch._dynamo.utils")
     return float(sum(getattr(module, "compilation_time_metrics", {}).get("_compile.compile_inner", ())))
 
 
 def compiled_module(module: object) -> object | None:
-    """The module that `torch.compile` has wrapped in this one; None: it has not."""
+    """The module that `torch.compile` has wrapped in this one; None if it has not."""
     return getattr(module, "_orig_mod", None)
 
 
@@ -46,7 +46,7 @@ def schedulers_in(scheduler: object) -> Iterable[object]:
 
 
 def can_be_watched(optimizer: torch.optim.Optimizer) -> bool:
-    """False for one that wraps another without making itself an optimizer: it takes no hooks (Opacus has such)."""
+    """False for an optimizer that wraps another one without being one itself: it takes no hooks (Opacus has such)."""
     return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
@@ -56,13 +56,13 @@ def inner_group(store: Store, rank: int, size: int) -> ProcessGroup:
 
 
 def calls_being_coalesced() -> dict[Any, Any]:
-    """For each group inside torch's coalescing manager, what was collected so far."""
+    """For each group inside torch's coalescing manager, the calls collected so far."""
     collected: dict[Any, Any] = _world.pg_coalesce_state
     return collected
 
 
 def name_ranks(group: ProcessGroup, ranks: list[int]) -> None:
-    """Tell torch which ranks of the world a group has, after these have changed."""
+    """Update torch's record of the group's ranks in the world, after these have changed."""
     known = _world.pg_group_ranks.get(group)
     if known is not None:
         known.clear()
@@ -80,7 +80,7 @@ def coalesced(group: ProcessGroup, device: torch.device, operations: list[dist.P
 
 
 def objects_of(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
-    """The objects whose pickles stand in a tensor in a row, as torch makes them where they are received."""
+    """The objects whose pickles a tensor contains one after another, decoded as torch does it on receipt."""
     found, at = list[Any](), 0
     for size in sizes:
         found.append(c10d._tensor_to_object(tensor[at : at + size], size, None))  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ def objects_of(tensor: torch.Tensor, sizes: list[int]) -> list[Any]:
 
 
 def storage_name(tensor: torch.Tensor) -> object:
-    """Equal for tensors in the same memory; that is not given to others while this is kept."""
+    """Equal for tensors in the same memory, which is not reused while this object exists."""
     return _StorageName(StorageWeakRef(tensor.untyped_storage()))  # type: ignore[no-untyped-call]
 
 
@@ -110,11 +110,11 @@ def serve_by(
     set_timeout: Callable[[Any, timedelta], None],
     send_together: Callable[[list[dist.P2POp]], list[Work] | None],
 ) -> None:
-    """Let torch ask groups of this kind where it asks its own by their exact type, and no others.
+    """Have torch accept groups of this kind where it checks for its own by their exact type.
 
     Args:
-        set_timeout: for `_set_pg_timeout`, which warns and does nothing else.
-        send_together: for `batch_isend_irecv`, which runs one by one else; None: that is right.
+        set_timeout: for `_set_pg_timeout`, which else only warns.
+        send_together: for `batch_isend_irecv`, which else makes separate calls; if it returns None these are right.
     """
     by_itself, one_by_one = c10d._set_pg_timeout, c10d.batch_isend_irecv
 
@@ -135,7 +135,7 @@ def serve_by(
     recorded = getattr(c10d, "_maybe_attach_flight_recorder", None)  # from torch 2.15 on
 
     def attach_flight_recorder(group: ProcessGroup, *args: Any) -> None:
-        # It asks C++ for the group's name, which only groups with backends of torch's have there.
+        # It asks C++ for the group's name, which exists there only for groups with backends of torch's.
         if recorded is not None and not isinstance(group, kind):
             recorded(group, *args)
 
@@ -146,9 +146,9 @@ def serve_by(
 
 
 def keep_from_compiler(*functions: Callable[..., Any]) -> None:
-    """Let torch's compiler run these functions, and all that they call, as they are, where it meets them in a frame.
+    """Have torch's compiler run these functions, and all that they call, uncompiled, when it meets them in a frame.
 
-    Without importing the compiler, which takes seconds.
+    Does not import the compiler, which takes seconds.
     """
     as_it_is = eval_frame._FrameAction.SKIP
     for function in functions:

@@ -1,9 +1,9 @@
-"""Access to the place where a module keeps its buffers."""
+"""Access to the dictionary in which a module keeps its buffers."""
 
 import torch
 from torch import nn
 
 
 def buffers_of(module: nn.Module) -> dict[str, torch.Tensor | None]:
-    """The module's own buffers by name, as it holds them: what is put in there takes a buffer's place."""
+    """The module's own dictionary of its buffers by name: a new value in it replaces the buffer."""
     return module._buffers

@@ -1,4 +1,4 @@
-"""A process group of torch's own over NCCL, or over what another accelerator brings, without a default group around."""
+"""A process group of torch's own over NCCL, or over another accelerator's library, without a default group."""
 
 import ctypes
 import os
@@ -25,24 +25,24 @@ from regrow.core.ids import Seconds
 from regrow.devices import nvidia
 
 BACKEND = "regrow"
-"""The name of our own backend in torch's register."""
+"""Name of regrow's backend in torch's registry."""
 _SHAM = "fake"
-"""torch's backend that answers nothing, for tests and plans."""
+"""torch's backend without communication, for tests and plans."""
 _TORCHS = ("gloo", "nccl", "xccl", "ucc", "mpi")
 _PASSED = ("is_high_priority_stream", "config")
-"""Settings that a script gives to NCCL by a group's options; the time limit has an argument of its own."""
+"""NCCL's settings that a script gives in a group's options; the time limit has an argument of its own."""
 CALL_S: Seconds = 1.0
-"""Wait of an abort for calls of other threads, which only enqueue something."""
+"""Longest wait of an abort for calls of other threads, which only enqueue work."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Wishes of a script for a group on devices.
+    """A script's options of a group on devices.
 
     Attributes:
         name: of the group, as torch's flight recorder shows it.
         ranks: of the world, in the group's order.
-        options: the backend's own, as `new_group(pg_options=...)` was given them; None: none were.
+        options: the backend's own, from `new_group(pg_options=...)`; None: there are none.
     """
 
     name: str = ""
@@ -54,7 +54,7 @@ NOTHING = Wanted()
 
 
 class Communicator:
-    """A device's backend (NCCL's, or as NCCL's) and the process group that runs its collectives."""
+    """A device's backend (NCCL's, or a similar one) and the process group that runs its collectives."""
 
     def __init__(self, backend: Any, group: Any) -> None:
         self.backend, self.group = backend, group
@@ -62,11 +62,11 @@ class Communicator:
         self._inside = 0
         self._aborting: threading.Thread | None = None
         self.before_abort: Callable[[], None] = lambda: None
-        """Called by the thread that aborts, just before it does."""
+        """Called by the aborting thread just before the abort."""
 
     @contextmanager
     def calling(self) -> Iterator[None]:
-        """Within this, a thread calls NCCL. Raises `GenerationHalted` where the abort has begun."""
+        """Context in which a thread calls NCCL. Raises `GenerationHalted` if the abort has begun."""
         self._enter()
         try:
             yield
@@ -90,10 +90,10 @@ class Communicator:
         return self._aborting is not None
 
     def begin_abort(self) -> None:
-        """End all that it runs, on the device too, without waiting for that. From any thread.
+        """End all that it runs, including work on the device, without waiting for that. From any thread.
 
-        Several communicators are aborted at the same time: the kernels of one may stand behind those of another, and
-        NCCL's abort of one returns only when its own have ended.
+        Several communicators are aborted concurrently: the kernels of one may wait behind those of another, and NCCL's
+        abort of one returns only when its own have ended.
         """
         with self._changed:
             if self._aborting is None:
@@ -102,18 +102,18 @@ class Communicator:
 
     def _abort(self) -> None:
         with self._changed:
-            # NCCL is not safe against an abort of what another thread just enqueues; that thread may also be blocked.
+            # NCCL does not support an abort while another thread enqueues; that thread may also be blocked.
             self._changed.wait_for(lambda: not self._inside, CALL_S)
             late = self._inside
         self.before_abort()
         self._abort_together()
         if late:
             with self._changed:
-                self._changed.wait_for(lambda: not self._inside)  # who frees the group does not wait longer than it may
+                self._changed.wait_for(lambda: not self._inside)  # `await_abort` still keeps its own time limit
             self._abort_together()  # what that call has connected meanwhile
 
     def _abort_together(self) -> None:
-        """All connections of the group as one, where that can be: their kernels may stand behind one another too."""
+        """Abort all connections of the group as one, if possible: their kernels may wait behind one another too."""
         begin = getattr(self.backend, "_group_start", None)
         if begin is None:
             self.backend.abort()
@@ -123,18 +123,18 @@ class Communicator:
         self.backend._group_end()
 
     def error(self) -> str:
-        """The error that it has seen by itself, in a word; empty for none, or where its kind says nothing of that."""
+        """The error that it has noticed itself, in a word; empty if there is none, or its kind reports no errors."""
         said = getattr(self.backend, "get_error", None)
         try:
             found = said() if said is not None else None
         except RuntimeError as refused:
-            if "does not support" not in str(refused):  # torch's words for what a kind of group has not
+            if "does not support" not in str(refused):  # torch's words for a function that a kind of group lacks
                 raise
             found = None
         return "" if found is None or found.value == 0 else str(getattr(found, "name", found))
 
     def await_abort(self, within: Seconds) -> bool:
-        """Wait until the abort begun by `begin_abort` is done, `within` seconds at most; True if it is."""
+        """Wait at most `within` seconds for the abort of `begin_abort`; True if it is done."""
         with self._changed:
             aborting = self._aborting
         if aborting is None:
@@ -143,9 +143,9 @@ class Communicator:
         return not aborting.is_alive()
 
     def start_coalescing(self, device: torch.device) -> None:
-        """The calls that follow are one to NCCL, until `end_coalescing`; an abort waits for that.
+        """Join later calls into one for NCCL, until `end_coalescing`; an abort waits for that.
 
-        Raises `GenerationHalted` where the abort has begun.
+        Raises `GenerationHalted` if the abort has begun.
         """
         self._enter()
         try:
@@ -163,15 +163,15 @@ class Communicator:
         return work
 
     def set_timeout(self, seconds: Seconds) -> None:
-        """Set the time limit of collectives that begin from now on."""
+        """Set the time limit of later collectives."""
         change = getattr(self.backend, "_set_default_timeout", None) or self.backend.set_timeout
         change(timedelta(seconds=seconds))
 
 
 def brought_for(kind: str) -> str:
-    """The name of the backend that somebody has registered with torch for devices of this kind; empty for none.
+    """Name of the third-party backend registered with torch for devices of this kind; empty if there is none.
 
-    From 2.15 on torch registers its own in the same way, once one is asked for: they are nobody's.
+    From 2.15 on torch registers its own backends in the same way, once one is used: these do not count.
 
     Source: https://docs.pytorch.org/docs/stable/distributed.html#third-party-backends
     """
@@ -180,7 +180,7 @@ def brought_for(kind: str) -> str:
 
 
 def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """That of the backend which is registered for this kind of device. It gets the script's options if it takes any."""
+    """A communicator of the backend registered for this kind of device. It gets the script's options if it has any."""
     made = Backend._plugins[brought_for(kind).upper()]
     limit = timedelta(seconds=run_s)
     if made.extended_api:
@@ -197,7 +197,7 @@ def make_brought(kind: str, store: Store, rank: int, size: int, run_s: Seconds, 
 
 
 def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted: Wanted) -> Communicator:
-    """NCCL's own; it talks to its peers at its first collective."""
+    """NCCL's communicator; it connects at its first collective."""
     from torch.distributed import ProcessGroupNCCL
 
     options = nccl_options(ProcessGroupNCCL.Options(), wanted)
@@ -210,7 +210,7 @@ def make_communicator(store: Store, rank: int, size: int, run_s: Seconds, wanted
 
 
 def native_abort(backend: Any) -> tuple[int, int] | None:
-    """Addresses of a function of C that aborts it, and of the argument; None: none are known. A brought one says so."""
+    """Addresses of a C function that aborts it, and of its argument, or None. A third-party backend may give them."""
     if hasattr(backend, "native_abort"):
         function, argument = backend.native_abort()
         return int(function), int(argument)
@@ -218,9 +218,9 @@ def native_abort(backend: Any) -> tuple[int, int] | None:
 
 
 def method_of(instance: object, library: str, kind: str, method: str) -> tuple[int, int] | None:
-    """Addresses of a method and an object of a class of torch's, by names as its libraries mangle them, or None.
+    """Addresses of a method and an object of one of torch's classes, by their mangled names in its libraries, or None.
 
-    pybind11 keeps the object's address behind the head of Python's, and an object begins with the table of its class.
+    pybind11 keeps the object's address behind the Python object's header; an object begins with its vtable pointer.
     """
     try:
         found = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / library), mode=os.RTLD_NOLOAD)
@@ -234,9 +234,9 @@ def method_of(instance: object, library: str, kind: str, method: str) -> tuple[i
 
 
 def nccl_options(fresh: Any, wanted: Wanted) -> Any:
-    """New options with what the script asks for: torch notes things of its own in those that a group was made with.
+    """New options with the script's settings: torch writes to the options with which a group was made.
 
-    Raises `UsageError` where they are not NCCL's.
+    Raises `UsageError` if the script's options are not NCCL's.
     """
     given = wanted.options
     if given is not None and not isinstance(given, type(fresh)):

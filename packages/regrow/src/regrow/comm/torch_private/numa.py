@@ -1,6 +1,6 @@
-"""A worker bound to the processors near its accelerator, which torch finds: torchrun's `--numa-binding`.
+"""Binds a worker to the processors near its accelerator, which torch finds: torchrun's `--numa-binding`.
 
-A fork asks torch, as that takes a device into use: the script may choose its devices before it does so.
+A fork asks torch, because that initializes a device, and the script may still choose its devices.
 
 Source: https://docs.pytorch.org/docs/stable/elastic/numa.html
 """
@@ -19,11 +19,11 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
 
 ASK_S: Seconds = 60.0
-"""Longest time for an answer: many devices take seconds to be taken into use."""
+"""Longest time for an answer: with many devices the initialization takes seconds."""
 
 
 def bind(mode: str, device: int) -> str:
-    """Bind all threads of this process, and those to come; returns why that changes nothing, empty where it does.
+    """Bind all present and future threads of this process; returns the reason if that changes nothing, else empty.
 
     Args:
         mode: of torchrun: node, socket, exclusive or core-complex.
@@ -44,7 +44,7 @@ def bind(mode: str, device: int) -> str:
 
 
 def processors(mode: str, device: int) -> set[int]:
-    """Those that torchrun would choose. Raises `UsageError` without an accelerator, else what torch raises."""
+    """The processors that torchrun would choose. Raises `UsageError` without an accelerator, else torch's errors."""
     if not torch.accelerator.is_available():
         raise UsageError("there is no accelerator")
     from torch.numa import binding
@@ -55,13 +55,13 @@ def processors(mode: str, device: int) -> set[int]:
 
 
 def _in_a_fork(ask: Callable[[], Iterable[int]]) -> set[int]:
-    """The answer of a child. Raises `UsageError` with its reason, or where there is none in time."""
+    """The answer of a child. Raises `UsageError` with the child's reason, or if it does not answer in time."""
     reads, writes = os.pipe()
     child = os.fork()
     if not child:
         try:
             said = ",".join(map(str, ask())) or "it may use no processor that is near to its device"
-        except BaseException as error:  # noqa: BLE001  told as a reason; nothing of the parent's may run here
+        except BaseException as error:  # noqa: BLE001  reported as a reason; no code of the parent's may run here
             said = str(error) or type(error).__name__
         try:
             os.write(writes, f"{said}\n".encode())

@@ -1,4 +1,4 @@
-"""Pipelines: what an aborted step leaves behind in a schedule, and what a stage votes about shapes."""
+"""Pipelines: state that an aborted step leaves in a schedule, and a stage's vote about shapes."""
 
 import itertools
 import sys
@@ -22,10 +22,10 @@ _LEFT_OVERS = (
 
 
 def reset_unfinished(error: BaseException) -> None:
-    """After a step that this exception ended: empty the schedules that it went through.
+    """After a step that this exception ended, empty the schedules that it went through.
 
-    Schedules are not protected objects, so they are found where they were at work: in the exception's traceback. One
-    that is not there had ended its step.
+    Schedules are not protected objects, so they are found where they were running: in the exception's traceback. A
+    schedule that is not in it had finished its step.
     """
     module = sys.modules.get(_SCHEDULES)
     if module is None:
@@ -43,9 +43,9 @@ def reset_unfinished(error: BaseException) -> None:
 
 
 def _forget_receives(stage: Any) -> None:
-    """From 2.15 on torch allocates a buffer for each receive, and refuses every later step where one is left.
+    """Drop the receive buffers: from 2.15 on torch refuses every later step if one is left.
 
-    What still writes to it belongs to groups that were halted, and keeps it.
+    Receives that still write to a buffer belong to halted groups, and keep it alive.
     """
     for receives in ("args_recv_info", "grad_recv_info"):
         for info in itertools.chain(*(getattr(stage, receives, None) or {}).values()):
@@ -56,7 +56,7 @@ def _forget_receives(stage: Any) -> None:
 
 
 def vote_on_shapes(stage: Any) -> int:
-    """Vote as all other stages do: no shapes need to be asked for."""
+    """Vote as all other stages do: no stage needs to ask for shapes."""
     from torch.distributed.pipelining._utils import InferenceMode
 
     if InferenceMode.needs_dynamic(stage._user_meta, stage.has_backward):

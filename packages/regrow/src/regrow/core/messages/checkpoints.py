@@ -3,7 +3,7 @@
     TakeSnapshot → SnapshotForDisk → SnapshotHeld → WriteCheckpoint → PartsWritten
       → FinishCheckpoint → CheckpointWritten
 
-Each checkpoint has a number of its own, `attempt`; answers to an earlier one are dropped.
+Each checkpoint has its own number, `attempt`; answers to an earlier one are dropped.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ from regrow.core.messages.lineage import NOBODY, Lineage
 
 
 class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
-    """A worker to its agent: its `state@step` stands in its shared memory `descriptor`, for a durable checkpoint.
+    """A worker to its agent: its `state@step` is in its shared memory `descriptor`, for a durable checkpoint.
 
     `asked`: the step of the `TakeSnapshot` that this answers; the worker may have been past it already.
     """
@@ -26,11 +26,11 @@ class SnapshotForDisk(msgspec.Struct, frozen=True, tag=True):
     descriptor: int
     nbytes: int
     error: str = ""
-    """Why there is no snapshot."""
+    """Reason why there is no snapshot."""
 
 
 class SnapshotHeld(msgspec.Struct, frozen=True, tag=True):
-    """An agent to the coordinator: it can write this rank's `state@step`, whatever becomes of the worker."""
+    """An agent to the coordinator: it can write this rank's `state@step`, even if the worker dies."""
 
     worker: WorkerId
     asked: StepNo
@@ -46,11 +46,11 @@ class WriteCheckpoint(msgspec.Struct, frozen=True, tag=True):
     step: StepNo
     ranks: list[Rank]
     last: bool = False
-    """The job ends behind it: where the disk is full, older checkpoints of this training make room."""
+    """The job ends after it: if the disk is full, older checkpoints of this training are removed for it."""
 
 
 class PartsWritten(msgspec.Struct, frozen=True, tag=True):
-    """The parts of this node's ranks are on disk. `removed`: the older checkpoints that have made room for them."""
+    """The parts of this node's ranks are on disk. `removed`: older checkpoints that were removed to make room."""
 
     node: NodeId
     attempt: int
@@ -62,9 +62,9 @@ class PartsWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """All parts are on disk: write what connects them, give the folder its name, remove all but the newest `keep`.
+    """All parts are on disk: write the manifest, rename the folder, remove all checkpoints but the newest `keep`.
 
-    `refused`: steps of older ones that could not be read, and are none of those.
+    `refused`: steps of older ones that could not be read, and do not count among these.
     """
 
     node: NodeId
@@ -79,7 +79,7 @@ class FinishCheckpoint(msgspec.Struct, frozen=True, tag=True):
 class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
     """The checkpoint is complete. `nbytes`: of all its files; `folder`: where it is.
 
-    `unkept`: what could not be removed behind it, and why, for people. `removed`: as in `PartsWritten`.
+    `unkept`: which old ones could not be removed, and why, for people. `removed`: as in `PartsWritten`.
     """
 
     node: NodeId
@@ -92,7 +92,7 @@ class CheckpointWritten(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
-    """A part, or the whole, could not be written. `torn`: the snapshot was overwritten meanwhile, nothing is wrong."""
+    """A part, or the whole, could not be written. `torn`: only because the snapshot was overwritten, no error."""
 
     node: NodeId
     attempt: int
@@ -102,7 +102,7 @@ class CheckpointFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
-    """This checkpoint will not be finished: remove what there is of it."""
+    """This checkpoint will not be finished: remove its files."""
 
     node: NodeId
     attempt: int
@@ -110,7 +110,7 @@ class AbandonCheckpoint(msgspec.Struct, frozen=True, tag=True):
 
 
 class CheckpointPlace(msgspec.Struct, frozen=True):
-    """First message to a writer process: where checkpoints are kept, and which training owns them."""
+    """First message to a writer process: the folder of the checkpoints, and the training that owns them."""
 
     url: str
     lineage: Lineage = NOBODY

@@ -1,18 +1,18 @@
 """Messages at an agent's copy store: a worker fetches a copy of state, another agent leaves one.
 
-    anyone: CopyHello                           token; then any number of requests, one after the other
+    caller: CopyHello                           token; then any number of requests, one after the other
 
-    worker: AskCopy                             which copy
-    vault:  CopyOffered | CopyRefused           what it is made of
-    worker: SendCopy                            go on
-    vault:  for each chunk of the payload: its bytes, then their xxh3_64 (8 bytes, big-endian)
-    vault:  CopyWhole                           it was whole from the first byte to the last; absent: all is void
+    worker: AskCopy                             names the copy
+    store:  CopyOffered | CopyRefused           describes its contents
+    worker: SendCopy                            accepts
+    store:  for each chunk of the payload: its bytes, then their xxh3_64 (8 bytes, big-endian)
+    store:  CopyWhole                           the copy did not change meanwhile; without this, all is void
 
-    agent:  KeepCopy                            here is one
-    vault:  CopyWanted | CopyRefused            from which chunk on
+    agent:  KeepCopy                            offers a copy
+    store:  CopyWanted | CopyRefused            names the first missing chunk
     agent:  for each chunk: its bytes, then their xxh3_64
     agent:  CopyWhole
-    vault:  CopyKept | CopyRefused
+    store:  CopyKept | CopyRefused
 
 Either side ends it by closing. Nothing here is ever unpickled.
 """
@@ -24,13 +24,13 @@ from regrow.core.wire import FrameCodec
 
 
 class CopyHello(msgspec.Struct, frozen=True, tag=True):
-    """First frame of whoever comes."""
+    """First frame of every caller."""
 
     token: str
 
 
 class AskCopy(msgspec.Struct, frozen=True, tag=True):
-    """Rank `rank`'s `state@step`, please."""
+    """Request rank `rank`'s `state@step`."""
 
     rank: Rank
     step: StepNo
@@ -41,7 +41,7 @@ class SendCopy(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepCopy(msgspec.Struct, frozen=True, tag=True):
-    """Keep this copy for the other node. `version`: names this very copy, so that an interrupted one can go on."""
+    """Keep this copy for the other node. `version`: identifies the copy, so that an interrupted transfer can go on."""
 
     node: NodeId
     rank: Rank
@@ -54,7 +54,7 @@ class KeepCopy(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyOffered(msgspec.Struct, frozen=True, tag=True):
-    """The copy is here. `inventory`: a msgpack `Inventory`, which the vault does not read."""
+    """The copy is here. `inventory`: a msgpack `Inventory`, which the store does not read."""
 
     holding: str
     payload: int
@@ -62,13 +62,13 @@ class CopyOffered(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyRefused(msgspec.Struct, frozen=True, tag=True):
-    """No; the reason is for people."""
+    """The request is refused; the reason is for people."""
 
     reason: str
 
 
 class CopyWanted(msgspec.Struct, frozen=True, tag=True):
-    """Send it, from this chunk on: those before are here already."""
+    """Send the copy from this chunk on: the store has those before it."""
 
     chunk: int
 
@@ -78,7 +78,7 @@ class CopyWhole(msgspec.Struct, frozen=True, tag=True):
 
 
 class CopyKept(msgspec.Struct, frozen=True, tag=True):
-    """It is here in full."""
+    """The copy is stored in full."""
 
 
 CopyRequest = CopyHello | AskCopy | SendCopy | KeepCopy | CopyWhole
@@ -86,10 +86,10 @@ CopyReply = CopyOffered | CopyRefused | CopyWanted | CopyWhole | CopyKept
 
 
 def store_side() -> FrameCodec[CopyRequest]:
-    """Frames as the vault reads them."""
+    """Frames as the copy store reads them."""
     return FrameCodec(CopyRequest)
 
 
 def caller_side() -> FrameCodec[CopyReply]:
-    """Frames as whoever comes to the vault reads them."""
+    """Frames as a caller of the copy store reads them."""
     return FrameCodec(CopyReply)

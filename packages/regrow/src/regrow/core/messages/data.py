@@ -27,12 +27,12 @@ class SourceSpec(msgspec.Struct, frozen=True):
 
 
 class OrderSpec(msgspec.Struct, frozen=True):
-    """All that the order of samples is a function of, besides the step.
+    """All that the order of samples depends on, besides the step.
 
-    `kind`: `ordered` (one map-style data set, our own order), `mixture` (several, by weight), `opaque` (an order of the
-    loader's own, known only by what it gives). `batch_size`: samples of a share; 0 where `global_batch` is given, which
-    is then the same for any number of shares. `remainder`: what becomes of an epoch's last samples (`keep`, `drop`,
-    `wrap`). `weights`: from which step on which weights, in the order of `sources`.
+    `kind`: `ordered` (one map-style data set, in regrow's order), `mixture` (several, by weight), `opaque` (an order of
+    the loader's own, known only by its output). `batch_size`: samples of a share; 0 if `global_batch` is given, which
+    is then the same for any number of shares. `remainder`: treatment of an epoch's last samples (`keep`, `drop`,
+    `wrap`). `weights`: pairs of the first step and the weights from that step on, in the order of `sources`.
     """
 
     kind: str
@@ -46,25 +46,25 @@ class OrderSpec(msgspec.Struct, frozen=True):
 
 
 class CacheSettings(msgspec.Struct, frozen=True):
-    """Place of a node's data cache, for a worker. `folder` is the agent's alone; `budget`: bytes it may hold."""
+    """Place of a node's data cache, for a worker. `folder` belongs to the agent only; `budget`: its limit in bytes."""
 
     folder: str
     budget: int
 
 
 class ProducerSettings(msgspec.Struct, frozen=True):
-    """This process is no worker of the training: it makes the batches of the script's loader number `loader`."""
+    """For a process that is no worker of the training, but makes the batches of the script's loader number `loader`."""
 
     loader: int
 
 
 def producer_socket(socket_dir: str, loader: int) -> str:
-    """Socket on which the producer of a loader listens, once it serves."""
+    """Path of the socket on which the producer of a loader listens, once it serves."""
     return f"{socket_dir}/data-{loader}"
 
 
 def producer_given_up(data_dir: str, loader: int) -> str:
-    """A file in the cache's folder, there once there will be no producer for a loader any more; it says why."""
+    """A file in the cache's folder that exists once a loader will have no producer any more; it contains the reason."""
     return f"{data_dir}/producer-{loader}.given-up"
 
 
@@ -83,8 +83,8 @@ class LoaderShown(msgspec.Struct, frozen=True, tag=True):
     """Description of a worker's loop and of its first reads.
 
     `loader`: its name, for people. `until`: steps of the training; `length`: of an epoch, 0 if it has none. `reads`: of
-    step 0, sent before the worker is ready, and once more with those of step 1 when these are there; without records of
-    batches that have no tensors, arrays or texts in them.
+    step 0, sent before the worker is ready, and again together with those of step 1; without records of batches that
+    contain no tensors, arrays or texts.
     """
 
     worker: WorkerId
@@ -95,7 +95,7 @@ class LoaderShown(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
-    """The worker reads from its script's loader number `loader` (counted from 0 as they are made)."""
+    """The worker reads from its script's loader number `loader` (counted from 0 in order of creation)."""
 
     worker: WorkerId
     loader: int
@@ -105,9 +105,9 @@ class ProducerWanted(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProducerServed(msgspec.Struct, frozen=True, tag=True):
-    """The producer has made, or found, its first entry. Said once; what ends it from now on is no fault of the script.
+    """The producer has made, or found, its first entry. Sent once; if it ends later, the script is not at fault.
 
-    `worker`: its own name, as in its `WorkerEnv`.
+    `worker`: the producer's own name, as in its `WorkerEnv`.
     """
 
     worker: WorkerId
@@ -118,7 +118,7 @@ class ProducerServed(msgspec.Struct, frozen=True, tag=True):
 
 
 class DataNoted(msgspec.Struct, frozen=True, tag=True):
-    """Something about a node's data cache that people should know; nothing follows from it."""
+    """A note for people about a node's data cache; it has no consequence."""
 
     node: NodeId
     text: str

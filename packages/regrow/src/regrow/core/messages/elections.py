@@ -16,7 +16,7 @@ class Voter(msgspec.Struct, frozen=True):
 class Handover(msgspec.Struct, frozen=True):
     """Knowledge that a launcher needs to take over: the voters, and the coordinator's memory.
 
-    `term`, `writer`: of the coordinator that wrote it, and its node. `number`: counted by that one. `memory`: an
+    `term`, `writer`: term and node of the coordinator that wrote it. `number`: its counter of handovers. `memory`: an
     encoded `WrittenMemory`; empty for a launcher that is no voter.
     """
 
@@ -28,19 +28,19 @@ class Handover(msgspec.Struct, frozen=True):
 
     @property
     def version(self) -> tuple[int, int]:
-        """The larger, the newer."""
+        """Order of handovers; a larger version is newer."""
         return (self.term, self.number)
 
     @property
     def quorum(self) -> int:
-        """Number of votes that elect."""
+        """Number of votes needed to win."""
         return len(self.voters) // 2 + 1
 
 
 class LauncherPresent(msgspec.Struct, frozen=True):
-    """`POST /launcher`: this launcher is there.
+    """`POST /launcher`: this launcher is alive.
 
-    `term`, `number`: of the handover that it has. `beat`: of the coordinator's last answer, which it repeats.
+    `term`, `number`: of the handover that it has. `beat`: repeated from the coordinator's last answer.
     """
 
     voter: Voter
@@ -50,7 +50,7 @@ class LauncherPresent(msgspec.Struct, frozen=True):
 
 
 class CoordinatorPresent(msgspec.Struct, frozen=True):
-    """The answer. `beat`: when it was sent, by the coordinator's clock. `handover`: one that is newer, if there is."""
+    """The answer. `beat`: when it was sent, by the coordinator's clock. `handover`: a newer one, if there is any."""
 
     term: int
     beat: Instant
@@ -60,11 +60,11 @@ class CoordinatorPresent(msgspec.Struct, frozen=True):
 
 
 class VoteAsked(msgspec.Struct, frozen=True):
-    """`POST /vote`: who asks would be coordinator in this term. `version`: of the handover that it has.
+    """`POST /vote`: the sender asks to be coordinator in this term. `version`: of the handover that it has.
 
-    `trial`: it only asks whether it would be elected, so that one who would not disturbs nobody. `voter`: by name, who
-    is asked; another process that has its address by now has not promised what that one has. `address`: of who asks;
-    there the voter learns whether that one was elected.
+    `trial`: it only asks whether it would be elected, so that a launcher that would not disturbs nobody. `voter`: name
+    of the receiver; another process that has its address by now has not made that one's promises. `address`: of the
+    sender, from which the voter learns whether it was elected.
     """
 
     term: int
@@ -75,22 +75,22 @@ class VoteAsked(msgspec.Struct, frozen=True):
     address: str = ""
 
     def to(self, voter: str) -> "VoteAsked":
-        """The same, of this voter."""
+        """The same request, to this voter."""
         return msgspec.structs.replace(self, voter=voter)
 
 
 class VoteAnswered(msgspec.Struct, frozen=True):
-    """`term`: the newest that the voter has heard of."""
+    """The answer to `VoteAsked`. `term`: the newest that the voter knows."""
 
     granted: bool
     term: int
 
 
 class WitnessWord(msgspec.Struct, frozen=True):
-    """Permanent word of a witness, in one of its places: the launcher it stands for.
+    """Permanent vote of a witness, in one of its places: the launcher that it supports.
 
-    `term`, `name`: of a coordinator that counts on it, or of a launcher that it elects. `version`: of the handover that
-    this one has.
+    `term`, `name`: of a coordinator that relies on it, or of a launcher that it elects. `version`: of that one's
+    handover.
     """
 
     term: int
@@ -99,7 +99,7 @@ class WitnessWord(msgspec.Struct, frozen=True):
 
 
 class Leader(msgspec.Struct, frozen=True):
-    """The present coordinator. `address`: its URL. `voted`: the term in which the sender has voted last, or would."""
+    """The present coordinator. `address`: its URL. `voted`: the last term in which the sender voted, or would vote."""
 
     term: int
     address: str

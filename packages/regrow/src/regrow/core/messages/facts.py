@@ -13,10 +13,10 @@ from regrow.core.messages.vocabulary import ErrorReport, FaultKind, FaultSpec
 
 
 class NodeJoined(msgspec.Struct, frozen=True, tag=True):
-    """An agent registered. `slots`: how many ranks it can hold; `store`: where its keys can be read and written.
+    """An agent registered. `slots`: number of ranks that it can hold; `store`: address of its keys.
 
-    `copy_endpoint`: where copies of state can be left and fetched. `domain`: what fails with this node (a rack's name).
-    `stay`: how long the node is expected to be there; None: nothing is known of an end.
+    `copy_endpoint`: address of its copy store. `domain`: failure domain of the node (a rack's name). `stay`: how long
+    the node is expected to stay; None: no end is known.
     """
 
     node: NodeId
@@ -30,7 +30,7 @@ class NodeJoined(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeLost(msgspec.Struct, frozen=True, tag=True):
-    """An agent's connection ended without a goodbye. `silent`: time since the last message from it."""
+    """An agent's connection ended without a goodbye. `silent`: time since its last message."""
 
     node: NodeId
     reason: str
@@ -38,9 +38,9 @@ class NodeLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeDraining(msgspec.Struct, frozen=True, tag=True):
-    """A node is to be given back: its ranks are to leave it within `grace` seconds from now. `reason`: who asks.
+    """A node is to be given back: its ranks are to leave it within `grace` seconds from now. `reason`: who requests it.
 
-    When nobody of the job is left on it, its agent is sent `StopNode`.
+    When no rank of the job is left on it, its agent is sent `StopNode`.
     """
 
     node: NodeId
@@ -49,9 +49,9 @@ class NodeDraining(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrainRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody asks for a node back, as `NodeDraining`; the machine may refuse.
+    """A request to give a node back, as in `NodeDraining`; the machine may refuse it.
 
-    `certain`: the node goes in any case, as its own launcher has heard.
+    `certain`: the node goes in any case, as its own launcher knows.
     """
 
     node: NodeId
@@ -61,7 +61,7 @@ class DrainRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveRequested(msgspec.Struct, frozen=True, tag=True):
-    """Somebody asks that ranks go on elsewhere: all of `node`, or `rank` alone, to node `to` or where there is room."""
+    """A request to move ranks: all of `node`, or `rank` alone, to node `to`, or to any node with room."""
 
     node: NodeId
     rank: Rank | None
@@ -88,21 +88,19 @@ class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
 class WorkerReady(msgspec.Struct, frozen=True, tag=True):
     """The worker reached `session.steps`: built and rehearsed; or, as an `imports` standby, waits to run the script.
 
-    `state_at`: the step its state stands at. `layout`: digest of its reduction layout and state names. `holding`: which
-    shards it has, equal on replicas. `sharded`: the script gives ranks different parts of the state.
-    `microbatches`: into how many the script divides a step, so no more replicas than that are of use; 0: into none.
-    `fixed`: why the world of this script can have no other size; empty: it can.
-    `between`: the script has functions marked `@regrow.restartable` that may run between its steps.
-    `parts`: digests of parts of the state, by name, where it was built by the script and counts.
-    `early`: what the script has asked of its place before its loop, by `core.early_reads.Place`, and where.
-    `imported`: the installed modules that the script has imported by then, in order, if this is rank 0; `environment`:
-    the variables that it has changed.
-    `whole_body`: its bodies compute after their first update, and are given up as a whole.
-    `refused`: steps of durable checkpoints that it could not read, and why; with `NO_STATE` it could read none at all.
-    `unprovable`: why nothing of this script can be compared in a shadow; empty: it can.
-    `devices_taken`: it uses a device, and its node has no more of them than ranks.
-    `training`: name of the training that its script has come to, where it has several.
-    `stages`: seconds of each of its stages so far, by `core.process.stage_times`.
+    `state_at`: the step of its state. `layout`: digest of its reduction layout and state names. `holding`: the shards
+    that it has, equal on replicas. `sharded`: the script gives ranks different parts of the state. `microbatches`: into
+    how many the script divides a step; more replicas are of no use. 0: it does not divide it. `fixed`: why this
+    script's world cannot change its size; empty: it can. `between`: the script has functions marked
+    `@regrow.restartable` that may run between its steps. `parts`: digests of parts of the state, by name, if the script
+    built it and it counts. `early`: values that the script read of its place before its loop
+    (`core.early_reads.PlaceInWorld`), and where. `imported`: on rank 0, the installed modules that the script has
+    imported so far, in order. `environment`: the variables that it has changed. `whole_body`: its bodies compute after
+    their first update, and are rolled back as a whole. `refused`: steps of durable checkpoints that it could not read,
+    and why; with `NO_STATE` it could read none. `unprovable`: why nothing of this script can be compared in a shadow;
+    empty: it can. `devices_taken`: it uses a device, and its node has no more devices than ranks. `training`: name of
+    the training that its script has reached, if it has several. `stages`: seconds of each of its stages so far, by
+    `core.process.stage_times`.
     """
 
     worker: WorkerId
@@ -128,10 +126,10 @@ class WorkerReady(msgspec.Struct, frozen=True, tag=True):
 
 
 class ModulesImported(msgspec.Struct, frozen=True, tag=True):
-    """An `imports` standby has imported what it was ordered to.
+    """An `imports` standby has imported the modules of its order.
 
-    `unfit`: a package that it should not have, since it asks for what the script may change first, or cannot be
-    imported; then this worker is of no use. `why`: for people.
+    `unfit`: a package that it should not have imported, since it reads what the script may change first, or that cannot
+    be imported; this worker is then useless. `why`: for people.
     """
 
     worker: WorkerId
@@ -140,9 +138,9 @@ class ModulesImported(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
-    """The worker has seen something of its script that people should know; said once, whoever says it.
+    """The worker has noticed something about its script that people should know; recorded once, whoever sends it.
 
-    `doubts`: so that the result is not proven any more to be that of a run without faults.
+    `doubts`: because of it the result is not proven any more to equal that of a run without faults.
     """
 
     worker: WorkerId
@@ -151,7 +149,7 @@ class WorkerNoted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
-    """The worker saw an exception in its step and waits for a verdict. `collective`: a symptom, not a cause."""
+    """The worker saw an exception in its step and waits for a decision. `collective`: a symptom, not a cause."""
 
     worker: WorkerId
     generation: Generation
@@ -161,14 +159,14 @@ class WorkerFaulted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
-    """The worker uses its groups of this generation no more; its state stands at `state_at` and stays there.
+    """The worker uses its groups of this generation no more; its state is at `state_at` and stays there.
 
-    After a planned halt `state_at` is the step that was ordered, and the groups stand until the next order.
+    After a planned halt `state_at` is the step that was ordered, and the groups exist until the next order.
     `ready`: it has all it needs for the update of that step, and applies it if the next generation starts after it.
-    `restart_index`: which restartable function after its last step it is in, or may run next, from 1; 0: none any more.
-    `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
-    `whole_body`: it gives a body up with its updates. `step`: in the middle of which update its state was torn.
-    `stands`: its script waits for the next generation. Where another thread said this first it is told again then.
+    `restart_index`: number, from 1, of the restartable function after its last step that it is in, or may run next.
+    0: none. `verified`: the step of the state on which all replicas agreed last, if it has a copy of that.
+    `whole_body`: it rolls a body back with its updates. `step`: the step in whose update its state was torn.
+    `stands`: its script waits for the next generation. If another thread sent this fact before, it is sent again then.
     """
 
     worker: WorkerId
@@ -183,7 +181,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
 
 
 class HaltMissed(msgspec.Struct, frozen=True, tag=True):
-    """The worker had begun step `step` already when it was told to stop before step `at`, and goes on with it."""
+    """The worker had already begun step `step` when it was ordered to stop before step `at`, and goes on with it."""
 
     worker: WorkerId
     generation: Generation
@@ -192,11 +190,11 @@ class HaltMissed(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
-    """The worker's groups stand in the new generation and its state is that generation's.
+    """The worker's groups are formed in the new generation, and its state is that generation's.
 
-    `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not told.
-    `unlike`: plain variables that those do not have alike who have given the state; None: it is the rank's own.
-    `kept`: those that it has as the rank had them before.
+    `ways`: addresses over which the state came. `at`: when, on the node's monotonic clock; 0: not reported.
+    `unlike`: plain variables that differ among the ranks that gave the state; None: the state is the rank's own.
+    `kept`: those of them that it has as the rank had them before.
     """
 
     worker: WorkerId
@@ -213,10 +211,9 @@ class WorkerResumed(msgspec.Struct, frozen=True, tag=True):
 class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
     """The worker's state went from `step` to `step + 1`. `at`: when, on the node's monotonic clock.
 
-    `data`: what it has read for the step; in a step of micro-batches `parts`, a record for each of its own.
-    `rank`: its own in that step; it may have another by now. `data_wait`, `stall`: as in `StepCommitted`.
-    `own`: what it has waited for its batch, and what its body took up to the update while it waited for nobody; 0: not
-    known.
+    `data`: its read for the step; in a step of micro-batches `parts` has one record for each.
+    `rank`: the worker's rank in that step; it may have another by now. `data_wait`, `stall`: as in `StepCommitted`.
+    `own`: time waiting for its batch, plus time in the body up to the update without waiting for others; 0: unknown.
     """
 
     worker: WorkerId
@@ -236,10 +233,11 @@ class WorkerCommitted(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
-    """Metrics of a step of which the worker has not said that it has committed it.
+    """Metrics of a step that the worker has not reported as committed.
 
-    They count if the step is committed and this worker never says so: it dies in its update, or while its device still
-    has to do what the host has committed. `data`, `parts`: as in `WorkerCommitted`. `untold`: it has committed it.
+    They count if the step is committed and this worker never reports it: it dies in its update, or while its device
+    still executes what the host has committed. `data`, `parts`: as in `WorkerCommitted`. `untold`: it has committed the
+    step.
     """
 
     worker: WorkerId
@@ -254,8 +252,8 @@ class WorkerStaged(msgspec.Struct, frozen=True, tag=True):
 class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
     """The worker has no step left to run and waits to be released, still able to give its state.
 
-    `goes_on`: what its script does behind its loop is mended too, and it will finish a second time, at its end.
-    `training`: that end is one of a training after which the script has another.
+    `goes_on`: faults after its loop are recovered too, and it will finish a second time, at the script's end.
+    `training`: the training that ends here, if the script has another one after it.
     """
 
     worker: WorkerId
@@ -268,7 +266,8 @@ class WorkerFinished(msgspec.Struct, frozen=True, tag=True):
 class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
     """The script ended with an exception outside any step. The exit follows.
 
-    `own`: nothing had failed around it, so it is the script's own error; else it may be another's fault.
+    `own`: nothing around it had failed, so it is the script's own error; else another worker's fault may have caused
+    it.
     """
 
     worker: WorkerId
@@ -278,23 +277,23 @@ class WorkerFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScriptReturned(msgspec.Struct, frozen=True, tag=True):
-    """The script's last line is done, without an error. `threads`: those that keep the process, by name."""
+    """The script's last line has run without an error. `threads`: names of threads that keep the process alive."""
 
     worker: WorkerId
     threads: list[str] = []
 
 
 class ScriptEnded(msgspec.Struct, frozen=True, tag=True):
-    """The script has come to its end without an error, its exit handlers too: what follows is Python's own."""
+    """The script and its exit handlers have ended without an error: only Python's own shutdown follows."""
 
     worker: WorkerId
 
 
 class WorkerExited(msgspec.Struct, frozen=True, tag=True):
-    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent saw it.
+    """The process is gone. `code`: its exit code, or minus the signal that ended it. `at`: when the agent noticed.
 
     `memory`: the kernel ended it, or another process here at that time, because memory had run out.
-    `left`: what it had of its own in its last steps, where ranks have different values.
+    `left`: its own values in its last steps, if ranks have different ones.
     """
 
     worker: WorkerId
@@ -305,7 +304,7 @@ class WorkerExited(msgspec.Struct, frozen=True, tag=True):
 
 
 class FaultFired(msgspec.Struct, frozen=True, tag=True):
-    """A fault on demand is about to strike; sent by the one it strikes."""
+    """An injected fault is about to strike; sent by its victim."""
 
     worker: WorkerId
     fault: str
@@ -326,7 +325,7 @@ class NodeProgress(msgspec.Struct, frozen=True, tag=True):
 class StopRequested(msgspec.Struct, frozen=True, tag=True):
     """A signal or an operator asks the job to end.
 
-    `patience`: how long that may take, where the state can be saved before; 0: at once.
+    `patience`: longest time for that, if the state can be saved first; 0: at once.
     """
 
     reason: str
@@ -334,15 +333,15 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
 
 
 class FaultRequested(msgspec.Struct, frozen=True, tag=True):
-    """`regrow kill`: let one worker fail."""
+    """`regrow kill`: make one worker fail."""
 
     fault: FaultSpec
 
 
 class ScaleRequested(msgspec.Struct, frozen=True, tag=True):
-    """`regrow scale`: the job shall have `replicas`, or the replicas that make up `ranks` where that is given.
+    """`regrow scale`: the job is to have `replicas`, or the replicas that make up `ranks` if that is given.
 
-    `stay`: how long the capacity is expected to be there; None: nothing is known of an end.
+    `stay`: how long the capacity is expected to stay; None: no end is known.
     """
 
     replicas: int

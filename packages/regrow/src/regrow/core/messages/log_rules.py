@@ -6,15 +6,15 @@ from regrow.core.ids import NodeId, Rank, Seconds, WorkerId
 from regrow.core.verdicts import Action, Severity
 
 LONGEST_LINE = 2000
-"""Bytes of a line that rules see; the rest of it they do not."""
+"""Bytes of a line that rules are applied to; they ignore the rest."""
 
 
 class LogRule(msgspec.Struct, frozen=True):
-    """A pattern and how often a worker's lines may, or must, have it.
+    """A pattern, and how often a worker's lines may, or must, match it.
 
-    `at_most`: more matches within `within` (None: since the worker was started) break the rule. `at_least`: fewer
-    within `within` do, once the worker has had a first one. One of the two is given. `first_within`: time after the
-    worker has its rank within which the first one must come for an `at_least` rule; None: it is not missed.
+    `at_most`: more matches within `within` (None: since the worker's start) break the rule. `at_least`: fewer within
+    `within` break it, once there was a first match. Exactly one of the two is given. `first_within`: for `at_least`,
+    the longest time from when the worker has its rank to the first match; None: unlimited.
     """
 
     name: str
@@ -28,14 +28,14 @@ class LogRule(msgspec.Struct, frozen=True):
 
     @property
     def replaces(self) -> bool:
-        """True if a worker that breaks it is replaced."""
+        """True if a worker that breaks the rule is replaced."""
         return self.action is Action.REPLACE
 
 
 class LogRuleNews(msgspec.Struct, frozen=True, tag=True):
-    """A worker's lines have broken a rule of `--log-rules`; with the severity `ok`: they keep it again.
+    """A worker's lines have broken a rule of `--log-rules`; with the severity `ok`: they conform again.
 
-    `rank`: its own when it printed them. `source`: the rule.
+    `rank`: the worker's rank when it printed them. `source`: the rule.
     """
 
     node: NodeId
@@ -48,7 +48,7 @@ class LogRuleNews(msgspec.Struct, frozen=True, tag=True):
 
 
 class LogRulesNoted(msgspec.Struct, frozen=True, tag=True):
-    """Something about the rules themselves that people should know; nothing follows from it."""
+    """A note for people about the rules themselves; it has no consequence."""
 
     node: NodeId
     text: str
@@ -62,4 +62,4 @@ class LogRuleOrder(msgspec.Struct, frozen=True):
 
 
 LogSaid = LogRuleNews | LogRulesNoted
-"""Answers of that process, a line of JSON each."""
+"""Answers of that process, each a line of JSON."""

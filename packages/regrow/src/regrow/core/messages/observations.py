@@ -1,4 +1,4 @@
-"""Sights of workers from outside, sent to the coordinator, which alone judges which of them hang."""
+"""Observations of workers from outside, sent to the coordinator, which alone judges whether they hang."""
 
 import msgspec
 
@@ -6,18 +6,18 @@ from regrow.core.ids import Generation, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.phase import Phase
 
 DEVICE = "the device"
-"""Name for the wait of a worker whose work is enqueued, and which waits until its accelerator has come to its end."""
+"""`WorkerObservation.awaits` of a worker that has enqueued its work and waits for its accelerator to finish it."""
 
 
 class WorkerObservation(msgspec.Struct, frozen=True):
     """One look at a worker.
 
-    `seconds`: since it showed a sign of progress last (a phase, a collective). `calls`: collectives of the step.
-    `waits`: whether it waits in a collective of ours; None: that cannot be told here (NCCL). `awaits`: which one.
-    `stopped`: the kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used
-    CPU time lately, or its main thread runs or cannot be interrupted. `blocked`: what its main thread is in, in words.
-    `counts`: of each of its groups, by a name that is the same on all its ranks, the collectives of this generation.
-    `used`: seconds of a processor that its processes have used so far.
+    `seconds`: since its last sign of progress (a phase, a collective). `calls`: collectives of the step. `waits`:
+    whether it waits in a collective of regrow's; None: unknown here (NCCL). `awaits`: the collective. `stopped`: the
+    kernel says that the process is stopped. `busy`: it computes, or waits for a disk: its processes used CPU time
+    lately, or its main thread runs or cannot be interrupted. `blocked`: where its main thread is, as text. `counts`:
+    collectives of this generation in each of its groups, by a name that is the same on all ranks of a group. `used`:
+    processor time of its processes so far, in seconds.
     """
 
     worker: WorkerId
@@ -36,14 +36,14 @@ class WorkerObservation(msgspec.Struct, frozen=True):
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Grows as the worker goes on."""
+        """A tuple that grows as the worker makes progress."""
         return self.generation, self.step, self.calls
 
 
 class NodeSeen(msgspec.Struct, frozen=True, tag=True):
-    """Sight that an agent has of its workers; sent repeatedly while one of them stands still, and once after that.
+    """An agent's observations of its workers; sent repeatedly while one of them stands still, and once after that.
 
-    `longest`: the longest of the last steps, in seconds.
+    `longest`: duration of the longest of the last steps, in seconds.
     """
 
     node: NodeId
@@ -65,13 +65,13 @@ class StacksTaken(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProveAlive(msgspec.Struct, frozen=True, tag=True):
-    """To a worker that has not been heard of for long: answer at once."""
+    """To a worker that has been silent for long: answer at once."""
 
     worker: WorkerId
 
 
 class TakeStacks(msgspec.Struct, frozen=True, tag=True):
-    """To a worker: write down where all your threads are, and go on."""
+    """To a worker: send the stacks of all your threads, and go on."""
 
     worker: WorkerId
     reason: str

@@ -12,10 +12,10 @@ from regrow.core.messages.vocabulary import FaultSpec, Member, Role, Warmth, Wor
 
 
 class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
-    """Fork a worker. `rank`: its place, provisional for a standby.
+    """Fork a worker. `rank`: its rank, provisional for a standby.
 
     `restored`: all ranks are started again, and their state comes from copies that agents have.
-    A `rank` that the world does not have yet is that of a candidate: it builds for a world of `world` that is to come.
+    A `rank` beyond the present world is that of a candidate: it builds for a future world of `world` ranks.
     """
 
     node: NodeId
@@ -29,18 +29,18 @@ class SpawnWorker(msgspec.Struct, frozen=True, tag=True):
     resume: bool
     faults: list[FaultSpec] = []
     warmth: Warmth | None = None
-    """Warmth of a standby; None: as the job was started with."""
+    """Warmth of a standby; None: that of the job."""
     restored: bool = False
     avoid: list[StepNo] = []
     """Steps of durable checkpoints that some rank could not read."""
     stores: list[str] = []
-    """Addresses of the agents' stores, for a node that has not got them with a table."""
+    """Addresses of the agents' stores, for a node that has not received them with a table."""
     finished: list[FinishedTraining] = []
-    """Trainings that the script has before the one that the worker is for."""
+    """Trainings of the script before the one that the worker is for."""
 
 
 class FenceWorker(msgspec.Struct, frozen=True, tag=True):
-    """Make sure the worker can do nothing any more (SIGKILL), stacks first when asked."""
+    """End the worker for certain (SIGKILL); `dump_stacks`: take its stacks first."""
 
     node: NodeId
     worker: WorkerId
@@ -49,7 +49,7 @@ class FenceWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class StopNode(msgspec.Struct, frozen=True, tag=True):
-    """End all workers, give them `grace` to go, then yourself."""
+    """End all workers after at most `grace`, then yourself."""
 
     node: NodeId
     reason: str
@@ -70,7 +70,7 @@ class NoteGeneration(msgspec.Struct, frozen=True, tag=True):
 class ImportModules(msgspec.Struct, frozen=True, tag=True):
     """An `imports` standby imports these modules, as the script will, while it waits.
 
-    `environment`: variables that the script changes before its loop; a module that asks for one is not to be imported.
+    `environment`: variables that the script changes before its loop; a module that reads one must not be imported.
     """
 
     worker: WorkerId
@@ -79,7 +79,7 @@ class ImportModules(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartScript(msgspec.Struct, frozen=True, tag=True):
-    """To an `imports` standby: build for this place now. `world`: ranks of its world; 0: as it was spawned."""
+    """To an `imports` standby: build as this rank now. `world`: size of its world; 0: as it was spawned."""
 
     worker: WorkerId
     rank: Rank
@@ -89,11 +89,11 @@ class StartScript(msgspec.Struct, frozen=True, tag=True):
 
 
 class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
-    """Give up the groups of this generation and say where your state stands.
+    """Give up the groups of this generation and report the step of your state.
 
-    `at`: a planned halt. Go on until just before step `at`, then stop and say so; the groups stay as they are until the
-    next order. Who has begun that step already says `HaltMissed` at once and goes on. A newer order replaces this one.
-    None: at once, whatever is being done.
+    `at`: a planned halt. Go on until just before step `at`, then stop and report that; the groups stay until the next
+    order. A worker that has begun that step already reports `HaltMissed` at once and goes on. A newer order replaces
+    this one. None: stop at once.
     """
 
     worker: WorkerId
@@ -103,17 +103,17 @@ class HaltGeneration(msgspec.Struct, frozen=True, tag=True):
 
 
 class FormGeneration(msgspec.Struct, frozen=True, tag=True):
-    """The new membership, as a worker is told by its agent.
+    """The new membership, as an agent sends it to its worker.
 
-    Who is not in `holders` receives `state@step` from those of them with its own holding.
+    A worker that is not in `holders` receives `state@step` from the holders with its own holding.
 
-    `restore`: the copy to go back to instead, where no living worker has the state; then nobody is a holder.
-    `restart_index`: from which restartable function on, of those after the last step, all run them again; 0: none.
-    `rewind`: holders go back to their own copy of `state@step`, upon which all replicas had agreed.
+    `restore`: the copy to go back to instead, if no living worker has the state; then nobody is a holder.
+    `restart_index`: the first of the restartable functions after the last step that all run again; 0: none.
+    `rewind`: holders go back to their own copy of `state@step`, on which all replicas had agreed.
     `change`: how this world differs in size from the one before, if it does.
-    `whole_body`: bodies are given up with their updates, since some rank has seen that they cannot be parted from them.
-    `over`: every rank has run the last step; `restart_index` counts what stands behind the loop.
-    `own`: what the worker had of its own that had this rank before, and that has ended.
+    `whole_body`: bodies are rolled back with their updates, since on some rank they cannot be separated.
+    `over`: every rank has run the last step; `restart_index` counts the functions after the loop.
+    `own`: values of its own that the former worker of this rank had, which has ended.
     """
 
     worker: WorkerId
@@ -137,8 +137,8 @@ class FormGeneration(msgspec.Struct, frozen=True, tag=True):
 class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
     """Nobody needs your state any more: every worker has finished its steps, or you are halted and leave the job.
 
-    `change`: what becomes of the world that you leave.
-    `goes_on`: leave your loop alone, as all do, and be ready to give your state until you have finished again.
+    `change`: the change of the world that you leave.
+    `goes_on`: only leave your loop, as all do, and be ready to give your state until you have finished again.
     """
 
     worker: WorkerId
@@ -147,14 +147,14 @@ class ReleaseWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class KeepOwn(msgspec.Struct, frozen=True, tag=True):
-    """Ranks have different values in these variables: leave yours, in each step, where your agent finds them."""
+    """Ranks have different values in these variables: in each step, write yours to your board for your agent."""
 
     worker: WorkerId
     places: list[str]
 
 
 class ArmFault(msgspec.Struct, frozen=True, tag=True):
-    """Fail on demand."""
+    """Prepare to fail by an injected fault."""
 
     worker: WorkerId
     fault: FaultSpec

@@ -1,4 +1,4 @@
-"""Evidence about newcomers: whether a worker that takes a lost rank computes what that rank computed.
+"""Evidence that a newcomer computes what the rank computes that it would take over.
 
 ProveReplacement → ReplacementProven | ReplacementRefuted | ReplacementUnproven
 """
@@ -11,11 +11,11 @@ from regrow.core.ids import Generation, Rank, Seconds, StepNo, WorkerId
 
 
 class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
-    """Run a step of `rank` in its shadow, and say whether all that is computed is the same.
+    """Run a step of `rank` in its shadow, and report whether all results are the same.
 
-    `endpoint`: where the worker that holds the rank gives its state, and what it has computed. `world`: ranks there are
-    by now; 0: as many as when this worker was started. `own`: plain variables that are not taken over, since each rank
-    has another value and whoever takes the rank would not get its.
+    `endpoint`: address at which the worker that holds the rank offers its state and results. `world`: present number of
+    ranks; 0: as many as when this worker was started. `own`: plain variables that are not taken over: each rank has
+    another value, which a worker that takes the rank would not get.
     """
 
     worker: WorkerId
@@ -30,7 +30,7 @@ class ProveReplacement(msgspec.Struct, frozen=True, tag=True):
 class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
     """A newcomer has computed, bit for bit, what `rank` computes at `step`.
 
-    `held`: how long the rank was held up by it. `seconds`: how long the newcomer computed, on a processor of its node.
+    `held`: how long it delayed the rank. `seconds`: processor time of the newcomer on its node.
     """
 
     worker: WorkerId
@@ -44,8 +44,8 @@ class ReplacementProven(msgspec.Struct, frozen=True, tag=True):
 class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
     """A newcomer for `rank` would not be equal to it: no worker is replaced in this job from now on.
 
-    `step`: at which that was seen. `reason`: place and cause, for people. `alone`: ranks have state that no other
-    has, so that a replica's copy is not theirs either.
+    `step`: the step of the comparison. `reason`: place and cause, for people. `alone`: ranks have state that no other
+    rank has, so that a copy of a replica's state would not be theirs either.
     """
 
     worker: WorkerId
@@ -59,7 +59,7 @@ class ReplacementRefuted(msgspec.Struct, frozen=True, tag=True):
 class ReplacementUnproven(msgspec.Struct, frozen=True, tag=True):
     """A newcomer for `rank` could not be compared with it. Nothing speaks against it either.
 
-    `reason`: for people. `permanent`: it cannot be in this job; else it may be, at another moment.
+    `reason`: for people. `permanent`: no comparison is possible in this job; else one may be, at another moment.
     """
 
     worker: WorkerId
@@ -77,7 +77,7 @@ def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -
 
     Args:
         refuted: why none is equal to the rank that it would replace; empty: nothing is known.
-        proven: steps at which one was seen to be.
+        proven: steps at which one was proven equal.
         unproven: why none could be compared.
     """
     if refuted:
@@ -89,6 +89,6 @@ def replaceability(refuted: str, proven: Iterable[StepNo], unproven: str = "") -
 
 
 def not_proven(reason: str, rank: Rank | None = None) -> str:
-    """A newcomer could not be compared with the rank that it would replace, for people. `rank`: None: with any."""
+    """Message that a newcomer could not be compared with the rank that it would replace. `rank`: None: with any."""
     what = "what the rank does that it would replace" if rank is None else f"what rank {rank} does"
     return f"whether a newcomer computes {what} was not proven: {reason}"

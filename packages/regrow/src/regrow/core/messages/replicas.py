@@ -1,4 +1,4 @@
-"""Messages of workers about one another's state: silent corruption, seen when replicas compare digests."""
+"""Messages of workers about each other's state: silent corruption, found when replicas compare digests."""
 
 import msgspec
 
@@ -6,10 +6,10 @@ from regrow.core.ids import Generation, Rank, StepNo, WorkerId
 
 
 class ReplicasDiffer(msgspec.Struct, frozen=True, tag=True):
-    """At the boundary before `step` ranks that should have the same state have not. Nobody runs the step.
+    """At the boundary before `step`, ranks that should have the same state differ. Nobody runs the step.
 
-    `ranks`: whose state is wrong. `undecided`: of whom one is wrong, and only another run of the steps will tell who.
-    `tensors`: where they differ, the first few names.
+    `ranks`: those whose state is wrong. `undecided`: ranks of which one is wrong; only a second run of the steps will
+    show which. `tensors`: the first few names of what differs.
     """
 
     worker: WorkerId
@@ -32,7 +32,7 @@ class CorruptionNamed(msgspec.Struct, frozen=True, tag=True):
 class OwnValues(msgspec.Struct, frozen=True, array_like=True):
     """Plain variables of which ranks have different values, as one rank began `step`. `values`: by place, encoded.
 
-    `sure`: False: as it came to the update of the step before, behind which its script may have changed them.
+    `sure`: False: taken at the update of the step before, after which the script may have changed them.
     """
 
     step: StepNo
@@ -41,12 +41,12 @@ class OwnValues(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateSampled(msgspec.Struct, frozen=True, tag=True):
-    """Digests of parts of a worker's state before `step`, by name; the same on all that hold the same.
+    """Digests of parts of a worker's state before `step`, by name; equal on all workers with the same state.
 
-    `whole`: of all of it, or of the part whose turn it is after a recovery; else of a sample that the step chooses.
-    `made`: of what updates have made since the last look at it (the state of optimizers); then `tensors` are a sample
-    of all that was there before. None: that is not asked. `variables`: of the script's own plain variables, of which a
-    rank may have some of its own.
+    `whole`: of all state, or, after a recovery, of the part whose turn it is; else of a sample that the step chooses.
+    `made`: of what updates have created since the last look (the state of optimizers); then `tensors` are a sample of
+    what was there before. None: not requested. `variables`: of the script's own plain variables, some of which may
+    differ between ranks.
     """
 
     worker: WorkerId

@@ -1,4 +1,4 @@
-"""Addresses over which a newcomer has read state, as records tell it."""
+"""Addresses over which a newcomer has read state, as the records show them."""
 
 from collections.abc import Iterable
 
@@ -9,7 +9,7 @@ class StateWay(msgspec.Struct, frozen=True):
     """State that came over one address of a holder; `gbps`: rate of all its flows together, in 10^9 bytes a second.
 
     `address`: empty within the node. `failure`: reason why flows there ended early or could not begin. `by`: kind of
-    reads out of the holder's memory, `memory` or `nixl`; empty: sockets. `fallback`: why it was sockets all the same.
+    reads from the holder's memory, `memory` or `nixl`; empty: sockets. `fallback`: why sockets were used after all.
     """
 
     address: str

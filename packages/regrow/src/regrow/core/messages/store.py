@@ -1,7 +1,7 @@
 """Messages to the key-value store, from workers and agents, over a stream of frames.
 
-A worker speaks to the agent of its node, agents speak to one another. `ask` numbers the requests of a connection; a
-reply carries the number of its request, and may overtake others.
+A worker sends to the agent of its node, and agents send to each other. `ask` numbers the requests of a connection; a
+reply has the number of its request, and may overtake others.
 """
 
 import re
@@ -15,11 +15,11 @@ _GLOO = re.compile(r"([^/]*)//\w+//\d+/(\d+)(?:@\d+)?$")
 
 
 class GlooAddress(NamedTuple):
-    """A key in which gloo publishes where a rank listens: written once, and read by those that connect to it.
+    """A key in which gloo publishes the address of a rank: written once, and read by the ranks that connect to it.
 
     Attributes:
         group: torch's name of the group; "0" is the default group.
-        rank: in that group.
+        rank: rank in that group.
     """
 
     group: str
@@ -27,13 +27,13 @@ class GlooAddress(NamedTuple):
 
 
 def gloo_address(key: str) -> GlooAddress | None:
-    """Parse the key if it is one of gloo's: `<prefix>/<group>//<device>//<number>/<rank>`, and perhaps placed."""
+    """Parse one of gloo's keys: `<prefix>/<group>//<device>//<number>/<rank>`, possibly `placed`; else None."""
     match = _GLOO.search(key)
     return None if match is None else GlooAddress(match.group(1), int(match.group(2)))
 
 
 def placed(name: str, rank: int) -> str:
-    """A name for a key that is to live with the agent of the given rank of the world, and to be read straight there."""
+    """Name of a key that is kept by the agent of the given rank of the world, and read directly from there."""
     return f"{name}@{rank}"
 
 
@@ -44,9 +44,9 @@ class StoreMessage(msgspec.Struct, frozen=True, tag=True, kw_only=True, omit_def
 
 
 class StoreHello(StoreMessage, frozen=True, tag=True):
-    """First frame of a connection: who does not know the job's token is hung up on.
+    """First frame of a connection: callers that do not know the job's token are disconnected.
 
-    `agent`: where the caller can be told to forget what it has cached; empty for a worker, which caches nothing.
+    `agent`: address to which `StoreForget` can be sent; empty for a worker, which caches nothing.
     `quiet`: it needs no reply.
     """
 
@@ -56,11 +56,11 @@ class StoreHello(StoreMessage, frozen=True, tag=True):
 
 
 class StoreCancel(StoreMessage, frozen=True, tag=True):
-    """The answer to request `ask` is wanted no more. Gets no reply."""
+    """The answer to request `ask` is not needed any more. Gets no reply."""
 
 
 class StoreSet(StoreMessage, frozen=True, tag=True):
-    """Write a value. `quiet`: there is no reply where that was done."""
+    """Write a value. `quiet`: success gets no reply."""
 
     key: str
     value: bytes
@@ -71,7 +71,7 @@ class StoreGet(StoreMessage, frozen=True, tag=True):
     """Read a value, waiting up to `timeout` seconds for it to exist.
 
     `queue`: a queue that is not empty will do; the reply then has no value, and 1 in `number`.
-    `has`: of what ranks publish of themselves: how much the asker has got with other answers; None: it wants no more.
+    `has`: how many of the values that ranks publish the sender got with other answers so far; None: it wants no more.
     """
 
     key: str
@@ -95,27 +95,27 @@ class StoreMultiSet(StoreMessage, frozen=True, tag=True):
 
 
 class StoreAdd(StoreMessage, frozen=True, tag=True):
-    """Add to a counter kept as decimal text; replies its new value in `number`."""
+    """Add to a counter, stored as decimal text; the reply has its new value in `number`."""
 
     key: str
     amount: int
 
 
 class StoreAppend(StoreMessage, frozen=True, tag=True):
-    """Add bytes to the end of a value."""
+    """Append bytes to a value."""
 
     key: str
     value: bytes
 
 
 class StoreCheck(StoreMessage, frozen=True, tag=True):
-    """Are all these keys there? Replies 1 or 0 in `number`."""
+    """Check whether all these keys exist; the reply has 1 or 0 in `number`."""
 
     keys: list[str]
 
 
 class StoreWait(StoreMessage, frozen=True, tag=True):
-    """Wait until all these keys are there."""
+    """Wait until all these keys exist."""
 
     keys: list[str]
     timeout: Seconds
@@ -124,7 +124,7 @@ class StoreWait(StoreMessage, frozen=True, tag=True):
 class StoreCompareSet(StoreMessage, frozen=True, tag=True):
     """Write `desired` if the value is `expected` (or is absent and `expected` is empty).
 
-    Replies the value after; where there is none, `expected`.
+    The reply has the value after that; if there is none, `expected`.
     """
 
     key: str
@@ -133,7 +133,7 @@ class StoreCompareSet(StoreMessage, frozen=True, tag=True):
 
 
 class StoreDelete(StoreMessage, frozen=True, tag=True):
-    """Remove a key; replies in `number` whether it was there."""
+    """Remove a key; the reply has 1 in `number` if it existed, else 0."""
 
     key: str
 
@@ -159,37 +159,37 @@ class StoreLength(StoreMessage, frozen=True, tag=True):
 
 
 class StoreCount(StoreMessage, frozen=True, tag=True):
-    """Ask for the number of keys that begin with `prefix`, in `number`. `here`: in this agent's memory alone."""
+    """Ask for the number of keys that begin with `prefix`, in `number`. `here`: only in this agent's memory."""
 
     prefix: str = ""
     here: bool = False
 
 
 class StoreList(StoreMessage, frozen=True, tag=True):
-    """The keys that begin with `prefix`, in `keys`. `here`: in this agent's memory alone."""
+    """Ask for the keys that begin with `prefix`, in `keys`. `here`: only in this agent's memory."""
 
     prefix: str = ""
     here: bool = False
 
 
 class StoreForget(StoreMessage, frozen=True, tag=True):
-    """To an agent that was given a copy: the value is about to change. It answers when no copy is left below it."""
+    """To an agent that has a cached copy: the value is about to change. It answers when no copy is left below it."""
 
     key: str
 
 
 class StoreTable(StoreMessage, frozen=True, tag=True):
-    """One agent to another: the table of a generation with the number `table`, in `value`, or `TIMEOUT`."""
+    """One agent to another: send the table with the number `table`, in `value`, or `TIMEOUT`."""
 
     table: int
     timeout: Seconds
 
 
 class AnswersNoted(StoreMessage, frozen=True, tag=True):
-    """Answers of set-up's collectives, by name, for who builds later. What is there stays as it is.
+    """Answers of set-up's collectives, by name, for workers that build later. Existing answers stay as they are.
 
-    `build`: which start of all workers they are of; those of an earlier one are forgotten. `rank`: whose they are.
-    `copied`: another agent keeps them too. `quiet`: it needs no reply.
+    `build`: number of the start of all workers that they belong to; those of an earlier one are dropped. `rank`: the
+    rank that got them. `copied`: another agent keeps them too. `quiet`: it needs no reply.
     """
 
     build: int
@@ -200,10 +200,10 @@ class AnswersNoted(StoreMessage, frozen=True, tag=True):
 
 
 class AnswersAsked(StoreMessage, frozen=True, tag=True):
-    """Those of these answers that are there, by name in `also`, as soon as one is; `TIMEOUT` where none came in time.
+    """Request these answers, as soon as one exists, by name in `also`; `TIMEOUT` if none came in time.
 
-    `names`: the first is what is wanted, unless they are pieces; others would say that it does not come.
-    `rank`: whose set-up it is. `here`: in this agent's memory alone.
+    `names`: the first is the wanted answer, unless they are pieces of one; any other would show that it will not come.
+    `rank`: the rank that builds. `here`: only in this agent's memory.
     """
 
     build: int
@@ -216,8 +216,8 @@ class AnswersAsked(StoreMessage, frozen=True, tag=True):
 class StoreReply(StoreMessage, frozen=True, tag=True):
     """The answer to any request. `error`: empty, or one of the constants below, or a sentence.
 
-    `keep`: the asking agent may cache the value, and will be told when it changes. `also`: other keys and their values,
-    of which the same holds, and `has`: what to say next in `StoreGet.has`.
+    `keep`: the agent that asked may cache the value, and is notified when it changes. `also`: other keys with their
+    values, which it may cache too, and `has`: the value for the next `StoreGet.has`.
     """
 
     value: bytes = b""
@@ -231,13 +231,13 @@ class StoreReply(StoreMessage, frozen=True, tag=True):
 
 
 TIMEOUT = "timeout"
-"""`StoreReply.error` where a wait reached its deadline."""
+"""`StoreReply.error` if a wait reached its deadline."""
 NO_COUNTER = "no counter"
-"""`StoreReply.error` where something is added to a value that is no number."""
+"""`StoreReply.error` if something is added to a value that is not a number."""
 TABLE_BYTES = 1 << 30
-"""Most of all keys and values that one agent keeps."""
+"""Largest size of all keys and values that one agent keeps."""
 FIRST_SPAWNED = "first-spawned"
-"""Key of an agent with the generation of the first worker that it was told to spawn."""
+"""Key of an agent with the generation of the first worker that it was ordered to spawn."""
 
 StoreRequest = (
     StoreHello

@@ -1,4 +1,4 @@
-"""Reports of agents on their workers, to a coordinator that takes a running job over from another."""
+"""Reports of agents on their workers, to a coordinator that takes over a running job."""
 
 import msgspec
 
@@ -15,9 +15,9 @@ from regrow.core.messages.tables import GenerationTable
 
 
 class ReportNode(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: say what you know of your workers. Orders before it are in the answer, facts after it are news.
+    """To an agent: report all you know of your workers. Earlier orders are in the answer, later facts are news.
 
-    `number`: of this question, which the answer repeats. `table`: whether the newest table is to be in the answer.
+    `number`: of this request, repeated in the answer. `table`: whether the answer is to include the newest table.
     """
 
     node: NodeId
@@ -26,14 +26,14 @@ class ReportNode(msgspec.Struct, frozen=True, tag=True):
 
 
 class WorkerPast(msgspec.Struct, frozen=True):
-    """One worker, as its agent has seen it: what it was ordered, and what it has said.
+    """One worker, as its agent has seen it: its orders and its facts.
 
-    `spawn`: what started it. `rank`, `local_rank`: its place by the newest order; `built_for`, `built_slot`,
-    `built_world`: the one for which its script ran. `generation`: the newest that it was to enter, 0: none; `entered`:
-    the first. `stands`: it has said that it stands in that one. `halting`: it was ordered to give it up, at once, or
-    (`planned`) before a step. `state_at`: where its state was last known to stand. `ready`, `halted`, `finished`,
-    `faulted`: what it said last, the last three of this generation. `failed`: how its script has ended. `code`: how its
-    process has ended; None: it has not.
+    `spawn`: the order that started it. `rank`, `local_rank`: its place by the newest order; `built_for`, `built_slot`,
+    `built_world`: the place for which its script ran. `generation`: the newest that it was ordered to enter, 0: none;
+    `entered`: the first. `stands`: it has reported that it is in that one. `halting`: it was ordered to give that one
+    up, at once, or (`planned`) before a step. `state_at`: last known step of its state. `ready`, `halted`, `finished`,
+    `faulted`: its last facts of these kinds, the last three of this generation. `failed`: how its script has ended.
+    `code`: its exit code; None: it has not ended.
     """
 
     worker: WorkerId
@@ -68,10 +68,10 @@ class WorkerPast(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True, tag=True):
-    """All that an agent knows of its workers: those that there are, and those of its newest table that have ended.
+    """All that an agent knows of its workers: the living ones, and those of its newest table that have ended.
 
-    `number`: of the question. `table`: the number of that table. `numbered`: how many workers it was ever ordered to
-    start, by their names. `newest`: the table itself, where it was asked for.
+    `number`: of the request. `table`: number of the newest table. `numbered`: how many workers it was ever ordered to
+    start, by their names. `newest`: the table itself, if requested.
     """
 
     node: NodeId

@@ -1,7 +1,7 @@
-"""The table of a generation: what all of its workers are told alike. A node gets it once, and its agent keeps it.
+"""The table of a generation: the data that all its workers share. A node gets it once, and its agent keeps it.
 
-Small orders to single workers refer to it by its number; the agent completes them from it. A node that has the table of
-the generation that stood last is told what differs from that; in large jobs nodes get whole tables from one another.
+Small orders to single workers refer to it by its number, and the agent completes them from it. A node that has the
+table of the last formed generation only gets the differences; in large jobs nodes get whole tables from each other.
 """
 
 from collections.abc import Iterable
@@ -22,9 +22,9 @@ Line = TypeVar("Line")
 class TableHead(msgspec.Struct, frozen=True):
     """All of a table but its lists.
 
-    `number`: its own; later tables have larger ones. `since`: the number of the last table of which a generation stood,
-    0 before the first; it is kept too, and changes refer to it. `holders`: the first and the last rank of each run of
-    them. The rest as in `FormGeneration`; before the first generation has formed there is nothing of it yet.
+    `number`: its own; later tables have larger ones. `since`: number of the last table whose generation was formed, 0
+    before the first; that table is kept too, and changes refer to it. `holders`: runs of ranks, each as its first and
+    last rank. The other fields are as in `FormGeneration`; before the first generation has formed they have no meaning.
     """
 
     generation: Generation
@@ -41,7 +41,7 @@ class TableHead(msgspec.Struct, frozen=True):
 
 
 class GenerationTable(msgspec.Struct, frozen=True, tag=True):
-    """Places of all workers. `stores`: the agents' stores in the order of nodes, over which the keys are spread.
+    """Places of all workers. `stores`: addresses of the agents' stores by order of nodes; keys are spread over them.
 
     `members`: by rank; empty while the workers build.
     """
@@ -51,14 +51,14 @@ class GenerationTable(msgspec.Struct, frozen=True, tag=True):
     members: list[Member]
 
     def checked(self) -> "GenerationTable":
-        """Itself. Raises `ProtocolError` where ranks are missing."""
+        """This table. Raises `ProtocolError` if ranks are missing."""
         if self.members and [member.rank for member in self.members] != list(range(self.head.world)):
             raise ProtocolError(f"table {self.head.number} has not every rank of its world of {self.head.world} once")
         return self
 
 
 def _put(former: list[Line], length: int, lines: Iterable[tuple[int, Line]]) -> list[Line]:
-    """The first `length` lines with these put in their places, each of which is there or is the next one."""
+    """The first `length` lines, with these replaced or appended at their indices. Raises `ProtocolError` at a gap."""
     made = former[:length]
     for at, line in lines:
         if not 0 <= at <= len(made):
@@ -68,9 +68,9 @@ def _put(former: list[Line], length: int, lines: Iterable[tuple[int, Line]]) -> 
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """A table as it differs from the one with the number `head.since`: the places and stores that are new.
+    """Differences of a table from the one with the number `head.since`: the new places and stores.
 
-    `nodes`: how many stores there are now. `stores`: with their places.
+    `nodes`: present number of stores. `stores`: with their indices.
     """
 
     head: TableHead
@@ -79,7 +79,7 @@ class TableChange(msgspec.Struct, frozen=True):
     members: list[Member]
 
     def applied_to(self, base: GenerationTable) -> GenerationTable:
-        """The table that is meant. Raises `ProtocolError` where `base` is another one, or ranks are missing."""
+        """The resulting table. Raises `ProtocolError` if `base` has another number, or ranks are missing."""
         if base.head.number != self.head.since:
             raise ProtocolError(f"a change of table {self.head.since} cannot be made to table {base.head.number}")
         stores = _put(base.stores, self.nodes, self.stores)
@@ -90,7 +90,7 @@ class TableChange(msgspec.Struct, frozen=True):
 
 
 class JoinGeneration(msgspec.Struct, frozen=True, tag=True):
-    """A worker enters a generation: `FormGeneration` without what stands in the table with the number `table`."""
+    """A worker enters a generation: `FormGeneration` without the contents of the table with the number `table`."""
 
     worker: WorkerId
     rank: Rank
@@ -109,16 +109,16 @@ class KeepTable(msgspec.Struct, frozen=True, tag=True):
 
 
 class ChangeTable(msgspec.Struct, frozen=True, tag=True):
-    """To an agent that has the table of the generation that stood last."""
+    """To an agent that has the table of the last formed generation."""
 
     node: NodeId
     change: TableChange
 
 
 class FetchTable(msgspec.Struct, frozen=True, tag=True):
-    """To an agent: another one has the table with this number, or is about to get it.
+    """To an agent: another agent has the table with this number, or is about to get it.
 
-    `source`: the address of that one's store. An agent that does not get it `within` these seconds sends `TableMissed`.
+    `source`: address of that agent's store. If the table does not come `within` these seconds, send `TableMissed`.
     """
 
     node: NodeId
@@ -128,14 +128,14 @@ class FetchTable(msgspec.Struct, frozen=True, tag=True):
 
 
 class TableMissed(msgspec.Struct, frozen=True, tag=True):
-    """An agent has not got the table with this number, in whatever way it should have; it is then sent whole."""
+    """An agent did not get the table with this number; the coordinator then sends it the whole table."""
 
     node: NodeId
     table: int
 
 
 TableOrder = KeepTable | ChangeTable | FetchTable
-"""Ways of a table to a node."""
+"""Orders by which a node gets a table."""
 
 
 def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank]) -> FormGeneration:
@@ -168,7 +168,7 @@ def completed(join: JoinGeneration, table: GenerationTable, holders: list[Rank])
 
 
 def runs_of(ranks: Iterable[Rank]) -> list[tuple[int, int]]:
-    """Ascending ranks as runs: the first and the last of each."""
+    """Ascending ranks as runs, each with its first and last rank."""
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and runs[-1][1] == rank - 1:
@@ -179,5 +179,5 @@ def runs_of(ranks: Iterable[Rank]) -> list[tuple[int, int]]:
 
 
 def ranks_of(runs: Iterable[tuple[int, int]]) -> list[Rank]:
-    """The ranks of such runs."""
+    """The ranks in these runs."""
     return [Rank(rank) for first, last in runs for rank in range(first, last + 1)]

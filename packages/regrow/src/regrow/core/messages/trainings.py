@@ -9,7 +9,7 @@ from regrow.core.ids import StepNo
 
 
 class FinishedTraining(msgspec.Struct, frozen=True):
-    """A training that all ranks have finished. `result`: by `hydration.codec`; `until`: the job's next step."""
+    """A training that all ranks have finished. `result`: encoded by `hydration.codec`; `until`: the job's next step."""
 
     name: str
     result: bytes
@@ -26,5 +26,5 @@ class TrainingPlace:
 
     @property
     def began(self) -> StepNo:
-        """The step of the job that is its step 0."""
+        """The step of the job that is step 0 of this training."""
         return self.finished[-1].until if self.finished else StepNo(0)

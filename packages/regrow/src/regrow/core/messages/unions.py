@@ -1,4 +1,4 @@
-"""Messages that each sender may send: a worker, an agent, a coordinator, each as one type."""
+"""All messages that a worker, an agent or a coordinator may send, each as one union type."""
 
 from regrow.core.messages import facts, orders
 from regrow.core.messages.checkpoints import (
@@ -148,7 +148,7 @@ NodeTask = (
 """Orders that an agent carries out itself."""
 
 NodeOrder = NodeTask | TableOrder
-"""Orders of the coordinator to an agent itself: these name its node."""
+"""Orders of the coordinator that an agent itself receives and that name its node."""
 
 AgentOrder = (
     NodeOrder
@@ -177,4 +177,4 @@ Fact = (
     | facts.MoveRequested
     | facts.TimeAdvanced
 )
-"""All that the membership machine is told."""
+"""All inputs of the membership machine."""

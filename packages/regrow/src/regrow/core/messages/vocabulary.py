@@ -1,4 +1,4 @@
-"""Words of the messages: kinds of faults and workers, an error as text, a place in a generation."""
+"""Basic types of the messages: kinds of faults and workers, an error as text, a place in a generation."""
 
 from enum import StrEnum
 
@@ -18,17 +18,17 @@ class FaultStage(StrEnum):
     BACKWARD = "backward"
     REDUCE = "reduce"
     VOTE = "vote"
-    """All have voted that the update may happen (sharded worlds); it has not begun."""
+    """All ranks have voted for the update (sharded worlds); it has not begun."""
     UPDATE = "update"
     COMMIT = "commit"
     AFTER = "after"
-    """The step is committed, and what stands after its body has run."""
+    """The step is committed, and the code after its body has run."""
     BETWEEN = "between"
     """In the first restartable function between two steps, before this step or a later one."""
     FORM = "form"
     HYDRATE = "hydrate"
     ROLL = "roll"
-    """The verdict was that the step has happened; its update has not begun here."""
+    """The decision was that the step has happened; its update has not begun here."""
 
 
 STEP_STAGES = (
@@ -42,7 +42,7 @@ STEP_STAGES = (
 
 
 STATE_METRIC = "regrow.state"
-"""In a trial each step logs a digest of the protected state that it began with, under this name."""
+"""Metric under which each step of a trial logs a digest of the protected state that it began with."""
 
 
 class FaultHow(StrEnum):
@@ -53,10 +53,10 @@ class FaultHow(StrEnum):
     EXCEPTION = "exception"
     EXIT = "exit"
     PAUSE = "pause"
-    """One second of nothing, which harms nobody by itself."""
+    """A pause of one second, harmless by itself."""
     OOM_LIKE = "oom-like"
     BITFLIP = "bitflip"
-    """One bit of the largest element of a protected parameter changes, and nobody notices."""
+    """One bit of the largest element of a protected parameter changes, without any error."""
 
 
 class FaultKind(StrEnum):
@@ -66,7 +66,7 @@ class FaultKind(StrEnum):
     BODY = "body"
     HYDRATION = "hydration"
     GROUPS = "groups"
-    """A device's groups have an error of their own; the script has not called anything wrong."""
+    """A device's groups report an error of their own; no call of the script is wrong."""
 
 
 class Role(StrEnum):
@@ -76,11 +76,11 @@ class Role(StrEnum):
     JOINER = "joiner"
     STANDBY = "standby"
     PROVER = "prover"
-    """Made for a proof, where no standby could make it, and ended behind it: it never holds a rank."""
+    """Made for a proof that no standby could give, and ended after it: it never holds a rank."""
 
     @property
     def placed(self) -> bool:
-        """True if it holds a rank, or is to, from the beginning."""
+        """True if it is meant to hold a rank from the beginning."""
         return self in (Role.RANK, Role.JOINER)
 
 
@@ -92,7 +92,7 @@ class Warmth(StrEnum):
 
 
 class FaultSpec(msgspec.Struct, frozen=True):
-    """One fault on demand: rank `rank` suffers `how` at `stage` of `step` (None: the next step it runs)."""
+    """One injected fault: rank `rank` suffers `how` at `stage` of `step` (None: the next step it runs)."""
 
     fault: str
     rank: Rank
@@ -102,7 +102,7 @@ class FaultSpec(msgspec.Struct, frozen=True):
 
 
 class ErrorReport(msgspec.Struct, frozen=True):
-    """An exception of a worker as text: its type, its message, the traceback without our frames."""
+    """An exception of a worker as text: its type, its message, the traceback without regrow's frames."""
 
     type: str
     message: str
@@ -111,12 +111,12 @@ class ErrorReport(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two occurrences of the same error at the same place."""
+        """A text that is equal for two occurrences of the same error at the same place."""
         return f"{self.type}|{self.message}|{self.where}"
 
 
 class Member(msgspec.Struct, frozen=True, array_like=True):
-    """A worker's place in a generation, and where its state can be read. `holding`: equal where the state is too."""
+    """A worker's place in a generation, and the endpoint of its state. `holding`: equal for equal state."""
 
     rank: Rank
     worker: WorkerId
@@ -129,8 +129,8 @@ class Member(msgspec.Struct, frozen=True, array_like=True):
 class WorldChange(msgspec.Struct, frozen=True):
     """Change of the world at a boundary. `kind`: `grow`, `shrink`, `preempt`, `move` or `fault`.
 
-    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds left to those who
-    must leave; None: there is no hurry.
+    `generation`: the first in which it was tried. `before`, `after`: replicas. `deadline`: seconds for workers that
+    must leave; None: no limit.
     """
 
     kind: str

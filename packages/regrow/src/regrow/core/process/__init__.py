@@ -1,1 +1,1 @@
-"""The process that this is: its tasks, its forks, its standard streams, and what the kernel refuses it."""
+"""The present process: its tasks, its forks, its standard streams, and limits of the kernel."""

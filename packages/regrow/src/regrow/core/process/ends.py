@@ -1,4 +1,4 @@
-"""To hear of the end of a child that stays unreaped, and to signal it: by a pidfd, or without where it is refused."""
+"""Notices the end of a child that stays unreaped, and signals it: by a pidfd, or without one if that is refused."""
 
 import contextlib
 import os
@@ -18,18 +18,18 @@ _WAITING = os.WEXITED | os.WNOWAIT
 class ChildEnd:
     """Waits for the end of one child, in an event loop's thread or beside it.
 
-    Nobody but this process may reap it: until then its number is nobody else's, so a signal by number hits no other.
+    Only this process may reap the child: until then its number is not reused, so a signal by number hits no other.
 
     Args:
         pid: of the child.
 
-    Raises `ProcessLookupError` where there is none, and `OSError` where something is short that may be there again.
+    Raises `ProcessLookupError` if there is none, and `OSError` on a shortage that may pass.
     """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.descriptor: int | None = None
-        """A pidfd, readable at its end; None where the kernel gives none."""
+        """A pidfd, readable once the child has ended; None if the kernel refuses one."""
         try:
             self.descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
@@ -39,7 +39,7 @@ class ChildEnd:
                 raise
 
     def signal(self, number: int) -> None:
-        """Signal the child alone. Raises `ProcessLookupError`."""
+        """Send a signal to this child only. Raises `ProcessLookupError`."""
         if self.descriptor is not None:
             try:
                 signal.pidfd_send_signal(self.descriptor, number)
@@ -51,11 +51,11 @@ class ChildEnd:
             os.kill(self.pid, number)
 
     def watch(self, on_end: Callable[[], None]) -> None:
-        """Without a pidfd: have a thread wait, and call `on_end` there. Raises `RuntimeError`: no thread can be had."""
+        """Without a pidfd: have a thread wait and call `on_end`. Raises `RuntimeError` if no thread can be started."""
         threading.Thread(target=self._wait, args=(on_end,), name="regrow-end", daemon=True).start()
 
     def _wait(self, on_end: Callable[[], None]) -> None:
-        with contextlib.suppress(ChildProcessError):  # somebody has reaped it: it has ended
+        with contextlib.suppress(ChildProcessError):  # the child has ended and was reaped
             os.waitid(os.P_PID, self.pid, _WAITING)
         on_end()
 
@@ -71,7 +71,7 @@ class ChildEnd:
         return True
 
     def close(self) -> None:
-        """Let go of the pidfd."""
+        """Close the pidfd."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None

@@ -1,4 +1,4 @@
-"""The line that installs an extra of regrow, or a package beside it, for the way in which this copy was installed."""
+"""The command that installs an extra of regrow, or a package beside it, in the way this copy was installed."""
 
 import functools
 import json
@@ -24,12 +24,12 @@ def _quoted(word: str) -> str:
 
 
 def _origin() -> tuple[str, bool]:
-    """The folder that this copy was installed from, and whether it is read there; no folder: from an index."""
+    """The folder that this copy was installed from, and whether it is editable; no folder: from an index."""
     own = Path(__file__).parents[4]
     if (own / "pyproject.toml").is_file() and (own / "src" / "regrow").is_dir():
         return str(own), True
     try:
-        # PEP 610: written by pip for what comes from a folder or an address.
+        # PEP 610: written by pip for a package from a folder or a URL.
         text = metadata.distribution("regrow").read_text("direct_url.json")
         address = urlparse(json.loads(text)["url"]) if text else None
     except (metadata.PackageNotFoundError, ValueError, KeyError, TypeError):

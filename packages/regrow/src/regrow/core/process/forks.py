@@ -1,8 +1,8 @@
-"""Things that a fork of a process must not inherit: connections, and exit handlers.
+"""Connections and exit handlers that a fork of a process must not inherit.
 
 A script may fork, by `multiprocessing` or by itself. The child has the parent's descriptors and exit handlers: it would
-keep connections open that peers wait to see end, read data meant for the parent, and say its goodbye. So it lets go of
-them before it runs a line. Programs that a process starts have neither (descriptors close as they are executed).
+keep connections open whose end peers wait for, read data meant for the parent, and run its exit handlers. So it drops
+them before it runs a line. Programs that a process starts have neither (descriptors are close-on-exec).
 """
 
 import atexit
@@ -18,24 +18,24 @@ _letting_go: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def keep_from_forks(sock: socket.socket) -> socket.socket:
-    """The same socket, closed in children from now on. Its connection stays as it is for this process."""
+    """The same socket, from now on closed in children. Its connection stays as it is for this process."""
     _sockets.add(sock)
     return sock
 
 
 def hide_from_forks(owner: Any) -> None:
-    """`owner.let_go()` is called in children from now on: without a lock, as the thread that has one is not there."""
+    """From now on call `owner.let_go()` in children, where no lock may be taken: its holder may not exist there."""
     _letting_go.add(owner)
 
 
 def at_exit(call: Callable[[], Any]) -> None:
-    """Do this as the process ends, but not as a fork of it does."""
+    """Call this at exit of this process, but not of its forks."""
     _exits.append(call)
     atexit.register(call)
 
 
 def not_at_exit(call: Callable[[], Any]) -> None:
-    """Not any more."""
+    """Undo `at_exit`."""
     if call in _exits:
         _exits.remove(call)
     atexit.unregister(call)

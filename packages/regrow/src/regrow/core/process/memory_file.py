@@ -1,4 +1,4 @@
-"""Memory that processes share by a descriptor and that has no name to leave behind."""
+"""Memory that processes share by a descriptor and that has no name to be removed later."""
 
 import fcntl
 import os
@@ -11,20 +11,20 @@ _ZEROS = bytes(1 << 20)
 
 
 def memory_file(name: str, *, sealed: bool = False) -> int:
-    """A descriptor of an empty one, not inherited. Raises `OSError`.
+    """Descriptor of a new, empty memory file, not inherited. Raises `OSError`.
 
-    Where `memfd_create` is refused (filters of containers, gVisor), a file in shared memory that is unlinked at once.
+    If `memfd_create` is refused (filters of containers, gVisor), a file in shared memory that is unlinked at once.
 
     Args:
         name: shown in `/proc/<pid>/fd`.
-        sealed: nobody may take pages of it away, where the kernel can hold that.
+        sealed: nobody may shrink the file, if the kernel can enforce that.
     """
     try:
         descriptor = os.memfd_create(name, os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0))
     except OSError as refused:
         return _unlinked(name, refused)
     if sealed:
-        # Nobody may take pages away under a reader, who would die of it.
+        # A reader would die of SIGBUS if the file shrank under it.
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     return descriptor
 
@@ -41,7 +41,7 @@ def _unlinked(name: str, refused: OSError) -> int:
 
 
 def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
-    """True if that is a memory file of this name; `sealed`: sealed as well, as far as the kernel allows."""
+    """True if the descriptor is a memory file of this name; `sealed`: and is sealed, if the kernel can do that."""
     try:
         shown = os.readlink(f"/proc/self/fd/{descriptor}")
         if sealed and shown.startswith("/memfd:"):
@@ -52,7 +52,7 @@ def is_memory_file(descriptor: int, name: str, *, sealed: bool = False) -> bool:
 
 
 def reserve(descriptor: int, size: int) -> None:
-    """Make it that large, with all of its memory taken now, so that nobody dies of a page. Raises `OSError`."""
+    """Grow to this size and allocate all memory now, so that no later page access can fail. Raises `OSError`."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:

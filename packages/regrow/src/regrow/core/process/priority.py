@@ -1,4 +1,4 @@
-"""Share of a processor that a process takes while others want it too."""
+"""Share of the processor that a process gets while others want it too."""
 
 import contextlib
 import os
@@ -18,15 +18,15 @@ _FIRST_TO_GO = "1000"
 
 
 def step_back(nice: int) -> None:
-    """Let others go first, as `nice` does; where that is refused, it takes its turn like everybody."""
+    """Lower this process's priority by `nice`; if that is refused, it stays as it is."""
     with contextlib.suppress(OSError):
         os.nice(nice)
 
 
 def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
-    """All threads that there are let all others go first, but for those. There is no way back."""
+    """Let all other processes go before the present threads of this one, except `spared`. It cannot be undone."""
     with contextlib.suppress(OSError):
-        # Where the kernel groups tasks by session, priorities hold within a session only, and each worker leads one.
+        # Where the kernel groups tasks by session, priorities hold only within a session, and each worker leads one.
         Path("/proc/self/autogroup").write_text(str(nice))
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -36,12 +36,12 @@ def give_way(*, spared: Collection[int] = (), nice: int = _LOWEST) -> None:
 
 
 def end_soon(used: Seconds) -> None:
-    """This process ends, and others wait for what it holds: it gives way a little, and fully after much work.
+    """Yield a little, and fully after much work: this process ends, and others wait for its resources.
 
     At the lowest priority the tenths of a second that Python needs to end would take half a minute on busy cores.
 
     Args:
-        used: seconds of a processor after which all others go first.
+        used: seconds of processor time after which all others go first.
     """
     give_way(nice=_LOWER)
     until = time.process_time() + used
@@ -58,19 +58,19 @@ def end_soon(used: Seconds) -> None:
 
 
 def offer_memory() -> None:
-    """Let the kernel end this process, and those it starts, before others when memory runs out."""
+    """Have the kernel end this process, and those it starts, before others when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
 
 
 class PromptThread:
-    """A thread that takes its turn like everybody's, also where its process gives way to others."""
+    """A thread that keeps its usual priority when its process yields to others."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(1, "regrow-prompt")
         self.thread: int = self._threads.submit(threading.get_native_id).result()
-        """Its number."""
+        """Its native thread id."""
 
     def run(self, call: Callable[[], _T]) -> _T:
-        """Have that done there; returns what it does, or raises that."""
+        """Run the call in this thread; returns its result, or raises its exception."""
         return self._threads.submit(call).result()

@@ -1,7 +1,7 @@
-"""Changes of what belongs to a script: a frame's next line and variables, the class of an object. See decision 0110.
+"""Changes to objects of a script: a frame's next line and variables, the class of an object. See decision 0110.
 
 No other file sets `__class__`, `f_lineno` or `f_trace`, installs a trace function, or binds variables of a frame; a
-test holds that. Each change is asked for elsewhere, with its reason.
+test enforces that. Each change is requested by another module, with its reason.
 """
 
 import ctypes
@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 WRITES_THROUGH = sys.version_info >= (3, 13)
-"""True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy of them."""
+"""True if `frame.f_locals` of a function is a view of its variables (PEP 667), and not a copy."""
 
 
 def bind(frame: FrameType, values: Mapping[str, object]) -> Mapping[str, object]:
-    """Bind variables of a call; returns what `frame.f_locals` was for that."""
+    """Bind variables of a call; returns the `frame.f_locals` that was used for it."""
     there = frame.f_locals
     there.update(values)
     if not WRITES_THROUGH and frame.f_code.co_flags & inspect.CO_NEWLOCALS:
@@ -32,21 +32,21 @@ def change_class(thing: object, kind: type) -> None:
 
 
 class Turn(NamedTuple):
-    """Position of a loop in its present turn."""
+    """Position of a loop in its present iteration."""
 
     frame: FrameType
     first: int
-    """Line with which its body begins."""
+    """First line of its body."""
     through: int
-    """Last line of the statement of its body that is under way."""
+    """Last line of the present statement of its body."""
     last: int
 
 
 def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
-    """After the present statement, begin the loop's body anew, once `ask` has prepared the next turn.
+    """After the present statement, begin the loop's body anew, once `ask` has prepared the next iteration.
 
-    If that cannot be done, or `ask` returns False, the loop goes on as it is. Python lets only a trace function send a
-    frame to another line; a tracer that is already installed goes on with the frame afterwards.
+    If that is impossible, or `ask` returns False, the loop goes on as it is. Python lets only a trace function move a
+    frame to another line; a tracer that is already installed continues with the frame afterwards.
     """
     frame, traced, tracing = turn.frame, turn.frame.f_trace, sys.gettrace()
 
@@ -60,7 +60,7 @@ def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
         finally:
             frame.f_trace = traced
             sys.settrace(tracing)
-            # Python 3.11 and 3.12 bind the variables to what is in this copy of them, so it must be a fresh one.
+            # Python 3.11 and 3.12 write this copy of the variables back to the frame, so it must be a fresh one.
             frame.f_locals  # noqa: B018
         return traced
 
@@ -70,7 +70,7 @@ def skip_to_next(turn: Turn, ask: Callable[[], bool]) -> None:
 
 def _go(frame: FrameType, line: int) -> bool:
     with warnings.catch_warnings():
-        # From Python 3.12 on variables that have no value yet get None, with a warning.
+        # From Python 3.12 on, variables without a value get None, with a warning.
         warnings.simplefilter("ignore", RuntimeWarning)
         try:
             frame.f_lineno = line  # type: ignore[misc]
@@ -82,13 +82,13 @@ def _go(frame: FrameType, line: int) -> bool:
 _watched: frozenset[str] = frozenset()
 _on_read: Callable[[str], None] | None = None
 _in_a_row: list[str] = []
-"""The variables that somebody who copies all of them asks for next, the last first."""
+"""The variables that code which copies all of them reads next, in reverse order."""
 
 
 class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
-    """`os.environ` while somebody wants to know which variables a script reads.
+    """`os.environ` while reads of single variables are watched.
 
-    Copies of all of it, for a subprocess or a log, are no reads of any one.
+    A copy of the whole environment, for a subprocess or a log, does not count as a read of a variable.
     """
 
     def __getitem__(self, key: str) -> str:
@@ -102,11 +102,11 @@ class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
         return value
 
     def __contains__(self, key: object) -> bool:
-        # Whether it is there is the same for every rank.
+        # A variable exists on all ranks or on none, so this is no read of its value.
         return isinstance(key, str) and self.encodekey(key) in self._data  # type: ignore[attr-defined]
 
     def keys(self) -> KeysView[str]:
-        # dict() and ** ask for these, and then for each of them in this order.
+        # dict() and ** call this, and then read each variable in this order.
         _in_a_row[:] = reversed(list(super().__iter__()))
         return dict.fromkeys(super().__iter__()).keys()
 
@@ -121,15 +121,15 @@ class _WatchedEnvironment(os._Environ):  # type: ignore[type-arg]
 
 
 def watch_environment(names: frozenset[str], on_read: Callable[[str], None]) -> None:
-    """Call `on_read(name)` whenever one of these variables is asked for, before the answer."""
+    """Call `on_read(name)` whenever one of these variables is read, before its value is returned."""
     global _watched, _on_read
     _watched, _on_read = names, on_read
     if type(os.environ) is os._Environ:
-        # Its class, not the object: scripts and libraries may hold that already.
+        # Change its class, not the object: scripts and libraries may hold the object already.
         change_class(os.environ, _WatchedEnvironment)
 
 
 def unwatch_environment() -> None:
-    """As it was before `watch_environment`."""
+    """Undo `watch_environment`."""
     if type(os.environ) is _WatchedEnvironment:
         change_class(os.environ, os._Environ)

@@ -1,4 +1,4 @@
-"""No more processes or threads can be started: how that shows, and what to say of it."""
+"""Recognises that no more processes or threads can be started, and words the error for people."""
 
 import errno
 import resource
@@ -10,7 +10,7 @@ _FORKS = ("_execute_child", "fork", "forkpty")
 
 
 def short_of_processes(error: BaseException) -> str:
-    """A sentence with the cure where that is what an error says; empty: it says something else."""
+    """A message with the cure if the error says that no process or thread can be started; else empty."""
     if isinstance(error, RuntimeError) and str(error) == _OF_THREADS:
         return no_more_processes()
     if isinstance(error, OSError) and error.errno == errno.EAGAIN:
@@ -21,7 +21,7 @@ def short_of_processes(error: BaseException) -> str:
 
 
 def no_more_processes() -> str:
-    """The limit that was met, as far as it can be known, and who can raise it."""
+    """Message with the limit that was reached, as far as it is known, and its cure."""
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     user = "" if most == resource.RLIM_INFINITY else f"this user may have {most} in all (ulimit -u), or "
     return f"no more processes and threads can be started: {user}the container no more (pids.max); raise the limit"

@@ -1,4 +1,4 @@
-"""Descriptors 0, 1 and 2 are there in each process of a job, whatever the one that started it had closed."""
+"""Keeps descriptors 0, 1 and 2 open in each process of a job, even if its parent had closed them."""
 
 import os
 import sys
@@ -7,16 +7,16 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_standard_streams() -> None:
-    """First thing in a process: what is closed of 0, 1 and 2 is /dev/null from now on.
+    """Open /dev/null for those of 0, 1 and 2 that are closed; called first in a process.
 
-    Else the next file or socket gets that number, and is written to by whoever prints, or replaced. Python has None in
-    place of such a stream.
+    Else the next file or socket gets that number, and prints would write to it, or something would replace it. Python
+    has None in place of such a stream.
     """
     for number, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            opened = os.open(os.devnull, os.O_RDWR)  # POSIX: the lowest number that is free
+            opened = os.open(os.devnull, os.O_RDWR)  # POSIX: the lowest free number
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)

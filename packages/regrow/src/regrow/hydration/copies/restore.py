@@ -1,4 +1,4 @@
-"""State from a copy in an agent's vault: what a worker does when no living worker has its shards."""
+"""State from an agent's copy store, for a worker whose shards no living worker has."""
 
 import socket
 import threading
@@ -37,13 +37,13 @@ def restore(sink: StateSink, source: CopySource, *, token: str, deadline: Instan
 
 
 class Restoration:
-    """One return to a copy. `run` in one thread, once; `cancel` from any other. The same manners as `Hydration`.
+    """One return to a copy. `run` in one thread, once; `cancel` from any other, as with `Hydration`.
 
     Args:
-        sink: whose state is to be filled. When `run` fails after `prepare`, it is torn.
-        source: which copy, and the vault that has it.
+        sink: receives the state. When `run` fails after `prepare`, its state is torn.
+        source: the copy, and the endpoint of its store.
         token: the job's secret.
-        deadline: on the monotonic clock; a vault that moves nothing for 5 s is given up before.
+        deadline: on the monotonic clock; a store that moves nothing for 5 s is given up before.
     """
 
     def __init__(self, sink: StateSink, source: CopySource, *, token: str, deadline: Instant) -> None:
@@ -67,7 +67,7 @@ class Restoration:
         """Receive the copy.
 
         Raises:
-            HydrationError: the vault has it no more, or it is damaged, or it did not come in time.
+            HydrationError: the store does not have it any more, it is damaged, or it did not come in time.
             StateError: the copy does not fit this worker.
             GenerationHalted: `cancel` was called.
         """
@@ -168,7 +168,7 @@ class Restoration:
 
 
 class _Pieces:
-    """Map from a range of the payload to bytes of tensors; ranges are asked for in order."""
+    """Map from a range of the payload to bytes of tensors; ranges must be requested in ascending order."""
 
     def __init__(self, inventory: Inventory, incoming: Incoming) -> None:
         offsets, self.payload = layout(entry.nbytes for entry in inventory.entries)
@@ -186,7 +186,7 @@ class _Pieces:
         return self._at
 
     def direct(self, start: int, end: int) -> memoryview | None:
-        """The range itself, where it lies in one tensor of the processor's memory."""
+        """The range in place, if it is within one tensor in host memory."""
         at = self._first(start)
         if at == len(self._spans):
             return None
@@ -198,7 +198,7 @@ class _Pieces:
         return view
 
     def scatter(self, start: int, end: int, stage: torch.Tensor) -> None:
-        """Move a staged range to its tensors; what lies between them is padding."""
+        """Copy a staged range to its tensors; bytes between them are padding."""
         for begins, ends, name in self._spans[self._first(start) :]:
             if begins >= end:
                 return

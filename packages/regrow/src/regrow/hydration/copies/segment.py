@@ -1,11 +1,11 @@
-"""A copy of one rank's state in shared memory: what is where, and how one knows that it is whole. Needs no torch.
+"""A copy of one rank's state in shared memory: its layout, and the mark of a whole copy. Needs no torch.
 
     0      header: magic, step, rank, lengths, xxh3_64 of holding and inventory
     64     the holding, then the inventory (msgpack)
     4096·n the payload: the tensors' bytes in the order of the inventory, each from a multiple of 64 on
 
-The step in the header is -1 while any of it is written. A reader looks at it before and after, so the death of the
-writer at any moment leaves either a whole copy or one that says that it is none.
+The step in the header is -1 while the copy is being written. A reader checks it before and after, so a writer that dies
+at any moment leaves either a whole copy or one that is marked as incomplete.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from regrow.hydration.plan import CHUNK_BYTES
 ALIGNMENT = 64
 _MAGIC = b"regrow\x00\x01"
 _HEAD = struct.Struct("<8sqiIQQQQ")
-"""magic, step, rank, bytes of the holding, of the inventory, where the payload begins, its bytes, digest."""
+"""magic, step, rank, lengths of the holding and the inventory, start and length of the payload, digest."""
 _STEP = struct.Struct("<q")
 _STEP_AT, _WORDS_AT = 8, 64
 _PAGE = 4096
@@ -36,23 +36,23 @@ _HUGE = 2 << 20
 _NAME = "regrow-copy"
 _WRITING = -1
 _RESERVE = 256 << 20
-"""Memory of the machine that copies leave alone."""
+"""Memory of the machine that copies must leave free."""
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 class SegmentHead(NamedTuple):
-    """A complete segment's description of itself. `inventory`: msgpack of an `Inventory`."""
+    """Header of a complete segment. `inventory`: msgpack of an `Inventory`."""
 
     rank: Rank
     step: StepNo
     holding: str
     inventory: bytes
     payload: int
-    """Bytes of the payload, padding included."""
+    """Bytes of the payload, including padding."""
 
 
 def layout(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Offset in the payload at which each tensor begins, from their bytes in order; and the bytes of it all."""
+    """Offset of each tensor in the payload, from the tensors' sizes in order; and the size of the payload."""
     offsets: list[int] = []
     at = 0
     for size in sizes:
@@ -67,7 +67,7 @@ def chunk_count(payload: int) -> int:
 
 
 def room_for_copies() -> int:
-    """Bytes that may still be taken from the memory of this machine, or of this container."""
+    """Bytes that may still be allocated on this machine, or in this container."""
     free = int(psutil.virtual_memory().available)
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
@@ -78,13 +78,13 @@ def room_for_copies() -> int:
 
 
 class Segment:
-    """Shared memory for one copy at a time. It is given back when nobody refers to this object or a view of it.
+    """Shared memory for one copy at a time. It is freed when nobody refers to this object or a view of it.
 
-    Not made by hand: `create` in who writes it, `attach` in who only reads.
+    Made by `create` in the writer, by `attach` in a reader.
 
     Args:
         descriptor: of the shared memory; owned by this object from now on.
-        size: bytes that are mapped.
+        size: number of bytes to map.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
@@ -96,7 +96,7 @@ class Segment:
 
     @classmethod
     def create(cls) -> "Segment":
-        """An empty one, seen by nobody until its descriptor is told. Raises `NoMemoryForCopy`."""
+        """An empty segment, private until its descriptor is sent. Raises `NoMemoryForCopy`."""
         try:
             return cls(memory_file(_NAME, sealed=True), 0)
         except OSError as error:
@@ -104,7 +104,7 @@ class Segment:
 
     @classmethod
     def attach(cls, path: str) -> "Segment":
-        """Another process's, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`, `Torn` where it is no segment."""
+        """Another process's, by `/proc/<pid>/fd/<descriptor>`. Raises `OSError`, `Torn` if it is no segment."""
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         segment = cls(descriptor, 0)
         if not is_memory_file(descriptor, _NAME, sealed=True):
@@ -114,16 +114,16 @@ class Segment:
 
     @property
     def descriptor(self) -> int:
-        """Of the shared memory; valid as long as this object."""
+        """Descriptor of the shared memory; valid as long as this object."""
         return self._descriptor
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes."""
+        """Bytes of memory in use."""
         return os.fstat(self._descriptor).st_size
 
     def refresh(self) -> None:
-        """Map what the writer has added since."""
+        """Map the memory that the writer has added since."""
         size = self.size
         if self._map is None or len(self._map) != size:
             self._remap(size)
@@ -131,17 +131,17 @@ class Segment:
     def _remap(self, size: int) -> None:
         if size < _PAGE:
             raise Torn("a segment without a header")
-        # Not closed: views of the old map may still be read; it goes with the last of them.
+        # Not closed: views of the old map may still be in use; it is unmapped with the last of them.
         self._map = mmap.mmap(self._descriptor, size)
-        with contextlib.suppress(OSError):  # refused, it is only slower to fork
+        with contextlib.suppress(OSError):  # if refused, only forks are slower
             self._map.madvise(mmap.MADV_DONTFORK)
 
     # --- writing -----------------------------------------------------------------------------------------------
 
     def begin(self, rank: Rank, holding: str, inventory: bytes, payload: int) -> memoryview:
-        """From now on this is no copy. Returns the room for the payload; `publish` makes it one.
+        """Mark the segment as incomplete. Returns the room for the payload; `publish` completes the copy.
 
-        Raises `NoMemoryForCopy`; the segment then still holds what it held.
+        Raises `NoMemoryForCopy`; the segment is unchanged then.
         """
         words = holding.encode()
         start = -(-(_WORDS_AT + len(words) + len(inventory)) // _PAGE) * _PAGE
@@ -155,11 +155,11 @@ class Segment:
         return memoryview(space)[start : start + payload]
 
     def publish(self, step: StepNo) -> None:
-        """All is in place: this is a copy of `state@step`."""
+        """Mark the segment as a whole copy of `state@step`."""
         self._set_step(step)
 
     def void(self) -> None:
-        """This is no copy any more."""
+        """Mark the segment as no copy."""
         if self._map is not None:
             self._set_step(_WRITING)
 
@@ -191,11 +191,11 @@ class Segment:
 
     @property
     def step(self) -> int:
-        """The step of the copy that is in it; -1 while there is none."""
+        """The step of the copy in it; -1 if there is none."""
         return _WRITING if self._map is None else int(_STEP.unpack_from(self._map, _STEP_AT)[0])
 
     def head(self) -> SegmentHead:
-        """Description of the copy in it. Raises `Torn`."""
+        """Header of the copy in it. Raises `Torn`."""
         space = self._space()
         magic, step, rank, holding, inventory, start, payload, digest = _HEAD.unpack_from(space, 0)
         end = _WORDS_AT + holding + inventory
@@ -216,5 +216,5 @@ class Segment:
 
 
 def chunks_of(payload: int) -> Iterable[tuple[int, int]]:
-    """Begin and end of each chunk that has a checksum of its own."""
+    """Start and end of each chunk that has a checksum of its own."""
     return ((at, min(at + CHUNK_BYTES, payload)) for at in range(0, payload, CHUNK_BYTES))

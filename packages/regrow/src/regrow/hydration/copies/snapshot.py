@@ -1,8 +1,7 @@
 """The worker's side of copies: `state@n` into shared memory, between two steps and at the speed of a memory copy.
 
-Two segments are used in turn. The one that is written over is never the newest whole copy, so a worker that dies while
-it writes leaves that one. The bytes are not checksummed here, where training waits: the agent does it, beside the next
-step.
+Two segments are used in turn. The newest whole copy is never overwritten, so it survives a worker that dies while it
+writes the next. The bytes are not checksummed here, where training waits: the agent does that during the next step.
 """
 
 import logging
@@ -28,7 +27,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def fill(room: memoryview, source: StateSource, inventory: Inventory) -> None:
-    """Copy all tensors of an inventory, each to its place by `segment.layout`, from whatever device and strides."""
+    """Copy all tensors of an inventory to their places by `segment.layout`, from any device and with any strides."""
     offsets, _ = layout(entry.nbytes for entry in inventory.entries)
     if not len(room):
         return
@@ -49,12 +48,12 @@ def fill(room: memoryview, source: StateSource, inventory: Inventory) -> None:
 class SnapshotKeeper:
     """Takes copies of a worker's state, and knows which of them its agent has stored.
 
-    `take`, `wait_stored` and `rewind` are for the training thread; `stored` and `wake` for that which takes orders.
+    `take`, `wait_stored` and `rewind` are for the training thread; `stored` and `wake` for the control thread.
 
     Args:
-        worker: whose.
-        send: tells the agent.
-        warn: says once, for people, that there are no copies and why; by default into the log.
+        worker: the worker.
+        send: sends a fact to the agent.
+        warn: gets one text for people when there are no copies, with the reason; by default the log.
     """
 
     def __init__(
@@ -73,11 +72,11 @@ class SnapshotKeeper:
         self._warned: set[str] = set()
         self._newest: StepNo | None = None
         self.took: Seconds = 0.0
-        """Time that the last `take` held up the training."""
+        """Time for which the last `take` delayed the training."""
 
     @property
     def newest(self) -> StepNo | None:
-        """The step of the newest copy; None while there is none."""
+        """The step of the newest copy; None if there is none."""
         return self._newest
 
     @property
@@ -88,10 +87,10 @@ class SnapshotKeeper:
     def take(
         self, source: StateSource, step: StepNo, rank: Rank, holding: str, *, asked: bool = False
     ) -> SnapshotTaken | None:
-        """Copy `state@step`, which stands still meanwhile, and tell the agent.
+        """Copy `state@step`, which must not change meanwhile, and send the fact to the agent.
 
-        Returns what was told; None where there is no memory for it, which is said once: training goes on without.
-        Raises `StateError` if the state does not stand there.
+        Returns that fact; None if there is no memory for a copy, which is reported once: training goes on without it.
+        Raises `StateError` if the state is at another step.
         """
         began = time.monotonic()
         inventory = source.inventory(step)
@@ -113,7 +112,7 @@ class SnapshotKeeper:
         return fact
 
     def stored(self, step: StepNo, error: str = "") -> None:
-        """The agent's answer (`SnapshotStored`)."""
+        """Take the agent's answer (`SnapshotStored`)."""
         if error:
             self._say("buddy", f"copies of the state stay on this node alone: {error}")
         else:
@@ -124,11 +123,11 @@ class SnapshotKeeper:
             self._changed.notify_all()
 
     def wait_stored(self, deadline: Instant, *, halted: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until the newest copy is stored wherever it belongs; at once where there is none under way.
+        """Wait until the newest copy is stored at its destination; at once if no copy is pending.
 
         Args:
             deadline: on the monotonic clock.
-            halted: whether waiting has lost its purpose; looked at whenever `wake` is called.
+            halted: True if waiting has lost its purpose; checked whenever `wake` is called.
 
         Returns False when halted. Raises `DeadlineExceeded`.
         """
@@ -144,12 +143,12 @@ class SnapshotKeeper:
             )
 
     def wake(self) -> None:
-        """Have `wait_stored` look at `halted` again."""
+        """Have `wait_stored` check `halted` again."""
         with self._changed:
             self._changed.notify_all()
 
     def rewind(self, step: StepNo) -> None:
-        """The world goes on from `state@step`: later copies are void, and nobody waits for them."""
+        """Void all copies after `state@step`, from which the world goes on; nobody waits for them any more."""
         with self._changed:
             for segment in self._segments:
                 if segment.step > step:
@@ -161,14 +160,14 @@ class SnapshotKeeper:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let go of the memory; the agent keeps what it has opened."""
+        """Release the memory; the agent keeps segments that it has opened."""
         with self._changed:
             self._segments.clear()
             self._newest = self._waiting = None
             self._changed.notify_all()
 
     def _free_segment(self, step: StepNo) -> Segment:
-        """The segment to write over: one without a copy, or of a step that is now taken again, else the oldest."""
+        """The segment to overwrite: one without a copy, or of this step or a later one; else the oldest."""
         void = [segment for segment in self._segments if not 0 <= segment.step < step]
         if void:
             return void[0]

@@ -1,7 +1,7 @@
-"""Checkpoints of a place: whole ones, torn ones and why, remains. Needs no torch.
+"""Lists the checkpoints of a place: whole ones, torn ones with the reason, remains. Needs no torch.
 
-`python -m regrow.hydration.durable.catalog` lists the place that it reads from its standard input, for a caller with a
-time limit: a store that does not answer must not hold up a launcher.
+`python -m regrow.hydration.durable.catalog` lists the place that is named on its standard input, for a caller with a
+time limit: a store that does not answer must not block a launcher.
 """
 
 import sys
@@ -16,7 +16,7 @@ from regrow.hydration.durable.storage import CheckpointStorage, place
 
 
 class WholeCheckpoint(msgspec.Struct, frozen=True):
-    """A whole checkpoint, as far as that shows without its tensors: manifest, and all files in their sizes."""
+    """A whole checkpoint, judged without its tensors: by the manifest, and the sizes of all files."""
 
     step: StepNo
     folder: str
@@ -26,8 +26,8 @@ class WholeCheckpoint(msgspec.Struct, frozen=True):
 class Catalog(msgspec.Struct, frozen=True):
     """Contents of a place.
 
-    `whole`: the newest first. `torn`, `unread`: folders that are damaged, or of another format, and why. `remains`:
-    unfinished ones, and their owners.
+    `whole`: the newest first. `torn`, `unread`: folders that are damaged, or of another format, each with the reason.
+    `remains`: unfinished folders, each with its owner.
     """
 
     whole: list[WholeCheckpoint] = []
@@ -36,18 +36,18 @@ class Catalog(msgspec.Struct, frozen=True):
     remains: dict[str, str] = {}
 
     def own(self, lineage: Lineage) -> list[WholeCheckpoint]:
-        """The whole ones of a training, the newest first."""
+        """The whole checkpoints of a training, the newest first."""
         return [each for each in self.whole if lineage.owns(each.lineage.id)]
 
 
 class CatalogQuestion(msgspec.Struct, frozen=True):
-    """Request to the process of this module."""
+    """Request to the process that runs this module."""
 
     url: str
 
 
 class CatalogAnswer(msgspec.Struct, frozen=True):
-    """Its answer. `error`: why there is no catalog; `usage`: since the place cannot be used at all, with what to do."""
+    """The answer. `error`: why there is no catalog; `usage`: the place cannot be used at all, `hint`: the cure."""
 
     catalog: Catalog = Catalog()
     error: str = ""
@@ -56,11 +56,11 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
 
 
 def manifest_at(at: CheckpointStorage, folder: str) -> tuple[ManifestHead, bytes]:
-    """ManifestHead and text of the manifest of a checkpoint that is whole.
+    """Head and text of the manifest of a whole checkpoint.
 
     Raises:
-        OtherFormat: this version does not read it.
-        CheckpointError: it is torn, and why: whatever a store or a library raised.
+        OtherFormat: this version cannot read it.
+        CheckpointError: it is torn; the message has the reason, whatever a store or a library raised.
     """
     try:
         with at.read(folder, MANIFEST) as file:
@@ -81,7 +81,7 @@ def manifest_at(at: CheckpointStorage, folder: str) -> tuple[ManifestHead, bytes
 
 
 def look(at: CheckpointStorage) -> Catalog:
-    """All that is there. Raises what the store raises where the place itself cannot be read."""
+    """List the place. Raises the store's own errors if the place itself cannot be read."""
     whole: list[WholeCheckpoint] = []
     torn, unread = dict[str, str](), dict[str, str]()
     remains = at.remains()
@@ -98,18 +98,18 @@ def look(at: CheckpointStorage) -> Catalog:
 
 
 def cause_of(error: BaseException) -> str:
-    """An error in words."""
+    """Text of an error."""
     return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
 
 
 def main() -> None:
-    """CatalogAnswer one question, from standard input to standard output."""
+    """Answer one `CatalogQuestion`, from standard input to standard output."""
     asked = msgspec.json.decode(sys.stdin.buffer.read(), type=CatalogQuestion)
     try:
         answer = CatalogAnswer(look(place(asked.url)))
     except UsageError as error:
         answer = CatalogAnswer(error=error.cause, usage=True, hint=error.hint)
-    except Exception as error:  # noqa: BLE001 - stores raise their own kinds; whatever it is, it is told
+    except Exception as error:  # noqa: BLE001 - stores raise errors of their own; any is reported
         answer = CatalogAnswer(error=cause_of(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 

@@ -1,4 +1,4 @@
-"""One chunk of a checkpoint as a tensor. It is a zip archive of torch's; its pickle is not looked at."""
+"""Reads one chunk of a checkpoint as a tensor. A chunk is a zip archive of torch's; its pickle is never read."""
 
 import io
 import struct
@@ -19,9 +19,9 @@ _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
 
 
 def read_chunk(file: BinaryIO, offset: int, length: int, dtype: str, shape: Sequence[int]) -> torch.Tensor:
-    """The tensor that `torch.save` wrote to `length` bytes of a file at `offset`, by the bytes of its elements alone.
+    """The tensor that `torch.save` wrote to `length` bytes of a file at `offset`, from its elements' bytes alone.
 
-    Raises `CheckpointError`, `OSError`, `zipfile.BadZipFile` and what else a damaged archive leads to.
+    Raises `CheckpointError`, `OSError`, `zipfile.BadZipFile`, and any other error that a damaged archive causes.
     """
     tensor = torch.empty(tuple(shape), dtype=dtype_of(dtype))
     if tensor.numel() == 0:
@@ -45,7 +45,7 @@ def read_chunk(file: BinaryIO, offset: int, length: int, dtype: str, shape: Sequ
 
 
 class _Section(io.RawIOBase):
-    """A part of a file as a file of its own."""
+    """A part of a file as a separate file."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""The metadata of `torch.distributed.checkpoint`, made from our table of tensors.
+"""The metadata of `torch.distributed.checkpoint`, made from regrow's table of tensors.
 
-It is a pickle. We write it for others, and never read one.
+It is a pickle, which regrow writes for other programs and never reads.
 """
 
 import pickle
@@ -24,7 +24,7 @@ METADATA = ".metadata"
 
 
 def write_metadata(tensors: dict[str, StoredTensor], file: BinaryIO) -> None:
-    """Everything that `dcp.load` must know about the tensors."""
+    """Write all that `dcp.load` needs to know about the tensors."""
     storage: dict[MetadataIndex, _StorageInfo] = {}
     state: dict[str, TensorStorageMetadata] = {}
     for name, stored in tensors.items():

@@ -1,16 +1,16 @@
-"""State on disk: what a durable checkpoint consists of.
+"""State on disk: the contents of a durable checkpoint.
 
-A checkpoint is a folder `step-<n>` in the format of `torch.distributed.checkpoint`, so `dcp.load` by anyone reads it,
-into whole tensors or into `DTensor`s of any mesh: tensors under their names, the step as `regrow.step`, the Python
-state of each holding as the bytes `regrow.python.<rank>`. Next to that format's own files it has a manifest,
-`regrow.json`, which is written last. A folder without it, or without what it lists, is torn, and is ignored.
+A checkpoint is a folder `step-<n>` in the format of `torch.distributed.checkpoint`, so that any program can read it by
+`dcp.load`, into whole tensors or into `DTensor`s of any mesh: tensors under their names, the step as `regrow.step`, the
+Python state of each holding as the bytes `regrow.python.<rank>`. In addition it has a manifest, `regrow.json`, which is
+written last. A folder without the manifest, or without a file listed there, is torn, and is ignored.
 
     __<rank>_0.distcp       the tensors that this rank wrote
-    .metadata               where each piece of each tensor is (a pickle, for `dcp.load`; we do not read it)
-    regrow.json             the same for us, and what each rank has of it
+    .metadata               place of each piece of each tensor (a pickle, for `dcp.load`; regrow does not read it)
+    regrow.json             the same for regrow, and each rank's part of it
 
-On a file system the folder is made under another name and renamed at the end; object stores cannot rename, there the
-manifest alone is the mark.
+In a file system the folder has another name at first and is renamed at the end; object stores cannot rename: there the
+manifest alone marks a whole checkpoint.
 """
 
 import math
@@ -29,7 +29,7 @@ KEEP = 2
 STEP = "regrow.step"
 PYTHON = "regrow.python"
 CHUNK_BYTES = 128 << 20
-"""Larger pieces are cut along their first dimension, so that no reader needs more memory than this at a time."""
+"""Larger pieces are cut along their first dimension, so that no reader needs more memory than this at once."""
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
@@ -46,7 +46,7 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredTensor(msgspec.Struct, frozen=True):
-    """A whole tensor; its chunks cover it."""
+    """A whole tensor, covered by its chunks."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -56,8 +56,8 @@ class StoredTensor(msgspec.Struct, frozen=True):
 class StoredHolding(msgspec.Struct, frozen=True):
     """Contents of the ranks of one holding: pieces of the tensors, and Python state under the name `python`.
 
-    `names`: the name under which a tensor is stored, if it is not its own: parts of a model on different ranks may use
-    one name for different tensors.
+    `names`: the name under which a tensor is stored, if it differs from its own: parts of a model on different ranks
+    may use one name for different tensors.
     """
 
     rank: Rank
@@ -67,7 +67,7 @@ class StoredHolding(msgspec.Struct, frozen=True):
 
 
 class PartIndex(msgspec.Struct, frozen=True):
-    """Contents of one rank's file, and of the rank in all; lies beside the file until the checkpoint is whole.
+    """Contents of one rank's file, and all that the rank has; kept beside the file until the checkpoint is whole.
 
     `tensors`: those of which this rank wrote chunks; `shared`: those that a lower rank had too, which wrote them.
     """
@@ -82,9 +82,9 @@ class PartIndex(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """Written last. `files`: sizes in bytes, so that a folder that lost some is recognized.
+    """The manifest, written last. `files`: sizes in bytes, by which a folder that lost some is recognised.
 
-    `lineage`: whose it is. `digest`: of the manifest itself; empty in those of older versions.
+    `lineage`: owner of the checkpoint. `digest`: of the manifest itself; empty in those of older versions.
     """
 
     format: int
@@ -97,32 +97,32 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def part_file(rank: Rank) -> str:
-    """The file with a rank's tensors."""
+    """Name of the file with a rank's tensors."""
     return f"__{rank}_0.distcp"
 
 
 def index_file(rank: Rank) -> str:
-    """The file with a part's index."""
+    """Name of the file with the index of a rank's part."""
     return f"regrow.part-{rank}.json"
 
 
 def whole_box(shape: tuple[int, ...]) -> Box:
-    """The box of a tensor that is all there."""
+    """The box that covers a whole tensor."""
     return tuple((0, size) for size in shape)
 
 
 def volume(box: Box) -> int:
-    """Elements in a box; 1 for that of a scalar."""
+    """Number of elements in a box; 1 for a scalar's."""
     return math.prod(stop - start for start, stop in box)
 
 
 def digest_of(tensor: torch.Tensor) -> str:
-    """xxh3_64 of the elements' bytes of a contiguous tensor in the processor's memory."""
+    """xxh3_64 of the elements' bytes of a contiguous tensor in host memory."""
     return xxhash.xxh3_64_hexdigest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def cut(box: Box, nbytes: int, limit: int = CHUNK_BYTES) -> list[Box]:
-    """The box in pieces of at most `limit` bytes where rows are not larger than that; cut along the first dimension."""
+    """Cut a box along its first dimension into pieces of at most `limit` bytes, unless a single row is larger."""
     if nbytes <= limit or not box:
         return [box]
     start, stop = box[0]
@@ -137,9 +137,9 @@ def overlap(one: Box, other: Box) -> Box | None:
 
 
 def joined(parts: list[PartIndex]) -> tuple[dict[str, StoredTensor], dict[str, StoredHolding]]:
-    """All parts as one. Of a piece that several ranks wrote, the lowest rank's counts.
+    """Join all parts. Of a piece that several ranks wrote, the lowest rank's counts.
 
-    Raises `CheckpointError` where two ranks have different values of one piece, or a piece of a tensor is missing.
+    Raises `CheckpointError` if two ranks have different values of one piece, or a piece of a tensor is missing.
     """
     tensors: dict[str, StoredTensor] = {}
     holdings: dict[str, StoredHolding] = {}

@@ -1,4 +1,4 @@
-"""Names and heads of durable checkpoints: all that is to be known of one without its tensors. Needs no torch."""
+"""Names and heads of durable checkpoints: all that is known of one without its tensors. Needs no torch."""
 
 import re
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"step-(\d+)(?:-[0-9a-f]{12})?")
 _UNFINISHED = re.compile(r"\.unfinished-(?:([0-9a-f]{12})-)?(?:step-)?\d+.*")
 NO_SEAL = "0" * 16
 _SEAL = re.compile(rb'"digest":"[0-9a-f]{16}"\}\s*\Z')
-"""`digest` is a manifest's last field."""
+"""`digest` is the last field of a manifest."""
 
 
 class ManifestHead(msgspec.Struct, frozen=True):
@@ -32,29 +32,29 @@ class ManifestHead(msgspec.Struct, frozen=True):
 
 
 def step_of(folder: str) -> StepNo | None:
-    """The step of a folder's name; None where it is not named as a checkpoint."""
+    """The step in a folder's name; None if it is not the name of a checkpoint."""
     match = _NAME.fullmatch(folder)
     return StepNo(int(match.group(1))) if match else None
 
 
 def folder_of(step: StepNo, lineage: str = "") -> str:
-    """The name of a complete checkpoint's folder. `lineage`: where the plain name is another training's."""
+    """The name of a complete checkpoint's folder. `lineage`: added if another training has the plain name."""
     return f"step-{step}-{lineage}" if lineage else f"step-{step}"
 
 
 def unfinished(lineage: str, what: str) -> str:
-    """The name of a folder that is not a checkpoint yet, or no more."""
+    """The name of a folder that is not a checkpoint yet, or no longer."""
     return f"{UNFINISHED}{lineage}-{what}" if lineage else f"{UNFINISHED}{what}"
 
 
 def lineage_of_remains(folder: str) -> str | None:
-    """Owner of an unfinished folder, by its name; None: it is no such folder."""
+    """Owner of an unfinished folder, by its name; None if it is no such folder."""
     match = _UNFINISHED.fullmatch(folder)
     return (match.group(1) or "") if match else None
 
 
 def seal(manifest: bytes) -> bytes:
-    """An encoded manifest, of which `digest` is `NO_SEAL`, with its own digest in there."""
+    """An encoded manifest with its own digest in place of `NO_SEAL`."""
     return _SEAL.sub(_seal(xxhash.xxh3_64_hexdigest(manifest)), manifest)
 
 
@@ -62,7 +62,7 @@ def head_of(manifest: bytes) -> ManifestHead:
     """The head of an encoded manifest.
 
     Raises:
-        OtherFormat: it is of a format that this version does not read.
+        OtherFormat: this version does not read its format.
         CheckpointError: it is damaged.
     """
     try:

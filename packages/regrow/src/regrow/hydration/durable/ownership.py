@@ -1,6 +1,6 @@
-"""The place of durable checkpoints as a launcher sees it: whose it is before step 0, and what is there at the end.
+"""The place of durable checkpoints as a launcher sees it: its owner before step 0, and its contents at the end.
 
-Folders are looked at here; for a URL another process does, since a store may not answer.
+Folders are read in this process; URLs in another one, since a store may not answer.
 """
 
 import contextlib
@@ -39,26 +39,26 @@ _SHOWN = 3
 
 
 class Resume(StrEnum):
-    """Use of existing checkpoints by a run (`--resume`)."""
+    """Treatment of existing checkpoints by a run (`--resume`)."""
 
     NEVER = "never"
-    """It starts at step 0, and not where another training's checkpoints are."""
+    """Start at step 0; refuse a place with another training's checkpoints."""
     AUTO = "auto"
-    """From the newest whole one; from step 0 where there is none."""
+    """Start from the newest whole one; from step 0 if there is none."""
     MUST = "must"
-    """From the newest whole one, and not at all where there is none."""
+    """Start from the newest whole one; do not start if there is none."""
 
 
 def settle(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
     """Decide to which training the checkpoints of a new run belong.
 
     Args:
-        url: where they are kept.
-        resume: whether it goes on from those that are there.
+        url: the place of the checkpoints.
+        resume: whether the run resumes from existing checkpoints.
         new: the run as a training of its own.
         note: called with texts for people.
 
-    Raises `UsageError`: the place cannot be used; it is another training's; there is nothing to go on from.
+    Raises `UsageError`: the place cannot be used, or is another training's, or has nothing to resume from.
     """
     directory = folder_at(url)
     if directory is not None:
@@ -79,7 +79,7 @@ def settle(url: str, resume: Resume, new: Lineage, *, note: Callable[[str], None
 
 
 def adopt(url: str, there: Catalog, resume: Resume, new: Lineage, *, note: Callable[[str], None]) -> Lineage:
-    """The training that goes on from what is there, with what its earlier runs left unfinished. Raises `UsageError`."""
+    """The training that resumes here; it also owns what its earlier runs left unfinished. Raises `UsageError`."""
     damaged = [f"{folder}: {why}" for folder, why in there.torn.items()]
     if not there.whole:
         if there.unread:
@@ -114,7 +114,7 @@ def newest(url: str, lineage: Lineage, refused: Collection[StepNo] = ()) -> str:
 
 
 def _check_folder(directory: Path, new: Lineage, note: Callable[[str], None]) -> None:
-    """Raises `UsageError` where the folder cannot be made, or nothing can be made in it."""
+    """Raises `UsageError` if the folder cannot be made, or nothing can be made in it."""
     probe = directory / unfinished(new.id, "0-probe")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def _refuse_others(url: str, there: Catalog) -> None:
 
 
 def _look(url: str, *, within: Seconds) -> Catalog:
-    """Raises `UsageError` where the place cannot be used at all, `CheckpointError` where it cannot be seen now."""
+    """Raises `UsageError` if the place cannot be used at all, `CheckpointError` if it cannot be read now."""
     if folder_at(url) is not None:
         try:
             return look(place(url))
@@ -178,5 +178,5 @@ def _some(items: list[str]) -> str:
 
 
 def new_lineage(job: JobId, now: float) -> Lineage:
-    """A training of its own, begun now."""
+    """A new training that begins now."""
     return Lineage(os.urandom(6).hex(), job, now)

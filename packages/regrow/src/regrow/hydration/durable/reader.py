@@ -1,4 +1,4 @@
-"""Reading a durable checkpoint: a worker takes just its own pieces, whichever ranks had them when it was written."""
+"""Reads a durable checkpoint: a worker takes only its own pieces, whichever ranks wrote them."""
 
 import contextlib
 import math
@@ -28,7 +28,7 @@ from regrow.hydration.inventory import Inventory, StateSink, TensorEntry
 from regrow.hydration.shards import Box
 
 Piece = Callable[[TensorEntry], TensorEntry]
-"""The entry of a tensor as the reader has it: another piece of the same whole, or the same piece."""
+"""Maps a tensor's entry in the checkpoint to the reader's: another piece of the same whole, or the same."""
 
 
 def complete(at: CheckpointStorage) -> list[tuple[StepNo, str]]:
@@ -37,12 +37,12 @@ def complete(at: CheckpointStorage) -> list[tuple[StepNo, str]]:
 
 
 def latest(at: CheckpointStorage) -> tuple[StepNo, str] | None:
-    """Step and folder of the newest complete checkpoint of this training; None where there is none."""
+    """Step and folder of the newest complete checkpoint of this training; None if there is none."""
     return next(iter(complete(at)), None)
 
 
 def manifest_of(at: CheckpointStorage, folder: str) -> Manifest:
-    """The manifest of a complete checkpoint. Raises `CheckpointError` where it is torn, or of another format."""
+    """The manifest of a complete checkpoint. Raises `CheckpointError` if it is torn, or of another format."""
     _, data = manifest_at(at, folder)
     try:
         return msgspec.json.decode(data, type=Manifest)
@@ -53,18 +53,18 @@ def manifest_of(at: CheckpointStorage, folder: str) -> Manifest:
 def load(
     sink: StateSink, at: CheckpointStorage, folder: str, *, holding: str = "", rank: int = 0, piece: Piece | None = None
 ) -> StepNo:
-    """Read what this worker has of a checkpoint into its protected state; returns the step.
+    """Read this worker's part of a checkpoint into its protected state; returns the step.
 
     Args:
-        sink: whose state.
+        sink: receives the state.
         at, folder: the checkpoint.
-        holding: what this worker has; the Python state of the same holding is its own.
-        rank: this worker's; the Python state of that rank is taken where no holding is the same.
-        piece: says which piece of a tensor this worker has. Without it: the same as in the checkpoint.
+        holding: this worker's; it takes the Python state of the same holding.
+        rank: this worker's; if no holding is the same, it takes that rank's Python state.
+        piece: maps a tensor to the piece that this worker has; None: the same piece as in the checkpoint.
 
     Raises:
-        CheckpointError: the folder is torn or unreadable, whatever was raised as it was read; what of it had been read
-            by then is in the state.
+        CheckpointError: the folder is torn or unreadable, whatever the reading raised; the parts that were read by then
+            are in the state.
         StateError: it is the state of another model.
     """
     try:
@@ -82,7 +82,7 @@ def load(
     except CheckpointError as error:
         raise CheckpointError(f"{at.address(folder)}: {error.cause}", hint=error.hint) from error
     except StateError as error:
-        if manifest.digest:  # so the manifest says what was written
+        if manifest.digest:  # the manifest is verified, so it says what was written
             raise
         raise CheckpointError(f"{at.address(folder)} does not fit: {error}") from error
     except Exception as error:
@@ -92,7 +92,7 @@ def load(
 
 
 def _choose(manifest: Manifest, holding: str, rank: int) -> StoredHolding:
-    """Holding whose Python state and names count: the same one, else that of the rank next below among its equals."""
+    """Holding whose Python state and names are used: the same one, else that of the nearest rank not above `rank`."""
     if holding in manifest.holdings:
         return manifest.holdings[holding]
     by_rank = sorted(manifest.holdings.values(), key=lambda each: each.rank)
@@ -119,7 +119,7 @@ def _read_python(files: "_Files", stored: StoredTensor) -> bytes:
 
 
 def _fill(files: "_Files", stored: StoredTensor, entry: TensorEntry, target: torch.Tensor) -> None:
-    """Put the chunks that overlap this piece where they belong."""
+    """Copy the chunks that overlap this piece into it."""
     box = whole_box(entry.shape) if entry.box is None else entry.box
     missing = math.prod(entry.shape)
     if missing and stored.dtype != dtype_name(target.dtype):
@@ -154,7 +154,7 @@ class _Files:
         self._closing.close()
 
     def tensor(self, chunk: Chunk, dtype: str) -> torch.Tensor:
-        """One chunk, in memory."""
+        """Read one chunk into memory and check it."""
         if self._open is None or self._open[0] != chunk.file:
             self._closing.close()
             if chunk.file not in self._listed:

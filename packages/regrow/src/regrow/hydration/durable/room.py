@@ -1,4 +1,4 @@
-"""Room on a full disk for the last state of a job: older checkpoints of the same training give way."""
+"""Makes room on a full disk for the last state of a job: removes older checkpoints of the same training."""
 
 import contextlib
 import errno
@@ -18,16 +18,16 @@ class Room:
     """Makes room, one checkpoint at a time.
 
     Args:
-        at: the place, and whose checkpoints may go.
-        needed: bytes that are to be written.
-        say: told of each checkpoint that was removed.
+        at: the place, and the training whose checkpoints may be removed.
+        needed: number of bytes to be written.
+        say: called with the address of each checkpoint that was removed.
     """
 
     def __init__(self, at: CheckpointStorage, needed: int, say: Callable[[str], None]) -> None:
         self._at, self._needed, self._say = at, needed, say
 
     def within(self, write: Callable[[], T]) -> T:
-        """Write, again and again as long as there is more room each time. Raises what `write` does."""
+        """Call `write` again as long as each failure frees more room. Raises its last error."""
         while True:
             try:
                 return write()
@@ -36,10 +36,10 @@ class Room:
                     raise
 
     def make(self, error: OSError) -> bool:
-        """Something could not be written: whether there is more room now.
+        """Make room after a failed write; True if there is more room now.
 
-        The oldest goes first; the only one that is left goes where what it frees is surely enough, as nothing would be
-        on disk if the last state could not be written either.
+        The oldest checkpoint is removed first; the last one only if that surely frees enough: else nothing would be on
+        disk if the last state could not be written either.
         """
         if error.errno not in FULL:
             return False

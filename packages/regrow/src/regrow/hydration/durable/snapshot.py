@@ -1,4 +1,4 @@
-"""A rank's state for its durable checkpoint: in a segment of shared memory, which the writer process reads."""
+"""A rank's state for its durable checkpoint: a segment of shared memory, which the writer process reads."""
 
 import msgspec
 import torch
@@ -20,7 +20,7 @@ class SegmentSource:
 
     Args:
         segment: shared memory that its worker may overwrite at any moment.
-        step: what should be in it.
+        step: the step that should be in it.
 
     Raises:
         TornSnapshot: something else is in it.
@@ -53,11 +53,11 @@ class SegmentSource:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors and Python state."""
+        """Bytes of its tensors and Python state."""
         return self.inventory.nbytes + len(self.inventory.python)
 
     def check(self) -> None:
-        """Raise `TornSnapshot` if what was read until now may not be of this step."""
+        """Raise `TornSnapshot` if anything read so far may be of another step."""
         if self._segment.step != self._step:
             raise TornSnapshot(f"state@{self._step} was overwritten in shared memory before it was on disk")
 
@@ -65,7 +65,7 @@ class SegmentSource:
 def take(segment: Segment, source: StateSource, step: StepNo, rank: Rank, holding: str) -> int:
     """Copy `state@step` into a segment; returns the bytes of its tensors.
 
-    Raises `StateError` where the state does not stand there, `NoRoom` where there is no memory for it.
+    Raises `StateError` if the state is at another step, `NoMemoryForCopy` if there is no memory for it.
     """
     inventory = source.inventory(step)
     _, payload = layout(entry.nbytes for entry in inventory.entries)

@@ -33,63 +33,63 @@ _MARKED = re.compile(r"lineage ([0-9a-f]*)")
 
 
 class CheckpointStorage(Protocol):
-    """Holds one folder a checkpoint. All operations raise `OSError`; those of a URL may raise what its store raises."""
+    """One folder for each checkpoint. All methods raise `OSError`; those of a URL may raise its store's own errors."""
 
     url: str
     own: Lineage
-    """Owner that uses it: another's files are never changed."""
+    """The training that uses it: files of others are never changed."""
 
     def working(self, step: StepNo, attempt: int) -> str:
         """The name of the folder in which a checkpoint is made."""
         ...
 
     def begin(self, folder: str) -> None:
-        """Make a working folder, or find it there. Until `publish` it counts as torn."""
+        """Make a working folder, unless it exists. Until `publish` it counts as torn."""
         ...
 
     def publish(self, folder: str, step: StepNo) -> str:
-        """The manifest is there: give the folder its name, which is returned."""
+        """Give the folder its final name, once it has its manifest; returns that name."""
         ...
 
     def folders(self) -> list[str]:
-        """The names of all checkpoints, torn ones included, unfinished ones not."""
+        """The names of all checkpoints, including torn ones but not unfinished ones."""
         ...
 
     def taken(self, folder: str) -> bool:
-        """True if a folder of that name is there."""
+        """True if a folder of that name exists."""
         ...
 
     def remains(self) -> dict[str, str]:
-        """The folders that will never be complete, if no other writer is at work, and whose each is."""
+        """Folders that will never be complete unless another writer is at work, each with its owner."""
         ...
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """The files of a folder and their bytes; none where there is no such folder."""
+        """The files of a folder with their sizes in bytes; empty if there is no such folder."""
         ...
 
     def read(self, folder: str, name: str) -> AbstractContextManager[BinaryIO]:
-        """A file to read from, at any position."""
+        """Open a file for reading at any position."""
         ...
 
     def write(self, folder: str, name: str) -> AbstractContextManager[BinaryIO]:
-        """A new file, which is there in full once the block has ended without an error."""
+        """Open a new file, which is complete once the block has ended without an error."""
         ...
 
     def delete(self, folder: str, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         ...
 
     def remove(self, folder: str) -> None:
-        """Remove a folder so that it never looks complete on the way, and is known as ours until it is gone."""
+        """Remove a folder so that it never looks complete meanwhile, and is recognised as regrow's until it is gone."""
         ...
 
     def address(self, folder: str) -> str:
-        """The folder for people."""
+        """Address of the folder, for people."""
         ...
 
 
 def place(url: str, own: Lineage = NOBODY) -> CheckpointStorage:
-    """The place that a path or a URL names. Raises `UsageError` where its kind of store cannot be used here.
+    """The storage that a path or a URL names. Raises `UsageError` if that kind of store cannot be used here.
 
     Args:
         url: of the place.
@@ -109,15 +109,15 @@ def place(url: str, own: Lineage = NOBODY) -> CheckpointStorage:
 
 
 def folder_at(url: str) -> Path | None:
-    """The folder of a file system that a path or a URL names; None where it names something else."""
+    """The folder of a file system that a path or a URL names; None if it names something else."""
     if url.startswith("file://"):
         return Path(url.removeprefix("file://"))
     return None if "://" in url else Path(url)
 
 
 def owner(at: CheckpointStorage, folder: str) -> str | None:
-    """The id of the training whose checkpoint this is, whole or torn, as far as that is known."""
-    with contextlib.suppress(Exception), at.read(folder, MANIFEST) as file:  # whatever the store says, it is not known
+    """Id of the training that owns this checkpoint, whole or torn; None if it is not known."""
+    with contextlib.suppress(Exception), at.read(folder, MANIFEST) as file:  # any error: the owner is not known
         return head_of(file.read()).lineage.id
     with contextlib.suppress(Exception), at.read(folder, MARK) as file:
         found = _MARKED.search(file.read().decode(errors="replace"))
@@ -126,7 +126,7 @@ def owner(at: CheckpointStorage, folder: str) -> str | None:
 
 
 def _name_for(at: CheckpointStorage, step: StepNo) -> str:
-    """The name of a checkpoint to be: one that is free, or another of this training's own."""
+    """The name for a new checkpoint: a free one, or one of this training's own."""
     name = folder_of(step)
     if not at.own.id or not at.taken(name):
         return name
@@ -135,7 +135,7 @@ def _name_for(at: CheckpointStorage, step: StepNo) -> str:
 
 
 class FolderStorage:
-    """A folder of a file system; if there are several nodes, one that they share.
+    """A folder of a file system; with several nodes, one that they share.
 
     Args:
         directory: made when it is needed.
@@ -151,11 +151,11 @@ class FolderStorage:
         return unfinished(self.own.id, f"{step}-{attempt}")
 
     def begin(self, folder: str) -> None:
-        """Make it, and what is above it."""
+        """Make the folder and its parents."""
         (self._directory / folder).mkdir(parents=True, exist_ok=True)
 
     def publish(self, folder: str, step: StepNo) -> str:
-        """Rename it."""
+        """Rename the folder."""
         final, replaced = _name_for(self, step), unfinished(self.own.id, f"{step}-replaced")
         _sync(self._directory / folder)
         if (self._directory / final).exists():
@@ -167,11 +167,11 @@ class FolderStorage:
         return final
 
     def folders(self) -> list[str]:
-        """All that are named as checkpoints."""
+        """All folders that are named as checkpoints."""
         return [name for name in self._names() if step_of(name) is not None]
 
     def taken(self, folder: str) -> bool:
-        """True if something has that name, be it a file or a link to nowhere."""
+        """True if the name exists, even as a file or a dangling link."""
         return os.path.lexists(self._directory / folder)
 
     def remains(self) -> dict[str, str]:
@@ -183,13 +183,13 @@ class FolderStorage:
         return os.listdir(self._directory) if self._directory.is_dir() else []
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """By looking into the folder."""
+        """Read the directory."""
         path = self._directory / folder
         return {each.name: each.stat().st_size for each in path.iterdir()} if path.is_dir() else {}
 
     @contextmanager
     def read(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """The file itself; opening a pipe, which somebody has put there, would not end."""
+        """Open the file itself, without blocking: opening a pipe in its place would never return."""
         path = self._directory / folder / name
         with open(path, "rb", opener=_without_waiting) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -198,18 +198,18 @@ class FolderStorage:
 
     @contextmanager
     def write(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """The file itself, on the disk and not just in its cache when the block ends."""
+        """Write the file itself; it is synced to the disk when the block ends."""
         with (self._directory / folder / name).open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
 
     def delete(self, folder: str, name: str) -> None:
-        """Unlink."""
+        """Unlink the file."""
         (self._directory / folder / name).unlink(missing_ok=True)
 
     def remove(self, folder: str) -> None:
-        """Take its name away, then what it holds."""
+        """Rename the folder as unfinished, then delete its contents."""
         path = self._directory / folder
         if not folder.startswith(UNFINISHED) and os.path.lexists(path):
             folder = unfinished(self.own.id, folder)
@@ -225,12 +225,12 @@ class FolderStorage:
             shutil.rmtree(path, ignore_errors=True)
 
     def address(self, folder: str) -> str:
-        """Its path."""
+        """Path of the folder."""
         return str(self._directory / folder)
 
 
 class UrlStorage:
-    """A place behind fsspec. A folder is worked on under its own name and has a file that says so until it is whole.
+    """A place behind fsspec. A folder has its final name at once, and a file that marks it until it is whole.
 
     Args:
         url: as the user wrote it.
@@ -248,7 +248,7 @@ class UrlStorage:
         return _name_for(self, step)
 
     def begin(self, folder: str) -> None:
-        """Mark it as unfinished, and only then as no longer complete, if an earlier job had completed it."""
+        """Mark the folder as unfinished, and only then remove the manifest, if an earlier job had completed it."""
         self._files.makedirs(self._path(folder), exist_ok=True)
         if MARK not in self.sizes(folder):
             with self.write(folder, MARK) as file:
@@ -257,12 +257,12 @@ class UrlStorage:
         self.delete(folder, MANIFEST)
 
     def publish(self, folder: str, step: StepNo) -> str:
-        """Take the mark away. The manifest is what counts."""
+        """Remove the mark. The manifest alone makes the checkpoint whole."""
         self.delete(folder, MARK)
         return folder
 
     def folders(self) -> list[str]:
-        """All that are named as checkpoints."""
+        """All folders that are named as checkpoints."""
         with contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found = self._files.ls(f"{self._root}/", detail=False)
@@ -271,7 +271,7 @@ class UrlStorage:
         return []
 
     def taken(self, folder: str) -> bool:
-        """True if there is anything in it."""
+        """True if there is any file in it."""
         return bool(self.sizes(folder))
 
     def remains(self) -> dict[str, str]:
@@ -281,7 +281,7 @@ class UrlStorage:
         return {folder: whose for folder in torn if (whose := owner(self, folder)) is not None}
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """By asking the store."""
+        """Ask the store."""
         with contextlib.suppress(FileNotFoundError):
             self._files.invalidate_cache()
             found = self._files.ls(f"{self._path(folder)}/", detail=True)
@@ -289,17 +289,17 @@ class UrlStorage:
         return {}
 
     def read(self, folder: str, name: str) -> AbstractContextManager[BinaryIO]:
-        """In blocks, read as they are needed."""
+        """Open the object; blocks are read as they are needed."""
         return cast(AbstractContextManager[BinaryIO], self._files.open(self._path(folder, name), "rb"))
 
     @contextmanager
     def write(self, folder: str, name: str) -> Iterator[BinaryIO]:
-        """Uploaded in parts, visible when the block ends without an error."""
+        """Upload in parts; the object is visible when the block ends without an error."""
         file = self._files.open(self._path(folder, name), "wb")
         try:
             yield file
         except BaseException:
-            with contextlib.suppress(AttributeError, NotImplementedError):  # not every store can take it back
+            with contextlib.suppress(AttributeError, NotImplementedError):  # not every store can discard it
                 file.discard()
             raise
         file.close()
@@ -310,18 +310,18 @@ class UrlStorage:
             self._files.rm_file(self._path(folder, name))
 
     def remove(self, folder: str) -> None:
-        """Mark it, take its manifest, then the rest, then the mark."""
+        """Mark the folder, then delete its manifest, the other files, and at last the mark."""
         names = self.sizes(folder)
         self.begin(folder)
         for name in names:
             if name != MARK:
                 self.delete(folder, name)
         self.delete(folder, MARK)
-        with contextlib.suppress(OSError, NotImplementedError):  # where folders exist without files in them
+        with contextlib.suppress(OSError, NotImplementedError):  # some stores keep folders without files
             self._files.rmdir(self._path(folder))
 
     def address(self, folder: str) -> str:
-        """Its URL."""
+        """URL of the folder."""
         return f"{self.url}/{folder}"
 
     def _path(self, *names: str) -> str:

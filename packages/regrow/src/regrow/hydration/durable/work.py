@@ -1,4 +1,4 @@
-"""Work of the writer process, order by order. Runs alone in a process of its own, so it may block."""
+"""Carries out the orders of the writer process, one by one. It has a process of its own, so it may block."""
 
 import os
 import time
@@ -30,12 +30,12 @@ def work(where: CheckpointPlace, order: WriterOrder, descriptors: Sequence[int])
     """Carry out one order.
 
     Args:
-        where: checkpoints are kept, and whose they are.
-        order: what is to be done.
+        where: the place of the checkpoints, and their owner.
+        order: the order.
         descriptors: of the segments with the snapshots of the ranks to be written; closed here.
 
     Raises:
-        RegrowError, OSError: it could not be done; object stores also raise errors of their own.
+        RegrowError, OSError: it failed; object stores also raise errors of their own.
     """
     removed: list[str] = []
     match order:

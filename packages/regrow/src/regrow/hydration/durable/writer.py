@@ -1,4 +1,4 @@
-"""Writing a durable checkpoint: each rank's part, then what makes them one. See `layout.py` for what is where."""
+"""Writes a durable checkpoint: each rank's part, then the files that join them. See `layout.py` for the contents."""
 
 from collections.abc import Collection, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
@@ -33,7 +33,7 @@ from regrow.hydration.shards import Box
 
 
 class PartSource(Protocol):
-    """One rank's `state@step` in memory that somebody else may overwrite."""
+    """One rank's `state@step` in memory that another process may overwrite."""
 
     rank: Rank
     holding: str
@@ -53,7 +53,7 @@ class PartSource(Protocol):
 
 
 class _Written:
-    """Pieces that one call has on disk already, by name, box and digests; and the rank that wrote each."""
+    """Pieces that one call has written already, by name, box and digests; and the rank that wrote each."""
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str, Box, tuple[str, ...]], Rank] = {}
@@ -64,7 +64,7 @@ class _Written:
 
 
 class _Part:
-    """One rank's file as it is being written."""
+    """One rank's file while it is written."""
 
     def __init__(self, rank: Rank, file: BinaryIO, written: _Written) -> None:
         self.rank, self._file, self._written = rank, file, written
@@ -72,7 +72,7 @@ class _Part:
         self.shared: dict[str, Rank] = {}
 
     def add(self, name: str, tensor: torch.Tensor, box: Box, whole: tuple[int, ...]) -> None:
-        """A piece of a tensor, unless a lower rank has written the same."""
+        """Add a piece of a tensor, unless a lower rank has written the same."""
         pieces = [(piece, _rows(tensor, box, piece)) for piece in cut(box, tensor.nbytes)]
         digests = tuple(digest_of(rows) for _, rows in pieces)
         writer = self._written.by(name, box, digests, self.rank)
@@ -86,17 +86,17 @@ class _Part:
             stored.chunks.append(Chunk(piece, part_file(self.rank), offset, self._file.tell() - offset, digest))
 
     def add_own(self, name: str, tensor: torch.Tensor) -> None:
-        """Add a tensor that is no piece of the protected state."""
+        """Add a tensor that is not part of the protected state."""
         shape = tuple(tensor.shape)
         self.add(name, tensor, whole_box(shape), shape)
 
 
 def write_parts(at: CheckpointStorage, step: StepNo, attempt: int, sources: Sequence[PartSource]) -> int:
-    """Write the parts of these ranks; returns the bytes written. A piece that several have is written by the first.
+    """Write the parts of these ranks; returns the bytes written. The first rank that has a piece writes it.
 
     Raises:
         TornSnapshot: a source was overwritten meanwhile.
-        CheckpointError, OSError: they could not be written. In both cases nothing of them is left.
+        CheckpointError, OSError: they could not be written. In all these cases no file of them is left.
     """
     folder = at.working(step, attempt)
     at.begin(folder)
@@ -143,14 +143,14 @@ def _write_part(
 def _save(tensor: torch.Tensor, file: BinaryIO, name: str) -> None:
     try:
         torch.save(tensor, file)
-    except RuntimeError as error:  # of a disk that is full it says where its own file should end
+    except RuntimeError as error:  # on a full disk torch only complains about the length of its own file
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise CheckpointError(f"{name} could not be written: {error}") from error
 
 
 def _rows(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
-    """A piece of a box. It must look like a tensor of its own: `torch.save` writes all the memory behind a view."""
+    """A piece of a box, with a storage of its own: `torch.save` writes the whole storage behind a view."""
     if piece == box:
         return tensor
     first = piece[0][0] - box[0][0]
@@ -158,13 +158,13 @@ def _rows(tensor: torch.Tensor, box: Box, piece: Box) -> torch.Tensor:
 
 
 def _alone(rows: torch.Tensor) -> torch.Tensor:
-    """The same contiguous memory as the storage of a tensor of its own, without a copy."""
+    """The same contiguous memory as a tensor with a storage of its own, without a copy."""
     raw = rows.view(torch.uint8).reshape(-1).numpy()
     return torch.from_numpy(raw).view(rows.dtype).reshape(rows.shape)
 
 
 class Finished(NamedTuple):
-    """A checkpoint that is complete. `unkept`: what could not be removed behind it, and why, for people."""
+    """A complete checkpoint. `unkept`: which old ones could not be removed, and why, for people."""
 
     folder: str
     nbytes: int
@@ -180,16 +180,16 @@ def finish(
     *,
     refused: Collection[StepNo] = (),
 ) -> Finished:
-    """Connect the parts, publish the checkpoint, remove all but the newest `keep` and the remains of earlier writers.
+    """Join the parts, publish the checkpoint, remove all but the newest `keep` and the remains of earlier writers.
 
     Args:
         at: the place, and the checkpoint's owner: files of another training stay as they are.
         step, attempt: of the checkpoint.
         ranks: that have written parts.
         keep: number of checkpoints that stay.
-        refused: steps of earlier ones that could not be read: they are none of those that are kept.
+        refused: steps of earlier ones that could not be read; they do not count among those that are kept.
 
-    Raises `CheckpointError`, `OSError`; the checkpoint is torn then. Torn ones beside it fail nothing.
+    Raises `CheckpointError`, `OSError`; the checkpoint is torn then. Other torn checkpoints cause no failure.
     """
     folder = at.working(step, attempt)
     sizes = at.sizes(folder)
@@ -210,13 +210,13 @@ def finish(
 
 
 def clean(at: CheckpointStorage, keep: int, *, newest: str = "", refused: Collection[StepNo] = ()) -> str:
-    """Remove all complete checkpoints of this training but the newest `keep`, and all its remains of torn ones.
+    """Remove all complete checkpoints of this training but the newest `keep`, and all remains of its torn ones.
 
-    Returns why something could not be removed, for people; empty: all could.
+    Returns the reason if something could not be removed, for people; empty if all was.
     """
     try:
         there = look(at)
-    except Exception as error:  # noqa: BLE001 - the checkpoint is there, whatever its neighbours are like
+    except Exception as error:  # noqa: BLE001 - the checkpoint is complete, whatever is beside it
         return f"{at.url} cannot be looked through: {cause_of(error)}"
     old = surplus(there.own(at.own), keep, newest=newest, refused=refused)
     unkept = ""
@@ -229,13 +229,13 @@ def clean(at: CheckpointStorage, keep: int, *, newest: str = "", refused: Collec
 
 
 def surplus(own: Sequence[WholeCheckpoint], keep: int, *, newest: str, refused: Collection[StepNo]) -> list[str]:
-    """The folders that are not among the `keep` that stay: the one just written, then the newest that could be read."""
+    """Folders to remove: all but `keep`, which are the one just written, then the newest that could be read."""
     order = sorted(own, key=lambda each: (each.folder != newest, each.step in refused, -each.step))
     return [each.folder for each in order[keep:]]
 
 
 def abandon(at: CheckpointStorage, step: StepNo, attempt: int) -> None:
-    """Remove what there is of a checkpoint that will not be finished."""
+    """Remove all files of a checkpoint that will not be finished."""
     folder = at.working(step, attempt)
     if at.taken(folder) and MANIFEST not in at.sizes(folder):
         at.remove(folder)
