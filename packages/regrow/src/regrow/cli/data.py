@@ -30,7 +30,7 @@ def pack(inputs: tuple[str, ...], **options: Any) -> None:
     """Tokenize INPUTs into a corpus that regrow.data.PackedTokens reads.
 
     INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. A run after an
-    interruption reuses the finished shards. Needs regrow[data].
+    interruption reuses the work that was done. Needs regrow[data].
     """
     from rich.console import Console
 
