@@ -65,7 +65,7 @@ class Walk:
         self._within: set[int] = set()
         self._visits = 0
         self._in_code = 0
-        """Nesting depth in functions, in which the state of files is ignored: code may refer to a file that it writes."""
+        """Nesting depth in functions, where the state of files is ignored: code may refer to a file that it writes."""
 
     def digest(self, value: Any) -> Digest:
         """Digest of a value, 16 bytes. Never raises, even if the value's own methods do."""
