@@ -28,7 +28,7 @@ class Source(Protocol):
 
     @property
     def giving(self) -> Giving:
-        """What a second `fetch` of the same batch returns."""
+        """Kind of result of a second `fetch` of the same batch."""
         ...
 
     spec: OrderSpec

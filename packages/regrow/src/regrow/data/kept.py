@@ -15,7 +15,7 @@ Leaf = Callable[[Any], Any]
 
 
 class Giving(Enum):
-    """What a loader returns for a second request of the same step."""
+    """Kind of result that a loader returns for a second request of the same step."""
 
     FRESH = auto()
     """A batch made anew, independent of the first."""

@@ -27,7 +27,7 @@ class CallableSource:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
@@ -35,15 +35,15 @@ class CallableSource:
         return Fetched(self._function(step))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """It is called once more."""
+        """Call the function once more."""
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """It is called with the step."""
+        """Never: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class SequenceSource:
@@ -58,14 +58,14 @@ class SequenceSource:
         self.spec = OrderSpec(OPAQUE, 0)
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`."""
         return Fetched(self._batches[step % len(self._batches)])
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class IterableSource:
@@ -270,7 +270,7 @@ class SharedCallable:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of a share; its random numbers depend on the seed, the step and the share."""
@@ -278,15 +278,15 @@ class SharedCallable:
         return Fetched(self._function(step, rank))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """It is called once more."""
+        """Call the function once more."""
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """It is called with the step."""
+        """Never: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class Numbered:
@@ -298,7 +298,7 @@ class Numbered:
 
     @property
     def giving(self) -> Giving:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return self._source.giving
 
     def seek(self, step: int, rank: int, world: int) -> None:
@@ -310,11 +310,11 @@ class Numbered:
         return self._source.fetch(step * world + rank, 0, 1)
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return self._source.read_again(step * world + rank, 0, 1) if isinstance(self._source, ReadsAgain) else None
 
     def goes_on(self) -> bool:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return isinstance(self._source, ReadsAgain) and self._source.goes_on()
 
     def close(self) -> None:

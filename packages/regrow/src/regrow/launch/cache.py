@@ -1,4 +1,4 @@
-"""Data caches of the agents that this launcher starts: their folders, sizes, and a warning where there is none."""
+"""Data caches of the agents that this launcher starts: their folders and sizes, and a warning if there is none."""
 
 import os
 from pathlib import Path

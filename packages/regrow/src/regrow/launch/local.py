@@ -232,7 +232,7 @@ class _Launch:
             end = await coordinator.wait_ended()
             if isinstance(end, Deposed):
                 api.give_way()
-                # Only this node's own agents are told to end: the others now follow the other coordinator.
+                # End only this node's own agents: the others now follow the other coordinator.
                 await asyncio.gather(*(agent.end(within=_GIVE_WAY_S) for agent in agents.values()))
                 return end
             api.end()

@@ -202,7 +202,7 @@ class _RankTimes:
         self._ordered = min(orders, default=start)
 
     def pieces(self, rank: Rank) -> Iterator[_Piece]:
-        """All of a rank's time, in order."""
+        """All pieces of a rank's time, in order."""
         commits = sorted(self._steps.get(rank, []), key=lambda commit: commit.at)
         given_up = sorted(self._given_up.get(rank, []), key=lambda piece: piece.end)
         usual = median(commit.seconds for commit in commits) if commits else 0.0

@@ -277,7 +277,7 @@ class _Prover:
         proof.padding += counts.padding
         proof.dropped += counts.dropped
 
-    # --- saying it ------------------------------------------------------------------------------------------------
+    # --- findings -------------------------------------------------------------------------------------------------
 
     def _complain(self, reads: StepReads, cause: str, text: str, count: int) -> None:
         if cause == SampleCounts.REPEATED:

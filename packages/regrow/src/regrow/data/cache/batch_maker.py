@@ -179,7 +179,7 @@ class BatchMaker:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return iterator
 
-    # --- what the pipeline asks ----------------------------------------------------------------------------------
+    # --- as the pipeline's batch sampler -------------------------------------------------------------------------
 
     def __iter__(self) -> Self:
         return self

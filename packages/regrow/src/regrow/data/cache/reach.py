@@ -194,7 +194,7 @@ class Reach:
         if line is not None:
             line.close()
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- the producer's messages ---------------------------------------------------------------------------------
 
     def _answers(self) -> bool:
         """True if a producer that did not answer in time has sent something since."""

@@ -115,7 +115,7 @@ class NextHost:
             return
         if not host.coordinator.over:
             host.leased.retire()  # the others notice the end of this process
-            # Its end closes connections; whoever then checks for the coordinator must get no answer.
+            # Its end closes connections; a process that then checks for the coordinator must get no answer.
             await host.coordinator.let_nobody_in()
             return
         if self._entry is not None:

@@ -127,7 +127,7 @@ class Present:
         self._pending = dict.fromkeys(TIMED, 0.0)
         self._every: Seconds = 1.0
 
-    # --- taking in -----------------------------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------------------------
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
         """Add a fact or record of the coordinator."""
