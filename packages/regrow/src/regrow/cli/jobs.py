@@ -75,7 +75,7 @@ def status(job: str | None, as_json: bool) -> None:
 @click.argument("job", required=False)
 @click.option("--plain", is_flag=True, help="Lines instead of the picture.")
 def top(job: str | None, plain: bool) -> None:
-    """Watch JOB on this terminal: its ranks, loss, incidents and goodput. Ctrl-C ends the view, not the job."""
+    """Watch JOB: its ranks, loss, incidents and goodput. Ctrl-C ends the view, not the job."""
     from regrow.launch.listing import watch_job
 
     watch_job(jobs_home(), job, plain=plain)
@@ -124,7 +124,7 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 @click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
 def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
-    """Give NODE of JOB back: its ranks leave at the next step boundary, then its agent ends; the job goes on."""
+    """Give NODE of JOB back. Its ranks leave at the next step boundary, then its agent ends; the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
     from regrow.membership.server.requests import DrainRequest
@@ -157,7 +157,7 @@ def token(job: str | None) -> None:
 @click.argument("job", required=False)
 @click.option("--grace", default="30s", metavar="TIME", help="To save the state, with --checkpoint-every.  [30s]")
 def stop(job: str | None, grace: str) -> None:
-    """Ask JOB to save its state, if it writes checkpoints, and to end; it then exits with 75."""
+    """Ask JOB to save its state and end. It saves only if it writes checkpoints, and exits with 75."""
     from regrow.launch.checks import some_time
 
     patience = some_time("--grace", grace, zero=True)
@@ -170,7 +170,7 @@ def stop(job: str | None, grace: str) -> None:
 @click.argument("job", required=False)
 @click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose output.")
 def logs(job: str | None, rank: int) -> None:
-    """Print the output of all workers of one rank of JOB, one after the other; works for ended jobs too."""
+    """Print the output of one rank of JOB. It includes all workers that held the rank; JOB may have ended."""
     from regrow.launch.folder import find_job
     from regrow.launch.listing import print_logs
 
@@ -181,7 +181,7 @@ def logs(job: str | None, rank: int) -> None:
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 def story(run: str | None) -> None:
-    """Describe a run in plain words: each incident, its cause, how it was mended, and what it cost.
+    """Describe a run in plain words. Each incident is shown with its cause, recovery and cost.
 
     Default: the running job, else the newest.
     """
@@ -198,7 +198,7 @@ def story(run: str | None) -> None:
 @click.option("--price", type=float, default=0.0, metavar="$", help="Of a node, an hour.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def goodput(run: str | None, price: float, as_json: bool) -> None:
-    """Account for each rank-second of a run, by incident, node and cause.
+    """Account for each rank-second of a run. Lost time is shown by incident, node and cause.
 
     Default: the running job, else the newest.
     """
@@ -222,7 +222,7 @@ def goodput(run: str | None, price: float, as_json: bool) -> None:
 @click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
 @click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
 def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
-    """Draw world size, throughput and loss of a run, with its incidents; needs regrow[plot].
+    """Draw world size, throughput and loss of a run. Marks incidents; needs regrow[plot].
 
     Default: the running job, else the newest. Writes plot.png and plot.svg next to the records.
     """

@@ -40,7 +40,7 @@ _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": to
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(context: click.Context, /, **values: Any) -> int:
-    """Train: run SCRIPT in several workers that survive each other's failures.
+    """Run SCRIPT in workers that survive each other's failures.
 
     Takes torchrun's flags, with - or _. Everything after SCRIPT is passed to the script.
     """
@@ -126,7 +126,7 @@ def _count_gpus() -> int:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def try_(script: str, **values: Any) -> int:
-    """Test SCRIPT: run it undisturbed, then kill each rank in each phase, and compare the results bit by bit.
+    """Test that SCRIPT survives a kill of each rank in each phase. The results are compared bit by bit.
 
     SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: see the table.
     """
@@ -170,7 +170,7 @@ def doctor(
     train: bool,
     **training: Any,
 ) -> int:
-    """Examine this machine: GPUs, memory, disk, network, products with a known answer; nothing is changed.
+    """Examine this machine: GPUs, CPU, memory, disk, network. Nothing is changed.
 
     With --train: run small trainings here, inject faults, and compare the results bitwise; nothing is left behind.
 
@@ -204,7 +204,7 @@ def doctor(
 @click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live view.")
 def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
-    """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""
+    """Train a small GPT while three of its workers are killed. The result is compared with the undisturbed run."""
     from regrow.launch.demo import run_demo
 
     given: dict[str, Any] = {"steps": steps, "seed": seed}
