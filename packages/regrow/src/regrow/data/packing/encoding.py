@@ -138,8 +138,8 @@ def _end_with_packer() -> None:
         if os.getppid() != _packer[0]:
             os._exit(1)
     else:
-        # The pool's thread forks the replacements of dead workers. It ends with the pool, not with the process: then
-        # the kernel would kill its forks, perhaps while they take work, and nobody could take the lock from them.
+        # The pool's thread forks the replacements of dead workers. A death signal is sent when this thread ends, which
+        # is before the process does: it could kill a fork that holds the lock of the work queue, for good.
         threading.Thread(target=_watch_packer, args=(_packer[0],), daemon=True).start()
 
 
