@@ -130,7 +130,7 @@ class Ledger:
         return max(self.commits, default=None)
 
     def world_commits(self, *, newest: int | None = None) -> list[tuple[StepNo, Instant]]:
-        """(step, time of its last commit) for each step that every rank committed; `newest`: only so many."""
+        """(step, time of its last commit) for each step that every rank committed; `newest`: at most this number."""
         world = self.world
         steps = (step for step in sorted(self.commits, reverse=True) if len(self.commits[step]) == world > 0)
         found = [(step, max(c.at for c in self.commits[step].values())) for step in islice(steps, newest)]

@@ -24,7 +24,7 @@ from regrow.data.cache.evenly import SAMPLED_ITEMS, Digest, bytes_of_array, of, 
 
 _DEEPEST = 60
 _MOST_VISITS = 50_000
-"""After so many visits only the types of objects are digested, to bound the time to some 0.2 s."""
+"""After this number of visits only the types of objects are digested, to bound the time to some 0.2 s."""
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
