@@ -1,4 +1,4 @@
-"""The command tree: parses words, calls one function, prints the result. What a command needs is imported in it."""
+"""The command tree: each command parses its arguments, imports and calls one function, and prints the result."""
 
 from regrow.cli.tree import main
 

@@ -29,8 +29,8 @@ def data() -> None:
 def pack(inputs: tuple[str, ...], **options: Any) -> None:
     """Tokenize INPUTs into a corpus that regrow.data.PackedTokens reads.
 
-    INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. Run again after an
-    interruption, it uses what was done. Needs regrow[data].
+    INPUT is a path, a glob or a URL of JSON Lines (.jsonl, .json, also .gz), Parquet or Arrow files. A run after an
+    interruption reuses the work that was done. Needs regrow[data].
     """
     from rich.console import Console
 
@@ -46,10 +46,10 @@ def pack(inputs: tuple[str, ...], **options: Any) -> None:
 @click.option("--against", multiple=True, metavar="JOB", help="Each step must have read the same here; repeatable.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def verify(jobs: tuple[str, ...], against: tuple[str, ...], as_json: bool) -> int:
-    """Prove from its records that JOB has read every sample once, whatever happened to it.
+    """Prove from its records that JOB has read every sample exactly once, in spite of failures.
 
-    Several JOBs are one training, each resumed from the one before it. Without any it is the one that runs, or the
-    newest. Exit code 0: proven. 1: something is wrong, or the records do not tell all.
+    Several JOBs are one training, each resumed from the one before it. Default: the running job, else the newest.
+    Exit code 0: proven. 1: something is wrong, or the records are incomplete.
     """
     import msgspec
 

@@ -1,4 +1,4 @@
-"""Commands of other packages: they announce themselves by entry points, and are imported when they are asked for."""
+"""Commands of other packages, which register them as entry points; each is imported when it is called."""
 
 import functools
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from regrow.core.errors import UsageError
 from regrow.core.process.extras import install_line
 
 GROUP: Final = "regrow.commands"
-"""Entry points of this group are commands: the name is the verb, the object is one of click's commands."""
+"""Entry point group of commands: the name is the verb, the object a `click.Command`."""
 
 ELSEWHERE: Final[Mapping[str, str]] = {
     "batch": "regrow-batch",
@@ -25,7 +25,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "slurm": "regrow-clusters",
     "train": "regrow-recipes",
 }
-"""Verbs that this repository's other packages bring, so that one that is not installed is answered with its name."""
+"""Verbs of this repository's other packages, so that the error for a missing one names the package to install."""
 
 
 @functools.cache
@@ -41,9 +41,9 @@ def package_of(verb: str) -> str:
 
 
 def command(verb: str) -> click.Command | None:
-    """The command of a verb; `None` for one that nobody knows.
+    """The command of a verb; `None` for an unknown verb.
 
-    Raises `UsageError` where the package of a known verb is not installed, or cannot be imported.
+    Raises `UsageError` if the package of a known verb is not installed, or cannot be imported.
     """
     point = announced().get(verb)
     if point is None:

@@ -1,4 +1,4 @@
-"""Help of a command with many flags: the most used ones first, all of them in sections by what they are for."""
+"""Help of a command with many flags: `--help` shows the most used ones, `--help-all` all of them by purpose."""
 
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ _SECTIONS: Final = {
 }
 MOST_USED: Final = _MOST_USED.split()
 SECTIONS: Final = {title: tuple(flags.split()) for title, flags in _SECTIONS.items()}
-"""Every flag that a person sees is in one of them, by its long name."""
+"""Every visible flag is in one of these sections, by its long name."""
 
 
 class SectionedCommand(RunCommand):

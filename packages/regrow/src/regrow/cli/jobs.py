@@ -1,4 +1,4 @@
-"""Commands about jobs that run, or have run."""
+"""Commands for running and ended jobs."""
 
 import secrets
 import sys
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def client_of(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
-    """A job that runs, and whom to ask about it. Raises `UsageError` where there is none."""
+    """A running job and a client of its coordinator. Raises `UsageError` if there is none."""
     from regrow.launch.folder import find_job
     from regrow.launch.remote import CoordinatorClient
 
@@ -35,7 +35,7 @@ def client_of(job: str | None) -> tuple["JobEntry", "CoordinatorClient"]:
 @click.option("--at", type=click.Choice([str(stage) for stage in FaultStage]), default=str(FaultStage.NOW))
 @click.option("--step", type=click.IntRange(min=0), help="In this step; without it, in the next one.")
 def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> None:
-    """Let one worker of JOB fail, to see that the job goes on. JOB may be left out when one is running."""
+    """Inject a fault into one worker of JOB, to test its recovery. JOB may be left out when only one is running."""
     from regrow.core.ids import Rank, StepNo
     from regrow.core.messages.vocabulary import FaultSpec
 
@@ -57,7 +57,7 @@ def kill(job: str | None, rank: int, how: str, at: str, step: int | None) -> Non
 @click.argument("job", required=False)
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(job: str | None, as_json: bool) -> None:
-    """Show who is in JOB and how far it is."""
+    """Show the workers and the progress of JOB."""
     import msgspec
 
     from regrow.launch.listing import status_lines
@@ -75,7 +75,7 @@ def status(job: str | None, as_json: bool) -> None:
 @click.argument("job", required=False)
 @click.option("--plain", is_flag=True, help="Lines instead of the picture.")
 def top(job: str | None, plain: bool) -> None:
-    """Watch JOB on this terminal: its ranks, loss, incidents and goodput. Ctrl-C leaves it, and the job goes on."""
+    """Watch JOB: its ranks, loss, incidents and goodput. Ctrl-C ends the view, not the job."""
     from regrow.launch.listing import watch_job
 
     watch_job(jobs_home(), job, plain=plain)
@@ -85,7 +85,7 @@ def top(job: str | None, plain: bool) -> None:
 @click.option("--tag", default="", metavar="NAME", help="Only those of regrow run --tag NAME, with what they came to.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: a list of objects.")
 def list_jobs(tag: str, as_json: bool) -> None:
-    """List jobs, the newest last. With --tag or --json also their steps, incidents and goodput, by their records."""
+    """List jobs, the newest last. With --tag or --json also steps, incidents and goodput, from their records."""
     import msgspec
 
     from regrow.launch import folder
@@ -107,7 +107,7 @@ def list_jobs(tag: str, as_json: bool) -> None:
 @click.option("--stay", metavar="TIME", help="How long the capacity will be there; growing must pay in that time.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
 def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | None, reason: str) -> int:
-    """Ask JOB to have another number of replicas. Exit code 1: it refuses, says why, and goes on as it is."""
+    """Change the number of replicas of JOB. Exit code 1: the job refuses, gives the reason, and goes on unchanged."""
     from regrow.launch.checks import some_time
     from regrow.membership.server.requests import ScaleRequest
 
@@ -124,7 +124,7 @@ def scale(job: str | None, replicas: int | None, ranks: int | None, stay: str | 
 @click.option("--force", is_flag=True, help="Also where the job then has to stand still until another node joins it.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
 def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
-    """Give NODE of JOB back: its ranks leave it at the next boundary, then its agent ends, and the job goes on."""
+    """Give NODE of JOB back. Its ranks leave at the next step boundary, then its agent ends; the job goes on."""
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time
     from regrow.membership.server.requests import DrainRequest
@@ -137,7 +137,7 @@ def drain(names: tuple[str, ...], grace: str, force: bool, reason: str) -> int:
 
 
 def answered(entry: "JobEntry", answer: "AnswerScale") -> int:
-    """Say what becomes of what was asked; the exit code."""
+    """Print the coordinator's answer to a request; returns the exit code."""
     if not answer.accepted:
         click.echo(f"regrow: job {entry.job}: {answer.reason}", err=True)
         return REFUSED
@@ -148,7 +148,7 @@ def answered(entry: "JobEntry", answer: "AnswerScale") -> int:
 @click.command()
 @click.argument("job", required=False)
 def token(job: str | None) -> None:
-    """Print the secret of JOB, which runs on this machine; with it the live page offers to drain, scale and kill."""
+    """Print the secret of JOB, which runs on this machine; the live page needs it to drain, scale and kill."""
     entry, _ = client_of(job)
     click.echo(entry.token)
 
@@ -157,7 +157,7 @@ def token(job: str | None) -> None:
 @click.argument("job", required=False)
 @click.option("--grace", default="30s", metavar="TIME", help="To save the state, with --checkpoint-every.  [30s]")
 def stop(job: str | None, grace: str) -> None:
-    """Ask JOB to save its state, where it writes checkpoints, and to end; it then exits with 75."""
+    """Ask JOB to save its state and end. It saves only if it writes checkpoints, and exits with 75."""
     from regrow.launch.checks import some_time
 
     patience = some_time("--grace", grace, zero=True)
@@ -170,7 +170,7 @@ def stop(job: str | None, grace: str) -> None:
 @click.argument("job", required=False)
 @click.option("--rank", type=click.IntRange(min=0), required=True, help="Whose output.")
 def logs(job: str | None, rank: int) -> None:
-    """Print what the workers of one rank of JOB have written, one after the other; for ended jobs too."""
+    """Print the output of one rank of JOB. It includes all workers that held the rank; JOB may have ended."""
     from regrow.launch.folder import find_job
     from regrow.launch.listing import print_logs
 
@@ -181,9 +181,9 @@ def logs(job: str | None, rank: int) -> None:
 @click.command()
 @click.argument("run", required=False, metavar="[JOB|FOLDER|FILE]")
 def story(run: str | None) -> None:
-    """Tell a run in plain words: each incident, its cause, how it was mended, and what it cost.
+    """Describe a run in plain words. Each incident is shown with its cause, recovery and cost.
 
-    Without a name it is the job that runs, or the newest.
+    Default: the running job, else the newest.
     """
     from regrow.launch.verifying import find_run
     from regrow.observe.run_story import run_lines
@@ -198,9 +198,9 @@ def story(run: str | None) -> None:
 @click.option("--price", type=float, default=0.0, metavar="$", help="Of a node, an hour.  [0]")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def goodput(run: str | None, price: float, as_json: bool) -> None:
-    """Tell where each rank-second of a run went, and what each incident, node and cause took.
+    """Account for each rank-second of a run. Lost time is shown by incident, node and cause.
 
-    Without a name it is the job that runs, or the newest.
+    Default: the running job, else the newest.
     """
     import msgspec
 
@@ -222,9 +222,9 @@ def goodput(run: str | None, price: float, as_json: bool) -> None:
 @click.option("--x", "axis", type=click.Choice(["time", "step"]), default="time", help="The x axis.  [time]")
 @click.option("--metric", default="loss", metavar="NAME", help="Which logged number is shown.  [loss]")
 def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
-    """Draw world size, throughput and loss of a run, with its incidents; needs regrow[plot].
+    """Draw world size, throughput and loss of a run. Marks incidents; needs regrow[plot].
 
-    Without a name it is the job that runs, or the newest. Writes plot.png and plot.svg beside the records.
+    Default: the running job, else the newest. Writes plot.png and plot.svg next to the records.
     """
     from regrow.launch.plotting import plot as draw
     from regrow.observe.plot_series import Axis
@@ -240,7 +240,7 @@ def plot(run: str | None, out: Path | None, axis: str, metric: str) -> None:
 def spans(run: str | None, otlp: str, follow: bool) -> None:
     """Send the incidents of a run as OpenTelemetry traces, their stages as spans; needs regrow[otel].
 
-    Without a name it is the job that runs, or the newest. What is sent twice is the same trace.
+    Default: the running job, else the newest. An incident sent twice has the same trace id.
     """
     from regrow.launch.folder import read_entry
     from regrow.launch.verifying import locate
@@ -259,7 +259,7 @@ def spans(run: str | None, otlp: str, follow: bool) -> None:
 
     try:
         sent = follow_spans(folder, OtlpSender(otlp), running=running, say=say)
-    except KeyboardInterrupt:  # who has seen enough leaves, and the job goes on
+    except KeyboardInterrupt:  # ends the export, not the job
         return
     click.echo(f"{sent} spans sent to {otlp}")
 

@@ -1,4 +1,4 @@
-"""Commands that let ranks of a running job go on on other nodes."""
+"""Commands that move ranks of a running job to other nodes."""
 
 import os
 
@@ -14,10 +14,10 @@ from regrow.core.errors import UsageError
 @click.option("--to", metavar="NODE", help="Where they go; else where there is room.")
 @click.option("--reason", default="", metavar="TEXT", help="For the record.")
 def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
-    """Move the ranks of NODE, or one RANK (a number), of JOB to a spare node, while it trains.
+    """Move ranks of JOB to a spare node while it trains. NODE: all ranks of this node; RANK: one rank, a number.
 
-    Replacements are built while all train; at a step boundary they take the ranks and the state. No step runs again.
-    Exit code 1: it is refused, as where no node has room; the job goes on as it is.
+    Replacements start while all ranks train; at a step boundary they take over ranks and state. No step is repeated.
+    Exit code 1: the job refuses, for example because no node has room, and goes on unchanged.
     """
     from regrow.core.ids import NodeId, Rank
     from regrow.membership.server.requests import MoveRequest
@@ -38,11 +38,11 @@ def move(names: tuple[str, ...], to: str | None, reason: str) -> int:
 @click.option("--patience", default="10min", metavar="TIME", help="For a node to be empty, and to be back.  [10min]")
 @click.option("--again", is_flag=True, help="Begin with the first, though some are done.")
 def rolling_restart(job: str | None, command: str, nodes: tuple[str, ...], patience: str, again: bool) -> int:
-    """Restart all nodes of JOB one after the other while it trains; needs a spare node (--spares).
+    """Restart all nodes of JOB in turn while it trains. This needs a spare node (--spares).
 
-    The ranks of a node move to the spare one, COMMAND (of a shell, here) restarts it, and when it is back in the job it
-    is the spare of the next. Ctrl-C stops it; the same command goes on where it was. Exit code 1: a node was not empty,
-    or not back, in time, or COMMAND has failed; the job goes on.
+    The ranks of a node move to the spare node, COMMAND (a local shell command) restarts the node, and once it has
+    rejoined it is the spare for the next. Ctrl-C stops it; the same command continues where it stopped. Exit code 1: a
+    node was not empty, or not back, in time, or COMMAND has failed; the job goes on.
     """
     from regrow.core.ids import NodeId
     from regrow.launch.checks import some_time

@@ -1,4 +1,4 @@
-"""Commands that train, try out and examine."""
+"""Commands that train, test a script, and examine machines."""
 
 import functools
 import os
@@ -40,15 +40,15 @@ _AS_GIVEN: Final = {"allow_interspersed_args": False, "token_normalize_func": to
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def run(context: click.Context, /, **values: Any) -> int:
-    """Train: run SCRIPT in several workers that survive one another.
+    """Run SCRIPT in workers that survive each other's failures.
 
-    Takes torchrun's flags, with - or _. Everything after SCRIPT belongs to the script.
+    Takes torchrun's flags, with - or _. Everything after SCRIPT is passed to the script.
     """
     return start(flags_of(context, values), surroundings(values["token_file"]), values["fault_plan"])
 
 
 def flags_of(context: click.Context, values: Mapping[str, Any]) -> "RunFlags":
-    """The flags of a job, by the words of `regrow run`'s options. Raises `UsageError`."""
+    """The flags of a job, from the parsed options of `regrow run`. Raises `UsageError`."""
     from regrow.health.log_rules import load_rules
     from regrow.launch.job import RunFlags
     from regrow.launch.script import check_names
@@ -61,7 +61,7 @@ def flags_of(context: click.Context, values: Mapping[str, Any]) -> "RunFlags":
 
 
 def start(flags: "RunFlags", around: "HostEnvironment", fault_plan: str) -> int:
-    """Start a job, and follow it to its end; the exit code. `fault_plan`: a file of faults to strike, or empty."""
+    """Run a job to its end; returns the exit code. `fault_plan`: a file of faults to inject, or empty."""
     from regrow.launch.job import make_plan
     from regrow.launch.join_node import join
     from regrow.launch.local import run as run_local
@@ -80,9 +80,9 @@ def start(flags: "RunFlags", around: "HostEnvironment", fault_plan: str) -> int:
 @options.of_agent
 @click.argument("job", required=False)
 def agent(job: str | None, join: str | None, token_file: str, **values: Any) -> int:
-    """Bring this machine into JOB, which runs, as one node more: until the job's end, or until the node is given back.
+    """Add this machine to the running JOB as another node, until the job ends or the node is given back.
 
-    SIGTERM, SIGUSR1 or Ctrl-C gives it back within --grace; a second one ends it at once.
+    SIGTERM, SIGUSR1 or Ctrl-C gives the node back within --grace; a second one ends it at once.
     """
     from regrow.launch.join_node import join as run_node
     from regrow.launch.late_node import AgentFlags, make_join_plan
@@ -113,7 +113,7 @@ def surroundings(token_file: str) -> "HostEnvironment":
 
 
 def _count_gpus() -> int:
-    """GPUs that CUDA would show, without loading it."""
+    """Number of GPUs that CUDA would see, found without loading CUDA."""
     visible = visible_gpus()
     if visible is not None:
         return len(visible)
@@ -126,9 +126,9 @@ def _count_gpus() -> int:
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def try_(script: str, **values: Any) -> int:
-    """Try SCRIPT out: some steps alone, then each rank killed in each phase, and what differs, bit by bit.
+    """Test that SCRIPT survives a kill of each rank in each phase. The results are compared bit by bit.
 
-    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: the table says.
+    SCRIPT writes its own files as in any run. Exit code 0: every kill was mended, nothing differs. 1: see the table.
     """
     from regrow.launch.trial import TrialFlags, run_trial
 
@@ -147,7 +147,7 @@ _WITH_TRAINING: Final = {
 
 
 def _refuse_without_meaning(context: click.Context, *, train: bool) -> None:
-    """Raise `UsageError` for a flag of `regrow doctor` that would be dropped; a variable may be there for others."""
+    """Raise `UsageError` for a `regrow doctor` flag without effect; environment variables may be for other commands."""
     for name, flag in (_WITHOUT_TRAINING if train else _WITH_TRAINING).items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             if train:
@@ -170,9 +170,9 @@ def doctor(
     train: bool,
     **training: Any,
 ) -> int:
-    """Examine this machine: GPUs, memory, disk, network, products with a known answer; nothing is changed or mended.
+    """Examine this machine: GPUs, CPU, memory, disk, network. Nothing is changed.
 
-    With --train: small trainings that are struck here, and come out bitwise equal or not; nothing is left behind.
+    With --train: run small trainings here, inject faults, and compare the results bitwise; nothing is left behind.
 
     Exit code 0: fit, or only suspect; no check has failed. 1: a verdict is leave or fatal, or a check has failed.
     """
@@ -204,7 +204,7 @@ def doctor(
 @click.option("--seed", type=click.IntRange(min=0), help="Of the model, the data and the faults.")
 @click.option("--plain", is_flag=True, help="Lines instead of the live view.")
 def demo(json_path: Path | None, steps: int | None, seed: int | None, plain: bool) -> int:
-    """Train a small GPT, kill three of its four workers, and compare with the undisturbed run."""
+    """Train a small GPT while three of its workers are killed. The result is compared with the undisturbed run."""
     from regrow.launch.demo import run_demo
 
     given: dict[str, Any] = {"steps": steps, "seed": seed}

@@ -1,4 +1,4 @@
-"""All commands, and what becomes of their errors: an exit code and a sentence."""
+"""All commands, and their errors as an exit code and a sentence."""
 
 import os
 import sys
@@ -19,9 +19,9 @@ from regrow.core.process.streams import open_standard_streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code, and shows no stack of ours.
+    """Run a command line and return the exit code; never prints a stack trace of regrow's own.
 
-    0: done. 1: the script's own error, or a running job refuses. 2: usage. 75: run me again. 70: a defect of regrow.
+    0: done. 1: the script's own error, or a running job refuses. 2: usage. 75: run it again. 70: a defect of regrow.
     """
     open_standard_streams()
     try:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RegrowError as error:
         return _fail(str(error), RUN_AGAIN if isinstance(error, DeadlineExceeded) else USAGE)
     except BrokenPipeError:
-        # Whoever read the output (`| head`) has gone; the interpreter must not fail on flushing it.
+        # The reader of the output (`| head`) has exited; the interpreter must not fail when it flushes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # noqa: BLE001 - a user is shown a sentence, the stack goes to a file
@@ -55,7 +55,7 @@ def _fail(text: str, code: int) -> int:
 
 
 def _defect(error: Exception) -> str:
-    """Keep the stack in a file; the sentence that says where."""
+    """Write the stack trace to a file; returns the sentence that names the file."""
     stack = "".join(traceback.format_exception(error))
     path = state_home() / f"crash-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     what = f"a defect of regrow: {type(error).__name__}: {error}"
@@ -79,18 +79,18 @@ SECTIONS: Final[Mapping[str, tuple[str, ...]]] = {
     "A job that runs": ("jobs", "status", "top", "logs", "scale", "move", "drain", "stop", "kill"),
     "A job afterwards": ("story", "goodput", "plot"),
 }
-"""Verbs with a line each in `regrow --help`; the engine's other verbs share one."""
+"""Verbs that have a line of their own in `regrow --help`; the engine's other verbs share one line."""
 
 
 class _Commands(click.Group):
-    """The engine's commands, and those of the other packages that are installed."""
+    """The engine's commands and those of the other installed packages."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All verbs that are there."""
+        """All available verbs."""
         return sorted({*super().list_commands(ctx), *elsewhere.announced()})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb; the engine's own come first."""
+        """The command of a verb; the engine's own take precedence."""
         return super().get_command(ctx, cmd_name) or elsewhere.command(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -112,7 +112,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(_version(), prog_name="regrow")
 def commands() -> None:
-    """Training that goes straight on when workers are lost."""
+    """PyTorch training that continues without a restart when workers are lost."""
 
 
 for _command in (*training.COMMANDS, data.data, *jobs.COMMANDS, *moving.COMMANDS):

@@ -1,19 +1,19 @@
-"""Every sample once: which samples a step reads, and how they reach the step.
+"""Every sample exactly once: selects the samples of each step and loads them.
 
 The global batch of step n is a function of (seed, n); each rank takes a slice of it. So there is no loader state to
 save: `state@n` fixes the position, a retried step gets an identical batch, a newcomer starts at the step of the others.
 
-* `order` decides (pure): the samples of a step, and a share's slice of them. `shuffle` is the bijection that it
-  shuffles by, `mixture` the order of several data sets by weight.
-* `dataloader` and `mixed` are what a script writes: `DataLoader`, `cached`, `Mixture`.
-* `seeding` makes everything random that a sample's code reads a function of integers.
-* `loader` takes what a script gives to `session.steps` and answers `batch(step, share, shares)`, for steps and for
-  micro-batches; `inplace`, `sampling` with `mapstyle`, and `streams` are the ways there; `kept` gives a batch a second
-  time.
+* `order` selects (pure) the samples of a step, and a share's slice of them. `shuffle` is the bijection by which it
+  shuffles, `mixture` the order of several data sets by weight.
+* `dataloader` and `mixed` are the classes for scripts: `DataLoader`, `cached`, `Mixture`.
+* `seeding` seeds all random generators that a sample's code may use, as a function of integers.
+* `loader` wraps the loader given to `session.steps` as `batch(step, share, shares)`, for steps and micro-batches;
+  `inplace`, `sampling` with `mapstyle`, and `streams` implement it per kind of loader; `kept` keeps a batch for a
+  retry.
 * `cache` holds batches for all workers of a node; `sources` are data sets of files, by Hugging Face `datasets`;
   `packing` makes pre-tokenized corpora, `tokens` reads them.
 
-This package is imported without torch: what reads the records of a run works out its order by `order`.
+This package can be imported without torch: readers of a run's records recompute its order with `order`.
 """
 
 from typing import TYPE_CHECKING, Any

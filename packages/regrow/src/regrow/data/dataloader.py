@@ -1,4 +1,4 @@
-"""`regrow.DataLoader` and `regrow.cached`: loaders whose batches a node makes once, for all of its workers."""
+"""`regrow.DataLoader` and `regrow.cached`: loaders whose batches are made once per node, for all of its workers."""
 
 from abc import ABCMeta
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,7 @@ _STOCK_BATCH = 1
 
 
 class _Making:
-    """Counts the loaders of this process, in the order in which the script makes them."""
+    """Numbers the loaders of this process in the order in which the script makes them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -37,18 +37,18 @@ _making = _Making()
 
 
 def on_made(hook: OnMade | None) -> None:
-    """From now on calls `hook(loader, number)` for each loader when it is complete; None: no longer.
+    """Call `hook(loader, number)` for each loader from now on, once it is constructed; None: stop.
 
-    `loader` is a `DataLoader` or a `Cached`; `number` counts them from 0. The process that makes a node's batches takes
-    over there, and never comes back to the script.
+    `loader` is a `DataLoader` or a `Cached`; `number` counts them from 0. In the process that makes a node's batches
+    the hook takes over and never returns to the script.
     """
     _making.hook = hook
 
 
 class _Numbered(ABCMeta):
-    """Numbers what it makes when the constructor of the whole class, a script's subclass too, is through.
+    """Numbers an instance after the constructor of its class, also of a script's subclass, has finished.
 
-    An `ABCMeta`, so that a script's class may be abstract as well.
+    It derives from `ABCMeta`, so that a script's class may be abstract as well.
     """
 
     def __call__(cls: "type[Made]", *args: Any, **kwargs: Any) -> "Made":
@@ -58,20 +58,20 @@ class _Numbered(ABCMeta):
 
 
 class DataLoader(torch_data.DataLoader[Sample], metaclass=_Numbered):
-    """`torch.utils.data.DataLoader`, whose batches a node of a job makes once and all of its workers read.
+    """A `torch.utils.data.DataLoader` whose batches are made once per node of a job and read by all of its workers.
 
-    The arguments are torch's (2.13) and mean the same; `session.steps` says what becomes of the order. Outside a job
-    there is no cache, and the batches are the same. Iterated by itself it is torch's loader. `in_order` and
-    `persistent_workers` count only there: in `session.steps` batches come in order, and loader workers stay.
+    The arguments are torch's (2.13), with the same meaning; `session.steps` documents the order. Outside a job there is
+    no cache, and the batches are the same. Iterated directly it behaves as torch's loader. `in_order` and
+    `persistent_workers` apply only then: in `session.steps` batches come in order, and loader workers persist.
 
     Args:
-        dataset: as all up to `in_order`, torch's.
-        global_batch_size: samples of a step of all ranks together, the same whatever the world; in place of
-            `batch_size`, which is a rank's. Ranks' shares differ by one sample at most.
-        remainder: what becomes of an epoch's last samples where they do not fill a batch: `"keep"` makes a short batch
-            of them (the default), `"drop"` leaves them out (as `drop_last`), `"wrap"` fills it from the next epoch.
-        version: counts as part of the transform. Cached batches are made anew when code or attributes of data set and
-            `collate_fn` change; change this where they cannot show it, such as a file that they read.
+        dataset: this and all arguments up to `in_order` are torch's.
+        global_batch_size: samples per step over all ranks, independent of the world size; replaces `batch_size`, which
+            is per rank. The ranks' shares differ by one sample at most.
+        remainder: use of an epoch's last samples if they do not fill a batch: `"keep"` makes a short batch of them (the
+            default), `"drop"` leaves them out (as `drop_last`), `"wrap"` fills it from the next epoch.
+        version: part of the cache's identity. Batches are made anew when code or attributes of the data set or of
+            `collate_fn` change; change `version` for other changes, such as in a file that they read.
 
     Raises:
         UsageError: arguments contradict each other, or the data set is empty.
@@ -138,7 +138,7 @@ class DataLoader(torch_data.DataLoader[Sample], metaclass=_Numbered):
 
 
 class Cached(Generic[Sample], metaclass=_Numbered):
-    """A torch `DataLoader` whose batches a node makes once. Made by `regrow.cached`; iterates as the loader does."""
+    """A torch `DataLoader` whose batches are made once per node. Made by `regrow.cached`; iterates as that loader."""
 
     number: int
     """Counts this process's loaders, from 0."""
@@ -155,16 +155,16 @@ class Cached(Generic[Sample], metaclass=_Numbered):
 
 
 def cached(loader: torch_data.DataLoader[Sample], *, version: str = "") -> Cached[Sample]:
-    """Have each node of a job make the batches of `loader` once, for all of its workers.
+    """Make the batches of `loader` once per node of a job, for all workers of the node.
 
     Args:
         loader: a torch `DataLoader`. Over a map-style data set, batches are made ahead of training. Over an iterable
-            one, or with an `__iter__` of its own, workers keep what they have read, so that a step that runs again, and
-            a worker that takes a lost one's place, get it from there.
+            one, or with an `__iter__` of its own, workers keep the batches that they have read, for a step that runs
+            again and for the replacement of a lost worker.
         version: as of `regrow.DataLoader`.
 
     Raises:
-        UsageError: it is something else, or is cached already.
+        UsageError: `loader` is something else, or is cached already.
     """
     given: Any = loader
     if isinstance(given, DataLoader | Cached):
@@ -187,7 +187,7 @@ def cached(loader: torch_data.DataLoader[Sample], *, version: str = "") -> Cache
 
 
 def _check_not_empty(dataset: Any) -> None:
-    # Here, as torch's sampler would say that num_samples should be positive.
+    # Checked here, as torch's sampler would only report that num_samples should be positive.
     if not isinstance(dataset, IterableDataset) and hasattr(dataset, "__len__") and len(dataset) == 0:
         raise UsageError(
             f"the data set of the DataLoader, {type(dataset).__name__}, is empty", hint="look where it gets its samples"

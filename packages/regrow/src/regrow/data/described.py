@@ -1,4 +1,4 @@
-"""A loader of the script's, described for a cache, and the source of its batches in this process."""
+"""Describes a script's loader for the cache, and makes the source of its batches in this process."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ from regrow.data.streams import CallableSource, IterableSource, SequenceSource
 
 @dataclass(frozen=True)
 class CachedLoader:
-    """A loader of the script's whose batches may be kept on the node: all that a cache must know of it.
+    """A script's loader whose batches may be cached on the node, with all that a cache must know of it.
 
-    number: of the loader, as the script makes them. map_style: whether its batches can be made for any place at any
-    time, so ahead of training; otherwise only by who walks there. parts: all else that decides what is in a batch,
-    besides `spec`, `seed`, `version`, data set and `collate_fn`; as it stands before the first batch, the same in all
+    number: counts the script's loaders. map_style: True if its batches can be made for any step and share at any time,
+    so ahead of training; else only by iterating up to them. parts: everything else that determines a batch, besides
+    `spec`, `seed`, `version`, data set and `collate_fn`; in its state before the first batch, which is the same in all
     ranks.
     """
 
@@ -45,14 +45,14 @@ class CachedLoader:
 
     @property
     def collate_fn(self) -> Any:
-        """Function that makes a batch of samples."""
+        """The function that makes a batch from samples."""
         return self.loader.collate_fn
 
     def source(self, *, loader_workers: bool = True) -> MapStyleSource | IterableSource:
-        """A way to make the batches in this process; one of its own at each call.
+        """A new source that makes the batches in this process.
 
-        loader_workers: whether by as many processes as the loader's `num_workers` says, or by this process alone. An
-        iterable loader always has its own, as what they give may depend on them.
+        loader_workers: True: with the loader's `num_workers`; False: in this process alone. An iterable loader always
+        has its own workers, as its batches may depend on them.
         """
         if self.map_style:
             return MapStyleSource(self.loader, seed=self.seed, loader_workers=loader_workers)
@@ -61,9 +61,9 @@ class CachedLoader:
 
 
 def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
-    """Description, for a cache, of a `regrow.DataLoader` or a result of `regrow.cached`; None for anything else.
+    """Describe a `regrow.DataLoader` or a result of `regrow.cached` for a cache; None for anything else.
 
-    None also if batches are slices of a memory map, which is the cache.
+    Also None if batches are slices of a memory map: the page cache already is the node's cache.
 
     Raises `UsageError` if it has no batches.
     """
@@ -79,7 +79,7 @@ def cached_loader(loader: object, *, seed: int) -> CachedLoader | None:
 
 
 def source_of(loader: object, *, seed: int) -> Source:
-    """The kind of loader that this is; batches are made in this process. Raises `UsageError` where it is none."""
+    """The source for this kind of loader; it makes batches in this process. Raises `UsageError` if it is no loader."""
     if isinstance(loader, Cached):
         loader = loader.loader
     if isinstance(loader, TorchLoader):
@@ -108,7 +108,7 @@ def source_of(loader: object, *, seed: int) -> Source:
 def _parts_of(loader: TorchLoader[Any], spec: OrderSpec, map_style: bool) -> tuple[Any, ...]:
     parts: list[Any] = [loader.worker_init_fn]
     if not map_style:
-        # How an iterable is dealt out to loader workers is up to it; and its batches are the loader's own.
+        # An iterable divides its samples among loader workers itself; and its batches are the loader's own.
         return (*parts, type(loader), loader.num_workers, loader.batch_size, loader.drop_last)
     if spec.kind != OPAQUE:
         return tuple(parts)

@@ -12,13 +12,13 @@ from regrow.data.sampling import plan_of, set_place
 
 
 def pass_length(loader: Any, share: Share, *, seed: int, micro: bool = False) -> int | None:
-    """Steps of one pass over the loader; None where that cannot be known, or passes do not end with a step.
+    """Steps of one pass over the loader; None if that is unknown, or passes do not end with a step.
 
     Args:
-        loader: what `StepLoader` takes.
-        share: which share of a step's global batch is read here, of how many.
+        loader: as `StepLoader` takes it.
+        share: (share of a step's global batch that is read here, number of shares).
         seed: of the session.
-        micro: whether a batch of the loader is one share's, and the next one the next share's.
+        micro: True if each batch of the loader is one share's, and the next batch the next share's.
 
     Raises:
         UsageError: the loader has no batches.

@@ -1,4 +1,4 @@
-"""A kind of loader as the steps see it: a source of batches by step and share."""
+"""The interface of all kinds of loaders: a source of batches by step and share."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -12,10 +12,10 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Fetched:
-    """A batch, and what is known about it.
+    """A batch with its digests.
 
-    `samples`: `order.samples_digest` of the addresses that were read for it, empty where samples have none. `digest`:
-    of its content; None where nobody has worked it out yet.
+    `samples`: `order.samples_digest` of the addresses that were read for it, empty if samples have none. `digest`: of
+    its content; None if not computed yet.
     """
 
     batch: Any
@@ -28,14 +28,14 @@ class Source(Protocol):
 
     @property
     def giving(self) -> Giving:
-        """Kind of batch that it gives when it is asked once more."""
+        """Kind of result of a second `fetch` of the same batch."""
         ...
 
     spec: OrderSpec
     """The order of its samples, for any number of shares."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Makes ready for `step` at this place; cheap where it is ready."""
+        """Prepare to fetch `step` at this place; cheap if it is prepared already."""
         ...
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
@@ -43,21 +43,21 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Ends what was opened."""
+        """Release what was opened."""
         ...
 
 
 @runtime_checkable
 class ReadsAgain(Protocol):
-    """A source that can show whether it is a function of the step."""
+    """A source that can be tested for being a function of the step."""
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """The batch that was fetched last, made anew from the beginning; None where it can be had once only.
+        """Make the batch that was fetched last anew, from the beginning; None if it can be read only once.
 
-        What the loader raises passes through.
+        The loader's exceptions pass through.
         """
         ...
 
     def goes_on(self) -> bool:
-        """That was another batch: whether because it can be gone through once, and is as if nobody had read it."""
+        """Called if `read_again` gave another batch: True if the loader can only be read once; that read is undone."""
         ...

@@ -1,7 +1,7 @@
-"""Batches of memory-mapped corpora: whoever reads one slices it out of the map.
+"""Batches of memory-mapped corpora, which each worker slices out of the map.
 
-The page cache is the one copy of a node. So there is nothing to make ahead, no producer, no entry of the node's cache,
-and no loader worker: slicing costs less than fetching a batch from any of them.
+The page cache holds the node's only copy. So nothing is made ahead, and there is no producer, cache entry or loader
+worker: slicing costs less than fetching a batch from any of them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from regrow.data.walks import StepWalk, Walk
 
 
 def is_in_place(loader: DataLoader[Any]) -> bool:
-    """True if the loader's batches are slices of a map: none of the script's own code runs on the way."""
+    """True if the loader's batches are plain slices of a map, made without any of the script's own code."""
     return loader.collate_fn is default_collate and loader.worker_init_fn is None and _is_mapped(loader.dataset)
 
 
@@ -29,15 +29,15 @@ def _is_mapped(dataset: Any) -> bool:
     if type(dataset) is Mixture:
         first, *others = dataset.sources.values()
         return _is_mapped(first) and all(_is_mapped(each) and each.window == first.window for each in others)
-    # A subclass may do to its samples what it likes.
+    # A subclass may change its samples.
     return type(dataset) is PackedTokens
 
 
 class InPlaceSource:
-    """The batches of a loader for which `is_in_place` holds, made in this process, for any step at any place.
+    """Makes the batches of a loader for which `is_in_place` holds, in this process, for any step at any place.
 
     Args:
-        loader: the script's; its `num_workers` counts for nothing here.
+        loader: the script's; its `num_workers` is ignored.
         seed: of the session.
     """
 
@@ -49,19 +49,19 @@ class InPlaceSource:
         self._dataset: Any = loader.dataset
         self._walk: Walk = StepWalk()
         self._keys: tuple[Place | None, list[Address]] = None, []
-        """Keys that are expected next."""
+        """The place that is expected next, and its keys."""
         self._pins = loader.pin_memory and torch.accelerator.is_available()
 
     def follow(self, walk: Walk) -> None:
-        """From now on, batches are fetched in this order; another order is right too."""
+        """Expect this order of fetches from now on, as a hint for reading ahead."""
         self._walk = walk
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Have the kernel read what `step` needs, where that is not in memory."""
+        """Ask the kernel to read the pages that `step` needs, if they are not in memory."""
         self._expect((step, rank, world))
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step` at this place. Raises `DataError` where the corpus is damaged."""
+        """The batch of `step` at this place. Raises `DataError` if the corpus is damaged."""
         place = (step, rank, world)
         keys = self._keys[1] if self._keys[0] == place else self._plan.keys_at(*place)
         batch = _read(self._dataset, [index for _, index in keys])
@@ -71,7 +71,7 @@ class InPlaceSource:
         return Fetched(batch, samples_digest(keys))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
     def _expect(self, place: Place) -> None:
         if self._keys[0] == place or self.spec.kind == OPAQUE:  # a script's sampler may have no next step
@@ -86,7 +86,7 @@ class InPlaceSource:
 
 
 def _read(dataset: Any, indices: Sequence[Any]) -> Any:
-    """Batch that `default_collate` would make of these samples."""
+    """The batch that `default_collate` would make of these samples."""
     if not indices:
         return default_collate([])  # raises what torch's loader raises
     if type(dataset) is not Mixture:
@@ -97,7 +97,7 @@ def _read(dataset: Any, indices: Sequence[Any]) -> Any:
 
 
 def _by_source(mixture: Mixture, indices: Sequence[Any]) -> list[tuple[PackedTokens, list[tuple[int, int]]]]:
-    """For each source of which there is a sample: rows of the batch, and which of the source's samples are there."""
+    """For each source in the batch: pairs (row of the batch, index of the sample in the source)."""
     places = [mixture.place_of(index) for index in indices]
     found = []
     for number, source in enumerate(mixture.sources.values()):

@@ -1,7 +1,7 @@
-"""Iteration of a torch `DataLoader`: torch's own, or one that its class has.
+"""Iteration of a torch `DataLoader`: torch's own, or an override of its class.
 
-Torch's own can be started at any step. A class's own is used as it is, since its additions are its point; if the order
-behind it knows no ranks, it iterates over this rank's part of that order.
+Torch's own can start at any step. An override is used as it is, to keep its additions; if the order behind it is not
+aware of ranks, it iterates over this rank's part of that order.
 """
 
 import copy
@@ -18,18 +18,18 @@ _ITERATION = ("__iter__", "_get_iterator", "_index_sampler")
 
 
 def torch_iterates(loader: TorchLoader[Any]) -> bool:
-    """True if its batches are those of its samples in the order of its sampler, with nothing between."""
+    """True if the loader iterates as torch's own does, over a map-style data set, without overrides."""
     kind = type(loader)
     own = [name for name in _ITERATION if getattr(kind, name, None) is not getattr(TorchLoader, name, None)]
     return not own and "_get_iterator" not in vars(loader) and not isinstance(loader.dataset, IterableDataset)
 
 
 class DealtBatches:
-    """In the place of a loader's batch sampler: a rank's batches of an epoch, of an order that knows no ranks.
+    """Replaces a loader's batch sampler that is not aware of ranks: gives this rank's batches of an epoch.
 
     Args:
         plan: the order.
-        original: the loader's own, which answers for all else that is asked of it.
+        original: the loader's own batch sampler, to which other attributes are forwarded.
     """
 
     def __init__(self, plan: Plan, original: Any) -> None:
@@ -37,10 +37,10 @@ class DealtBatches:
         self.rank, self.num_replicas = 0, 1
         self._epoch = 0
         self.asked = False
-        """True once it was iterated over."""
+        """True once it was iterated."""
 
     def set_epoch(self, epoch: int) -> None:
-        """Batches are of this epoch from now on."""
+        """Give the batches of this epoch from now on."""
         self._epoch = epoch
 
     def __len__(self) -> int:
@@ -59,9 +59,9 @@ class DealtBatches:
 
 
 def dealt_out(loader: TorchLoader[Any], *, seed: int) -> "tuple[TorchLoader[Any], DealtBatches] | None":
-    """A copy of a loader with an iteration of its own, which goes through this rank's batches, and these.
+    """A copy of a loader with its own iteration that gives this rank's batches only, and its `DealtBatches`.
 
-    None where its order is up to the script: it knows ranks, or is no order of a map-style data set's samples.
+    None if the script controls the order: its sampler is aware of ranks, or the data set is not map-style.
     """
     if isinstance(loader.dataset, IterableDataset):
         return None
@@ -72,5 +72,5 @@ def dealt_out(loader: TorchLoader[Any], *, seed: int) -> "tuple[TorchLoader[Any]
     if not plan.deals or plan.epoch_at(0, 1) < 1:
         return None
     copied, dealt = copy.copy(loader), DealtBatches(plan, loader.batch_sampler)
-    vars(copied)["batch_sampler"] = dealt  # which torch lets nobody set once a loader is made
+    vars(copied)["batch_sampler"] = dealt  # DataLoader.__setattr__ refuses this after construction
     return copied, dealt

@@ -1,4 +1,4 @@
-"""The batch of the step in progress, kept to be given again when the step runs again."""
+"""Keeps the batch of the step in progress, to give it again if the step is retried."""
 
 import copy
 from collections.abc import Callable, Mapping, MutableMapping
@@ -15,36 +15,36 @@ Leaf = Callable[[Any], Any]
 
 
 class Giving(Enum):
-    """Kind of batch that a loader gives when it is asked for a step once more."""
+    """Kind of result that a loader returns for a second request of the same step."""
 
     FRESH = auto()
-    """A batch made anew, whatever was done to the first."""
+    """A batch made anew, independent of the first."""
     STORED = auto()
-    """Perhaps the same tensors again: a write into them would show."""
+    """Possibly the same tensors again, so a write into them would show."""
     ONCE = auto()
-    """Nothing: each batch can be had once."""
+    """Nothing: each batch can be read only once."""
 
 
 class KeptBatch(Protocol):
-    """A batch that was given out and may be wanted again."""
+    """A batch that was given out and may be needed again."""
 
     def again(self) -> Any:
-        """The batch as it was when it was given out."""
+        """The batch, unchanged since it was given out."""
         ...
 
     def intact(self) -> bool:
-        """True if `again` certainly gives the batch as it was."""
+        """True if `again` is certain to give the batch unchanged."""
         ...
 
 
 class CopiedBatch:
-    """Keeps a copy: for a batch that cannot be made anew. The body may do to the batch itself what it likes."""
+    """Keeps a copy of a batch that cannot be made anew, so that the training code may change the batch itself."""
 
     def __init__(self, batch: Any) -> None:
         self._copy = rebuilt(batch, _copied)
 
     def again(self) -> Any:
-        """A copy of the copy, as this attempt may not be the last."""
+        """A copy of the copy, as there may be a further retry."""
         return rebuilt(self._copy, _copied)
 
     def intact(self) -> bool:
@@ -53,10 +53,10 @@ class CopiedBatch:
 
 
 class WatchedBatch:
-    """Keeps the tensors themselves, which costs nothing: for a batch that can be made anew if it was changed.
+    """Keeps the tensors themselves, without a copy, of a batch that can be made anew if it was changed.
 
-    A body may put other things into the lists and dicts of its batch: each giving is in fresh ones. A write into a
-    tensor itself is noticed: torch counts them in `_version`. Other objects count as changed, as no one can say.
+    Training code may change the lists and dicts of its batch, as `again` makes new ones. A write into a tensor is
+    detected by torch's `_version` counter. Other objects always count as changed, as a write cannot be detected.
     """
 
     def __init__(self, batch: Any) -> None:
@@ -69,7 +69,7 @@ class WatchedBatch:
         return rebuilt(self._snapshot, _same)
 
     def intact(self) -> bool:
-        """True if nothing in the batch was written to since."""
+        """True if nothing in the batch was written to since it was given out."""
         return not self._unknown and all(seen.unchanged() for seen in self._seen)
 
     def _look_at(self, leaf: Any) -> Any:
@@ -82,7 +82,7 @@ class WatchedBatch:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A tensor as it was when it was given out."""
+    """A tensor with its state when it was given out."""
 
     tensor: torch.Tensor
     version: int
@@ -95,7 +95,7 @@ class _Seen:
 
 
 def rebuilt(item: Any, leaf: Leaf) -> Any:
-    """`item` with fresh lists, tuples and mappings, plain values as they are, and `leaf(x)` for anything else in it."""
+    """Copy the lists, tuples and mappings of `item`, keep plain values, and replace anything else by `leaf(x)`."""
     if isinstance(item, _PLAIN):
         return item
     if isinstance(item, tuple):
@@ -106,7 +106,7 @@ def rebuilt(item: Any, leaf: Leaf) -> Any:
     if type(item) is dict:
         return {key: rebuilt(part, leaf) for key, part in item.items()}
     if isinstance(item, MutableMapping):
-        # A tokenizer's output, for one: a mapping of its own type, which a shallow copy keeps.
+        # Such as a tokenizer's output: a mapping of a special type, which a shallow copy preserves.
         fresh = copy.copy(item)
         for key, part in item.items():
             fresh[key] = rebuilt(part, leaf)
@@ -115,7 +115,7 @@ def rebuilt(item: Any, leaf: Leaf) -> Any:
 
 
 def holds_data(item: Any) -> bool:
-    """True if a batch contains a tensor, an array or a text."""
+    """True if a batch contains a tensor, an array, text or bytes."""
     if isinstance(item, torch.Tensor | np.ndarray | str | bytes):
         return True
     parts = item.values() if isinstance(item, Mapping) else item if isinstance(item, list | tuple) else ()
@@ -134,5 +134,5 @@ def _copied(leaf: Any) -> Any:
     try:
         return copy.deepcopy(leaf)
     except (TypeError, RuntimeError):
-        # Such as an open file: it has no second self. A step that changes it is not one that can run again.
+        # Such as an open file, which cannot be copied. A step that changes it cannot be retried.
         return leaf

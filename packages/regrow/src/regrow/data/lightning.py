@@ -14,19 +14,19 @@ _OWN = frozenset({"_wrapped", "_version"})
 
 
 class CachedDataModule:
-    """A `LightningDataModule` whose loaders come out of `regrow.cached`; in all else it is the one that it wraps.
+    """Wraps a `LightningDataModule` so that its loaders are cached by `regrow.cached`.
 
-    `train_dataloader()` and its likes give a cached loader for each torch `DataLoader` of the wrapped module's, also in
-    lists, tuples and dicts; what is something else, or cached already, comes out as it is. Every other attribute is
-    read from and set on the wrapped module, and `isinstance` sees its class, so a `Trainer` takes it as it would take
-    that one, and `session.steps(module.train_dataloader())` works too. Works with any version of `lightning` or
+    `train_dataloader()` and the like return a cached loader for each torch `DataLoader` of the wrapped module, also in
+    lists, tuples and dicts; anything else, or cached already, is returned unchanged. Every other attribute is read from
+    and set on the wrapped module, and `isinstance` sees its class, so a `Trainer` accepts the wrapper as it would the
+    module, and `session.steps(module.train_dataloader())` works too. Works with any version of `lightning` or
     `pytorch_lightning`.
 
     Args:
-        datamodule: what is wrapped.
+        datamodule: the module to wrap.
         version: as of `regrow.cached`.
 
-    Raises `UsageError` where `datamodule` has no loaders.
+    Raises `UsageError` if `datamodule` has no loaders.
     """
 
     _wrapped: Any
@@ -41,7 +41,7 @@ class CachedDataModule:
         object.__setattr__(self, "_wrapped", datamodule)
         object.__setattr__(self, "_version", version)
 
-    # What a Trainer asks with isinstance, and the name under which it keeps the module's state in a checkpoint.
+    # A Trainer uses the class for isinstance, and its name as the key of the module's state in a checkpoint.
     @property  # type: ignore[misc]
     def __class__(self) -> type:
         return type(self._wrapped)
@@ -69,7 +69,7 @@ class CachedDataModule:
 
 
 def _caching(method: Callable[[], Any], version: str) -> Callable[[], Any]:
-    # Its `__wrapped__` is how Lightning sees whether a module defines the method.
+    # Lightning checks `__wrapped__` to see if a module defines the method.
     @functools.wraps(method)
     def loaders() -> Any:
         return _each_cached(method(), version)

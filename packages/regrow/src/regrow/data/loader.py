@@ -1,4 +1,4 @@
-"""Loader of a script, as given to `session.steps`, as a function of the step."""
+"""Wraps the loader given to `session.steps` as a function of step and share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,37 +17,37 @@ Share = tuple[int, int]
 """(share, shares)."""
 
 Caching = Callable[[CachedLoader], Source]
-"""Puts a cache before a loader's own source. It closes what it has opened in its own `close`."""
+"""Returns a source with a cache in front of the loader's own source; its `close` closes both."""
 
 
 class StepLoader:
-    """The batches of a script's loader by (step, share, shares): the same for the same seed, however often asked.
+    """The batches of a script's loader by (step, share, shares): deterministic for a seed, also when read again.
 
-    A share is a rank's part of a step's global batch; with micro-batches a rank reads several.
+    A share is a rank's part of a step's global batch; with micro-batches a rank reads several shares.
 
     loader: one of
       * a `DataLoader` over a map-style data set. `batch_size` is a share's, the global batch is `batch_size * shares`;
         regrow's own can have a `global_batch_size` instead.
-        With the stock random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
-        batch sampler with `set_epoch` keeps its own order and is told share, shares and epoch; any other sampler is
-        drawn with (seed, epoch) and dealt out to the shares;
-      * a callable `fn(step)`, of micro-batches `fn(step, share)`, that returns a batch;
-      * a sequence of batches, or any other iterable that is a function of the step; of micro-batches number
-        `step * shares + share` of it, started over at its end. Who needs a few of them goes through all.
+        With torch's random or sequential sampler the order is `GlobalOrder`'s with the session's seed; a sampler or
+        batch sampler with `set_epoch` keeps its own order and is given share, shares and epoch; any other sampler is
+        drawn with (seed, epoch) and divided among the shares;
+      * a callable `fn(step)`, for micro-batches `fn(step, share)`, that returns a batch;
+      * a sequence of batches, or any other iterable that is a function of the step; for micro-batches item
+        `step * shares + share` of it, started over at its end. Each reader iterates over all items.
 
-    cache: for a loader that may be cached, gives the source to use. None: batches are made in this process.
-    recorded: whether records tell the digest of a batch's content, which costs a pass over its bytes.
-    micro: whether shares are micro-batches.
+    cache: makes the source of a loader that may be cached. None: batches are made in this process.
+    recorded: True if records contain the digest of a batch's content, which costs a pass over its bytes.
+    micro: True if shares are micro-batches.
 
-    Asking seeds the global random generators: whoever needs them seeded afterwards does so. Raises `UsageError`
-    for what is none of these or has no batches.
+    `batch` reseeds the global random generators: a caller that needs another seed must set it afterwards. Raises
+    `UsageError` for anything else, and for a loader without batches.
     """
 
     def __init__(
         self, loader: object, *, seed: int, cache: Caching | None = None, recorded: bool = True, micro: bool = False
     ) -> None:
         described, self._cached = cached_loader(loader, seed=seed) if cache is not None else None, False
-        # What is iterated is kept by step, and has no shares.
+        # Iterated batches are cached by step, without shares.
         if cache is not None and described is not None and (described.map_style or not micro):
             self._source, self._cached = cache(described), True
         else:
@@ -56,7 +56,7 @@ class StepLoader:
             self._source = _shared(self._source, loader, seed)
         self._recorded, self._micro = recorded, micro
         self.name = name_of(loader)
-        """For people."""
+        """Name of the loader for messages."""
         self._step = -1
         self._kept: dict[Share, tuple[KeptBatch, BatchRecord]] = {}
         self._record: BatchRecord | None = None
@@ -68,29 +68,29 @@ class StepLoader:
 
     @property
     def record(self) -> BatchRecord:
-        """Record of the last `batch`. Raises `UsageError` before the first."""
+        """Record of the last `batch`. Raises `UsageError` before the first one."""
         if self._record is None:
             raise UsageError("no batch was read yet", hint="call batch() first")
         return self._record
 
     def records(self, step: int, shares: Sequence[Share]) -> list[BatchRecord]:
-        """Records of these shares of a step, in their order; those that were not read last are left out."""
+        """Records of these shares of a step, in their order, without shares that are not kept any more."""
         return [self._kept[share][1] for share in shares if step == self._step and share in self._kept]
 
     def is_data(self) -> bool:
-        """True if the last read has a tensor, an array or a text: a number may be meant for all ranks."""
+        """True if a batch of the last step has a tensor, an array or text; a bare number may be meant for all ranks."""
         return any(holds_data(kept.again()) for kept, _ in self._kept.values())
 
     def follow(self, walk: Walk) -> None:
-        """In which order batches will be asked for here: so that they can be fetched ahead of time."""
+        """Announce the order of the coming `batch` calls, so that batches can be fetched ahead."""
         if isinstance(self._source, Follower):
             self._source.follow(walk)
 
     def batch(self, step: int, share: int, shares: int) -> Any:
-        """The batch of a share of `step`; an exception of the data set's own passes through.
+        """The batch of a share of `step`; exceptions of the data set pass through.
 
-        Whatever the body did to a batch, asking for it again gives it as it was, until another step is asked for.
-        Raises `UsageError` where the loader has no batch for the step any more.
+        A second call for the same batch returns it unchanged, even if the training code wrote into the first one, until
+        another step is requested. Raises `UsageError` if the loader has no batch for the step any more.
         """
         found = self._found(step, (share, shares))
         if found is not None:
@@ -107,13 +107,13 @@ class StepLoader:
         return fetched.batch
 
     def prove(self, step: int, share: int, shares: int) -> str:
-        """Reads what was read last once more, from the beginning; it must be the same. Empty, or a note for people.
+        """Read the last batch once more, from the beginning, and compare; returns a warning for the user, or "".
 
-        A rank that is replaced reads the samples of the one before it only where that is so. Does nothing where the
-        batch cannot be read twice or has no canonical bytes, nor where a cache gives all workers the same one.
+        Only a loader that repeats its batches gives a replacement rank its predecessor's samples. Does nothing if the
+        batch cannot be read twice or has no canonical bytes, or if a cache gives all workers the same one.
 
         Raises:
-            UsageError: another batch came.
+            UsageError: the second read gave another batch.
         """
         if self._cached:
             return ""
@@ -146,12 +146,12 @@ class StepLoader:
         )
 
     def seek(self, step: int, share: int, shares: int) -> None:
-        """Makes ready for a share of `step`, so that loader workers fetch it in time; does nothing where that is so."""
+        """Prepare a share of `step`, so that loader workers fetch it in time, unless it has been read already."""
         if step != self._step or (share, shares) not in self._kept:
             self._source.seek(step, share, shares)
 
     def close(self) -> None:
-        """Ends loader workers and waits for them. May be called twice."""
+        """End loader workers and wait for them. May be called twice."""
         self._kept.clear()
         self._source.close()
 
@@ -160,7 +160,7 @@ class StepLoader:
             return None
         once = self._source.giving is Giving.ONCE
         if once and not self._micro:
-            return next(iter(self._kept.values()))  # whatever place this rank has by now
+            return next(iter(self._kept.values()))  # even if this rank has another place by now
         found = self._kept.get(share)
         return found if found is not None and (once or found[0].intact()) else None
 
@@ -174,7 +174,7 @@ class StepLoader:
 
 
 def _shared(source: Source, loader: object, seed: int) -> Source:
-    """The same where each share of a step is asked for by itself."""
+    """The source for shares that are micro-batches."""
     if isinstance(source, CallableSource) and callable(loader):
         return SharedCallable(loader, seed=seed)
     return Numbered(source) if isinstance(source, SequenceSource | IterableSource) else source

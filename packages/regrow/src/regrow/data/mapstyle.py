@@ -1,4 +1,4 @@
-"""Batches of a map-style data set: any step in constant time, ahead of time where the user asked for loader workers."""
+"""Batches of a map-style data set: any step in constant time, made ahead if the user requested loader workers."""
 
 import ctypes
 import signal
@@ -22,16 +22,16 @@ _PR_SET_PDEATHSIG = 1
 
 
 class _Read(NamedTuple):
-    """Samples read so far, and their addresses, each noted after its sample was there."""
+    """Samples read so far and their addresses; an address is added after its sample was read."""
 
     addresses: list[Address]
     samples: Any
 
 
 class KeyedDataset(Dataset[Any]):
-    """A data set addressed by (epoch, index), whose random numbers depend on the seed and that address only.
+    """A data set addressed by (epoch, index), whose random numbers depend only on the seed and that address.
 
-    So a random transform gives the same in whichever process and however often a sample is read.
+    So a random transform of a sample gives the same result in every process and on every read.
     """
 
     def __init__(self, dataset: Any, seed: int, size: int) -> None:
@@ -49,7 +49,7 @@ class KeyedDataset(Dataset[Any]):
             raise
 
     def __getitems__(self, keys: list[Address]) -> _Read:
-        """The samples of `keys`, with what was read."""
+        """Read the samples of `keys`, and record their addresses."""
         read = _Read([], [])
         for key in keys:
             read.samples.append(self[key])
@@ -57,13 +57,13 @@ class KeyedDataset(Dataset[Any]):
         return read
 
     def __getattr__(self, name: str) -> Any:
-        # `get_worker_info().dataset` is this object: what a script's worker_init_fn looks up there is the data set's.
+        # `get_worker_info().dataset` is this object: forward what a script's worker_init_fn looks up on it.
         if name.startswith("__") or name == "dataset":
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def _explain(self, error: IndexError, indices: list[Any]) -> None:
-        """Raises `DataError` where the data set has become smaller; otherwise notes on `error` what was asked for."""
+        """Raise `DataError` if the data set has shrunk; otherwise add the requested samples to `error` as a note."""
         promised = [index for index in indices if isinstance(index, int | np.integer) and 0 <= index < self._size]
         if not promised:
             return
@@ -79,10 +79,10 @@ class KeyedDataset(Dataset[Any]):
 
 
 class KeyedBatchDataset(KeyedDataset):
-    """The same for a data set that reads a whole batch at once: one seed from all addresses of the batch."""
+    """A `KeyedDataset` for a data set that reads a whole batch at once: one seed, from all addresses of the batch."""
 
     def __getitems__(self, keys: list[Address]) -> _Read:
-        """The samples of `keys`, as the data set's own `__getitems__` gives them."""
+        """Read the samples of `keys` with the data set's own `__getitems__`."""
         digest = derive(*(part for epoch, index in keys for part in (epoch, _as_int(index))))
         seed_everything(Draw.SAMPLE, self._seed, digest)
         indices = [index for _, index in keys]
@@ -94,9 +94,9 @@ class KeyedBatchDataset(KeyedDataset):
 
 
 class _Collated:
-    """The script's `collate_fn`, which sees the samples alone; what was read goes past it.
+    """Calls the script's `collate_fn` with the samples only, and returns the digest of their addresses alongside.
 
-    A tuple, as torch pins the parts of one where `pin_memory` is set.
+    The result is a plain tuple, as torch's `pin_memory` pins the parts of one.
     """
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
@@ -107,7 +107,7 @@ class _Collated:
 
 
 class _Steps:
-    """The batch sampler of our loader: the keys from `start` on."""
+    """The batch sampler of our loader: gives the keys from `start` on, without end."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -122,12 +122,12 @@ class _Steps:
 
 
 class MapStyleSource:
-    """Batches of a `DataLoader` over a map-style data set, its samples chosen by a plan.
+    """Makes the batches of a `DataLoader` over a map-style data set, with the samples that a plan selects.
 
-    Keeps a pipeline that is ready for the next step; another step or place moves it there, which with loader workers
-    reuses their processes.
+    Keeps a pipeline prepared for the next step; a request for another step or place restarts it there, with the same
+    loader workers.
 
-    loader_workers: False makes all batches in this process, whatever the loader's `num_workers`.
+    loader_workers: False makes all batches in this process and ignores the loader's `num_workers`.
     """
 
     giving = Giving.FRESH
@@ -144,37 +144,37 @@ class MapStyleSource:
         self._ready_for: Place | None = None
 
     def follow(self, walk: Walk) -> None:
-        """From now on, batches are fetched in this order; another order is right too, but not ahead of time."""
+        """Fetch ahead in this order from now on; requests in another order are correct too, but wait."""
         if walk != self._steps.walk:
             self._steps.walk, self._ready_for = walk, None
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Makes ready for `step`; does nothing where it is ready. Without loader workers no sample is read."""
+        """Prepare for `step`, if that is not done yet. Without loader workers no sample is read."""
         self._opened(step, rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step` at this place; what the data set raises passes through."""
+        """The batch of `step` at this place; exceptions of the data set pass through."""
         try:
             samples, batch = next(self._opened(step, rank, world))
         except BaseException:
-            # Where the pipeline stands after an error is not known; the next call builds a new one.
+            # The position of the pipeline after an error is unknown; the next call builds a new one.
             self.close()
             raise
         self._ready_for = self._steps.walk.after((step, rank, world))
         return Fetched(batch, samples)
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """The same batch again, its samples drawn and read anew."""
+        """Make the same batch again: draw from the sampler and read the samples anew."""
         self._plan.forget()
         self._ready_for = None
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """It is asked by sample."""
+        """Never: samples are read by address."""
         return False
 
     def close(self) -> None:
-        """Ends the loader workers and waits for them."""
+        """End the loader workers and wait for them."""
         iterator, self._iterator, self._loader, self._ready_for = self._iterator, None, None, None
         end_workers(iterator)
 
@@ -191,9 +191,9 @@ class MapStyleSource:
 
 
 def end_workers(iterator: Iterator[Any] | None) -> None:
-    """Ends the worker processes of a `DataLoader`'s iterator, if it has any.
+    """End the worker processes of a `DataLoader`'s iterator, if it has any.
 
-    torch itself does so when the iterator is collected; a traceback that somebody holds would put that off.
+    torch itself does so when the iterator is garbage-collected, which a stored traceback may delay.
     """
     shutdown = getattr(iterator, "_shutdown_workers", None)
     if shutdown is not None:
@@ -201,16 +201,16 @@ def end_workers(iterator: Iterator[Any] | None) -> None:
 
 
 def end_workers_of(loader: DataLoader[Any]) -> None:
-    """The same for the iterator that a loader keeps: with `persistent_workers` it would be gone through again.
+    """End the workers of the iterator that a loader keeps with `persistent_workers`, so that it is not reused.
 
-    The next pass has workers of its own, as in a rank that comes in there: they begin with nothing of the last one's.
+    The next pass starts new workers, without state of the last pass, as in a rank that joins at that point.
     """
     kept, vars(loader)["_iterator"] = vars(loader).get("_iterator"), None
     end_workers(kept)
 
 
 def keyed(loader: DataLoader[Any], *, seed: int) -> KeyedDataset:
-    """The user's data set, addressed by (epoch, index)."""
+    """Wrap the user's data set to be addressed by (epoch, index)."""
     made = KeyedBatchDataset if hasattr(loader.dataset, "__getitems__") else KeyedDataset
     return made(loader.dataset, seed, len(loader.dataset))  # type: ignore[arg-type]  # a plan has found a len()
 
@@ -223,9 +223,9 @@ def pipeline_of(
     workers: int,
     pin_memory: bool = True,
 ) -> DataLoader[Any]:
-    """The user's loader with our batches: gives (digest of the samples' addresses, batch) for each of `batches`.
+    """The user's loader with our batch sampler: gives (digest of the samples' addresses, batch) per item of `batches`.
 
-    workers: loader workers, which live until `end_workers`. pin_memory: False: never, whatever the loader says.
+    workers: loader workers, which run until `end_workers`. pin_memory: False: never pin, whatever the loader's setting.
     """
     return DataLoader(
         dataset,
@@ -243,13 +243,13 @@ def pipeline_of(
 
 
 class _WorkerInit:
-    """Runs in each loader worker: it ends with the worker of the job that started it, whatever that one dies of."""
+    """Runs in each loader worker, and makes it end with the job's worker that started it, even if that is killed."""
 
     def __init__(self, after: Callable[[int], None] | None) -> None:
         self._after = after
 
     def __call__(self, worker_id: int) -> None:
-        # Elsewhere, and where the call is refused, torch's own watch on the parent ends it, within seconds.
+        # On other systems, or if the call is refused, torch's own watchdog ends it within seconds.
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if self._after is not None:

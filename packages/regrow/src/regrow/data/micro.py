@@ -1,4 +1,4 @@
-"""Size of a micro-batch, as far as it can be seen."""
+"""Size of a micro-batch, where it can be determined."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ def batch_size_of(loader: object, shares: int) -> int:
 
 
 def samples_in(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of the first tensor in it.
+    """Number of samples in a batch: the size of the first dimension of its first tensor.
 
     Raises:
-        UsageError: there is no tensor with a dimension in it.
+        UsageError: it has no tensor with a dimension.
     """
     found = _first_length(batch)
     if found is None:

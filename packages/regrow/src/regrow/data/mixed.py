@@ -1,4 +1,4 @@
-"""A data set of several, by weight: what a script writes for a mixture."""
+"""`regrow.data.Mixture`: a weighted mixture of several data sets."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -18,17 +18,17 @@ class Mixture(Dataset[Any]):
         data = Mixture({"web": web, "code": code}, weights={"web": 0.7, "code": 0.3})
         data = Mixture({"a": a, "b": b}, weights=[(0, {"a": 1, "b": 0}), (10_000, {"a": 7, "b": 3})])
 
-    Each data set has epochs of its own: each of its samples is read once, in an order of its own, before any is read
-    again, whatever the weights become. All batches are full. The order is `regrow.data.mixture`'s with the stock
-    samplers (`shuffle=True` or `False`); any other sampler, or iterating the loader by itself, takes the samples of all
-    the data sets one after another, without weights.
+    Each data set has its own epochs: each of its samples is read once, in its own order, before any is read again, also
+    when the weights change. All batches are full. The order is `regrow.data.mixture`'s with torch's default samplers
+    (`shuffle=True` or `False`); any other sampler, or direct iteration of the loader, reads the concatenation of the
+    data sets, without weights.
 
     Args:
         sources: map-style data sets by name.
-        weights: of each of them, relative to one another; or from which step on which weights, first those from step 0.
+        weights: relative weight of each; or a schedule of (first step, weights), of which the first begins at step 0.
 
     Raises:
-        UsageError: a source is empty or no map-style data set, or the weights do not fit.
+        UsageError: a source is empty or not map-style, or the weights do not match the sources.
     """
 
     def __init__(self, sources: Mapping[str, Any], *, weights: Weights | Sequence[tuple[int, Weights]]) -> None:
@@ -42,11 +42,11 @@ class Mixture(Dataset[Any]):
         self.schedule: list[tuple[int, list[float]]] = listed
 
     def __len__(self) -> int:
-        """Samples of all sources together."""
+        """Number of samples of all sources together."""
         return self._ends[-1]
 
     def __getitem__(self, index: int | tuple[int, int]) -> Any:
-        """Sample `index` of all, one source after another; or (number of the source, index in it)."""
+        """Sample `index` of the concatenated sources, or of (number of the source, index in it)."""
         number, at = self.place_of(index)
         source = self.sources[self._names[number]]
         try:
@@ -63,7 +63,7 @@ class Mixture(Dataset[Any]):
             ) from error
 
     def place_of(self, index: int | tuple[int, int]) -> tuple[int, int]:
-        """Source of sample `index`, and its number there. Raises `IndexError`."""
+        """(number of the source, index in it) of sample `index`. Raises `IndexError`."""
         if isinstance(index, tuple):
             return index
         if not 0 <= index < len(self):

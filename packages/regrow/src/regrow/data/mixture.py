@@ -1,9 +1,9 @@
-"""Samples that a step reads of several sources, by weight: pure, and as fast at step 10**9 as at step 0.
+"""Selects the samples that a step reads from several sources, by weight, as fast at step 10**9 as at step 0.
 
-The samples of all steps form one line, and the line is cut into cycles. Each source has a whole number of places in a
+The samples of all steps form one sequence, which is cut into cycles. Each source has a whole number of places in a
 cycle, its *quota*, by largest remainders of the weights; the places are shuffled anew for each cycle. So the number of
-samples that a source has given before any place is quota times cycle plus a count within one cycle. It gives its
-samples in its own order, epoch after epoch, each once an epoch, whatever the weights become. Pure.
+samples that a source has given before any place is quota times cycle plus a count within one cycle. A source gives its
+samples in its own order, epoch after epoch, each once per epoch, also when the weights change. Pure.
 """
 
 import math
@@ -22,10 +22,10 @@ from regrow.data.shuffle import shuffled, split_seed
 _CYCLE = 1 << 12
 _LONGEST_CYCLE = 1 << 20
 _LEAST_QUOTA = 32
-"""Least quota in a cycle of the source with the least weight, so that its share is exact within a few percent."""
+"""Least quota of the source with the least weight, so that its share is exact within a few percent."""
 _CYCLES_KEPT = 4
 _SLOTS, _SAMPLES = 0, 1
-"""Uses of a part of the seed."""
+"""Uses of the seed: shuffling the places of a cycle, and the samples of a source."""
 
 MixedAddress = tuple[int, tuple[int, int]]
 """(epoch of the source, (source, index))."""
@@ -34,13 +34,13 @@ _Schedule = Sequence[tuple[int, Sequence[float]]]
 
 @dataclass(frozen=True)
 class Weighting:
-    """From which step on which share of the samples comes from which source. Made by `of`, which checks it."""
+    """A schedule of the sources' weights by first step. Made by `of`, which checks it."""
 
     schedule: tuple[tuple[int, tuple[float, ...]], ...]
 
     @classmethod
     def of(cls, names: Sequence[str], schedule: _Schedule) -> "Weighting":
-        """A schedule of (first step, weights in the order of `names`). Raises `UsageError` where it is none."""
+        """Check a schedule of (first step, weights in the order of `names`). Raises `UsageError` if it is invalid."""
         if not names:
             raise UsageError("a mixture of no sources", hint="give it at least one data set")
         if not schedule or schedule[0][0] != 0:
@@ -74,7 +74,7 @@ def _check_weights(names: Sequence[str], step: int, weights: Sequence[float]) ->
 
 
 def _quotas_of(weights: Sequence[float]) -> tuple[int, ...]:
-    """Number of places of a cycle that each source has; together, the cycle's length."""
+    """Number of places that each source has in a cycle; their sum is the cycle's length."""
     total = math.fsum(weights)
     least = min(weight for weight in weights if weight > 0) / total
     length = _CYCLE
@@ -89,7 +89,7 @@ def _quotas_of(weights: Sequence[float]) -> tuple[int, ...]:
 
 
 class _Cycle(NamedTuple):
-    """For each place of a cycle: the source, and how many of its samples come before in this cycle."""
+    """For each place of a cycle: the source, and the number of its samples earlier in this cycle."""
 
     source: NDArray[np.int64]
     rank: NDArray[np.int64]
@@ -102,17 +102,17 @@ def _cycle(quotas: tuple[int, ...], seed: int, number: int) -> _Cycle:
     slots = shuffled(np.arange(length, dtype=np.uint64), size=length, seed=seed, epoch=number)
     source = np.searchsorted(ends, slots.astype(np.int64), side="right").astype(np.int64)
     rank = np.empty_like(source)
-    # Sorted by source, the places of each in their order: so the n-th of a source gets rank n.
+    # A stable sort by source keeps the places of each in order: so the n-th of a source gets rank n.
     rank[np.argsort(source, kind="stable")] = np.arange(length) - np.repeat(ends - counts, counts)
     return _Cycle(source, rank)
 
 
 class _Segment:
-    """The line of samples under one set of weights.
+    """The part of the sequence of samples that has one set of weights.
 
     Args:
-        first: its first place on the line.
-        given: how many samples each source has given before it.
+        first: its first place in the sequence.
+        given: number of samples that each source has given before it.
         weights: of the sources.
         seed: of the shuffles of its cycles.
     """
@@ -126,13 +126,13 @@ class _Segment:
         self._quotas = np.array(self._places, dtype=np.int64)
 
     def given_before(self, place: int) -> NDArray[np.int64]:
-        """Number of samples that each source has given before `place` of the line."""
+        """Number of samples that each source has given before `place` of the sequence."""
         cycle, within = divmod(place - self.first, self._length)
         part = np.bincount(_cycle(self._places, self._seed, cycle).source[:within], minlength=len(self._quotas))
         return self._given + cycle * self._quotas + part
 
     def samples(self, place: int, count: int) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-        """(sources, which sample of the source's own line) for `count` places from `place` on, in parts."""
+        """(sources, positions in the source's own sequence) of `count` places from `place` on, one pair per cycle."""
         parts = []
         while count > 0:
             cycle, within = divmod(place - self.first, self._length)
@@ -146,14 +146,14 @@ class _Segment:
 
 
 class MixtureOrder:
-    """The samples of every step of a mixture, whatever the world.
+    """The samples of every step of a mixture, independent of the world size.
 
     Args:
-        sizes: samples in each source.
-        weighting: by which weights they are drawn.
-        global_batch: samples a step, of all shares together.
-        seed: of all shuffles; counts modulo 2**64.
-        shuffle: whether a source's samples are shuffled in each of its epochs, or come as they stand in it.
+        sizes: number of samples in each source.
+        weighting: the schedule of weights.
+        global_batch: samples per step, of all shares together.
+        seed: of all shuffles, modulo 2**64.
+        shuffle: True: shuffle a source's samples in each of its epochs; False: keep the order of the source.
 
     Raises:
         UsageError: a source or the global batch is empty.
@@ -176,7 +176,7 @@ class MixtureOrder:
         self._segments: list[_Segment] = []
 
     def addresses(self, step: int) -> list[MixedAddress]:
-        """The (epoch of the source, (source, index)) of the samples of `step`, of all shares together, in order."""
+        """(epoch of the source, (source, index)) of each sample of `step`, of all shares together, in order."""
         if step < 0:
             raise UsageError(f"there is no step {step}", hint="steps are numbered from 0")
         found: list[MixedAddress] = []
@@ -202,7 +202,7 @@ class MixtureOrder:
         for i, (first, _) in enumerate(self._weighting.schedule):
             if first <= step:
                 at = i
-        # Assigned as a whole, as another thread may ask at the same time: it makes the same segments.
+        # Assigned as a whole, as another thread may call this at the same time: it makes the same segments.
         segments = list(self._segments)
         for number in range(len(segments), at + 1):
             first, weights = self._weighting.schedule[number]

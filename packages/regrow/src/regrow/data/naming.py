@@ -1,4 +1,4 @@
-"""A loader's name for people."""
+"""A loader's name for messages."""
 
 import types
 
@@ -10,7 +10,7 @@ _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, t
 
 
 def name_of(loader: object) -> str:
-    """A loader's name for people: a function's own, else that of its class. Never empty, whatever it is made of."""
+    """A loader's name for messages: a function's own name, else that of its class. Never empty."""
     loader = loader.loader if isinstance(loader, Cached) else loader
     if isinstance(loader, DataLoader):
         return f"{type(loader).__name__} over {name_of(loader.dataset)}"

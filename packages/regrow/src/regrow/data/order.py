@@ -1,8 +1,8 @@
-"""Samples that a step reads: a pure function of the seed and the step, in time of the batch, not of the data.
+"""Selects the samples of a step: a function of seed and step whose cost depends on the batch size, not on the data.
 
-A sample's *address* is (epoch, index), of a mixture (epoch of the source, (source, index)). `OrderSpec` has all that an
-order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` names them in a record.
-So the spec alone tells what a run must have read, without the data. Pure.
+A sample's *address* is (epoch, index), in a mixture (epoch of the source, (source, index)). `OrderSpec` holds all that
+an order depends on; `keys_of` gives the addresses that a share of a step reads, `samples_digest` their digest for a
+record. So the spec alone determines the samples that a run must have read, without the data. Pure.
 """
 
 import struct
@@ -44,34 +44,34 @@ OPAQUE = "opaque"
 KEEP = "keep"
 """The last batch of an epoch is shorter."""
 DROP = "drop"
-"""The samples that fill no batch are left out of the epoch."""
+"""Samples that do not fill a batch are left out of the epoch."""
 WRAP = "wrap"
-"""Batches run on into the next epoch: all are full."""
+"""Batches continue into the next epoch, so all are full."""
 REMAINDERS = (KEEP, DROP, WRAP)
 
 _SEED_MASK = (1 << 64) - 1
 _SIGN = 1 << 63
 
 Address = tuple[int, Any]
-"""(epoch, index) of a sample: what the random numbers of its transforms depend on, besides the seed."""
+"""(epoch, index) of a sample; with the seed, it determines the random numbers of its transforms."""
 
 Item = TypeVar("Item")
 
 
 def slice_for(items: Sequence[Item], rank: int, world: int) -> list[Item]:
-    """Part of `items` that `rank` of `world` takes: every world-th one from its rank on.
+    """The slice of `items` for `rank` of `world`: every world-th item, beginning with item `rank`.
 
-    The slices of all ranks are disjoint and cover `items`. They are those of torch's `DistributedSampler`.
+    The slices of all ranks are disjoint and cover `items`, as in torch's `DistributedSampler`.
     """
     _check_place(rank, world)
     return list(items[rank::world])
 
 
 def padded(items: Sequence[Item], world: int) -> list[Item]:
-    """`items`, and as many of their first again that `world` ranks have equal shares and none has nothing.
+    """`items`, extended by repeating the first ones until `world` ranks have equal, nonempty shares.
 
-    Needed by the last batch of an epoch only: data-parallel training weights all ranks' gradients the same, and a rank
-    without a sample could not take part in the reduction. Raises `UsageError` where there is nothing to repeat.
+    Needed only for the last batch of an epoch: data-parallel training weights all ranks' gradients equally, and a rank
+    without a sample could not take part in the reduction. Raises `UsageError` if `items` is empty.
     """
     if not items:
         raise UsageError("a global batch is empty", hint="the sampler must give at least one sample an epoch")
@@ -80,10 +80,10 @@ def padded(items: Sequence[Item], world: int) -> list[Item]:
 
 
 def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> list[Item]:
-    """Part of a global batch that `share` of `shares` reads.
+    """The part of a global batch that `share` of `shares` reads.
 
-    `constant`: the global batch is the same for any number of shares, so theirs may differ by one sample; some of a
-    short batch are repeated only if a share would have none. Otherwise all shares are made equal, as `padded` says.
+    `constant`: the global batch is the same for any number of shares, so their sizes may differ by one; samples of a
+    short batch are repeated only if a share would have none. Otherwise all shares are made equal, by `padded`.
     """
     if not constant or len(batch) < shares:
         batch = padded(batch, shares)
@@ -91,7 +91,7 @@ def dealt(batch: Sequence[Item], share: int, shares: int, *, constant: bool) -> 
 
 
 def global_batch_of(*, batch_size: int, global_batch: int, shares: int) -> int:
-    """Samples of a step, of all shares together. Raises `UsageError` where a share would always have none."""
+    """Number of samples of a step, of all shares together. Raises `UsageError` if a share would always have none."""
     if global_batch and global_batch < shares:
         raise UsageError(
             f"the global batch of {global_batch} samples is less than the {shares} shares that read it",
@@ -102,11 +102,11 @@ def global_batch_of(*, batch_size: int, global_batch: int, shares: int) -> int:
 
 @dataclass(frozen=True)
 class GlobalOrder:
-    """The samples of every step, whatever the world.
+    """The samples of every step, for all ranks together.
 
-    size: samples in the data set. global_batch: samples a step, of all ranks together. An epoch is one pass over the
-    data set, each sample once. Where `global_batch` does not divide `size`, its last batch is shorter, or is left out
-    (`drop_last`), or is filled from the next epoch (`wrap`). Raises `UsageError` where no batch can be made.
+    size: samples in the data set. global_batch: samples per step, of all ranks together. An epoch is one pass over the
+    data set, each sample once. If `global_batch` does not divide `size`, its last batch is shorter, or is left out
+    (`drop_last`), or is filled from the next epoch (`wrap`). Raises `UsageError` if no batch can be made.
     """
 
     size: int
@@ -117,7 +117,7 @@ class GlobalOrder:
     wrap: bool = False
 
     def __post_init__(self) -> None:
-        """Checks that there is a batch."""
+        """Check that there is at least one batch."""
         if not 0 < self.size <= MAX_SIZE:
             raise UsageError(
                 f"an order over {self.size} samples was asked for",
@@ -134,7 +134,7 @@ class GlobalOrder:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in one pass over the data set; 0 where epochs do not end with a step (`wrap`)."""
+        """Steps in one pass over the data set; 0 if epochs do not end with a step (`wrap`)."""
         if self.wrap:
             return 0
         if self.drop_last:
@@ -142,11 +142,11 @@ class GlobalOrder:
         return -(-self.size // self.global_batch)
 
     def epoch_of(self, step: int) -> int:
-        """The pass over the data set that the first sample of `step` belongs to, from 0."""
+        """The epoch of the first sample of `step`, counted from 0."""
         return step * self.global_batch // self.size if self.wrap else step // self.steps_per_epoch
 
     def addresses(self, step: int) -> list[Address]:
-        """The (epoch, index) of the samples of `step`, of all ranks together, in order; in time of the batch only."""
+        """(epoch, index) of each sample of `step`, of all ranks together, in order; takes time O(batch)."""
         if step < 0:
             raise UsageError(f"there is no step {step}", hint="steps are numbered from 0")
         if not self.wrap:
@@ -162,7 +162,7 @@ class GlobalOrder:
         return found
 
     def indices(self, step: int) -> list[int]:
-        """The same without the epochs."""
+        """The indices of `addresses`, without the epochs."""
         return [index for _, index in self.addresses(step)]
 
     def _part(self, epoch: int, first: int, last: int) -> list[Address]:
@@ -178,19 +178,19 @@ class Order(Protocol):
     """The samples of every step, of all shares together."""
 
     def addresses(self, step: int) -> list[Address]:
-        """Those of `step`, in order."""
+        """The addresses of the samples of `step`, in order."""
         ...
 
 
 def spec_seed(seed: int) -> int:
-    """A seed as an `OrderSpec` has it: it counts modulo 2**64 for the order of samples."""
+    """A seed as an `OrderSpec` stores it: modulo 2**64."""
     return seed & _SEED_MASK
 
 
 def order_of(spec: OrderSpec, shares: int) -> Order:
-    """The order that `spec` describes, for as many shares.
+    """The order that `spec` describes, for this number of shares.
 
-    Raises `UsageError` where there is no such order, or it is the loader's own (`opaque`), which nobody can recompute.
+    Raises `UsageError` if there is no such order, or it is the loader's own (`opaque`), which cannot be recomputed.
     """
     return _order_of(msgspec.msgpack.encode(spec), shares)
 
@@ -223,16 +223,16 @@ def _order_of(encoded: bytes, shares: int) -> Order:
 
 
 def keys_of(spec: OrderSpec, step: int, share: int, shares: int) -> list[Address]:
-    """The addresses that `share` of `shares` reads at `step`, in order. Costs time of the batch only.
+    """The addresses that `share` of `shares` reads at `step`, in order; in time proportional to the batch.
 
-    All shares together read the step's global batch, `order_of(spec, shares).addresses(step)`; where that is the short
-    last one of an epoch, perhaps some of its samples twice: see `dealt`. Raises as `order_of` does.
+    All shares together read the step's global batch, `order_of(spec, shares).addresses(step)`; of the short last batch
+    of an epoch, some samples may be read twice: see `dealt`. Raises as `order_of` does.
     """
     return dealt(order_of(spec, shares).addresses(step), share, shares, constant=spec.global_batch > 0)
 
 
 def steps_per_epoch(spec: OrderSpec, shares: int) -> int:
-    """Steps in one pass over the data set; 0 where epochs do not end with a step (`wrap`, mixtures).
+    """Steps in one pass over the data set; 0 if epochs do not end with a step (`wrap`, mixtures).
 
     Raises as `order_of` does.
     """
@@ -241,7 +241,7 @@ def steps_per_epoch(spec: OrderSpec, shares: int) -> int:
 
 
 def samples_digest(addresses: Sequence[Address]) -> str:
-    """A name for these samples in this order: xxh3_64 of their numbers as int64 (little endian), 16 hex digits."""
+    """Digest of these samples in this order: xxh3_64 of their numbers as int64 (little endian), 16 hex digits."""
     numbers: list[int] = []
     for epoch, index in addresses:
         numbers.append(epoch)
@@ -253,7 +253,7 @@ def samples_digest(addresses: Sequence[Address]) -> str:
 
 
 def _as_number(index: Any) -> int:
-    """Within int64. An index that is no number, such as a sampler's file name, counts by its text."""
+    """An index as an int64. One that is not a number, such as a file name from a sampler, is hashed by its repr."""
     if type(index) is int and -_SIGN <= index < _SIGN:
         return index
     try:

@@ -1,4 +1,4 @@
-"""Samples that a rank reads at a step: in our own order, or in that of the script's sampler."""
+"""Selects the samples that a rank reads at a step: in regrow's own order, or in that of the script's sampler."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -30,8 +30,7 @@ from regrow.data.order import (
 from regrow.data.seeding import Draw, derive, seed_everything
 
 _EPOCHS_KEPT = 16
-"""At least the shares of a node: who makes the batches of all of them goes from one to the next. And
-all micro-batches of a step."""
+"""Must cover all shares of a node, as the producer alternates between them, and all micro-batches of a step."""
 
 
 class Plan(Protocol):
@@ -39,29 +38,29 @@ class Plan(Protocol):
 
     spec: OrderSpec
     deals: bool
-    """True if the order knows no ranks, and is dealt out to them."""
+    """True if the order is the same for all ranks, and is divided among them."""
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
-        """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` where there are none."""
+        """The samples that share `rank` of `world` reads at `step`. Raises `UsageError` if there are none."""
         ...
 
     def epoch_at(self, rank: int, world: int) -> int:
-        """Steps of an epoch at this place; 0 where epochs do not end with a step."""
+        """Steps per epoch at this place; 0 if epochs do not end with a step."""
         ...
 
     def forget(self) -> None:
-        """Work out anew what has been drawn from a sampler."""
+        """Drop what was drawn from a sampler, so that it is drawn anew."""
         ...
 
 
 class OrderedPlan:
-    """An order of ours: a function of the seed, for any step in constant time."""
+    """An order of regrow's own: a function of the seed, for any step in constant time."""
 
     deals = True
 
     def __init__(self, spec: OrderSpec) -> None:
         self.spec = spec
-        order_of(spec, 1)  # a data set that is too small is reported here, not in the first step
+        order_of(spec, 1)  # reports a data set that is too small now, not in the first step
 
     def keys_at(self, step: int, rank: int, world: int) -> list[Address]:
         """As `Plan` says."""
@@ -72,14 +71,14 @@ class OrderedPlan:
         return steps_per_epoch(self.spec, world)
 
     def forget(self) -> None:
-        """Nothing is drawn."""
+        """Nothing to drop."""
 
 
 class SampledPlan:
-    """The order of a sampler of the user's: its batches of an epoch, one after another, epoch after epoch.
+    """The order of the user's sampler: its batches of an epoch, one after another, epoch after epoch.
 
-    count: batches an epoch at a place. batches: those of an epoch at a place. deals: the sampler knows no ranks. To get
-    into the middle of an epoch costs one pass over the sampler's indices; no sample is read for it.
+    count: number of batches per epoch at a place. batches: the batches of an epoch at a place. deals: the sampler is
+    not aware of ranks. To start in the middle of an epoch costs one pass over the sampler's indices; no sample is read.
     """
 
     def __init__(
@@ -131,7 +130,7 @@ class SampledPlan:
 
 
 def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
-    """Plan that the loader's settings ask for. Raises `UsageError` if it has no batches."""
+    """The plan for the loader's settings. Raises `UsageError` if it has no batches."""
     size = _size_of(loader.dataset)
     batch_sampler: Any = loader.batch_sampler
     if batch_sampler is None:
@@ -158,7 +157,7 @@ def plan_of(loader: TorchLoader[Any], *, seed: int) -> Plan:
 
 
 def _options_of(loader: TorchLoader[Any], drop_last: bool) -> tuple[int, str]:
-    """The constant global batch, 0 for none, and what becomes of an epoch's last samples."""
+    """(constant global batch, 0 for none; use of an epoch's last samples: one of `REMAINDERS`)."""
     remainder = DROP if drop_last else KEEP
     if isinstance(loader, DataLoader):
         return loader.global_batch_size or 0, loader.remainder or remainder
@@ -194,7 +193,7 @@ def _takes_each_once(sampler: Any, size: int) -> bool:
 
 
 def _plan_of_own_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
-    """A sampler that knows ranks and epochs: its order exactly, at the session's current place."""
+    """The plan for a sampler that is aware of ranks and epochs: exactly its order at the session's current place."""
     batch_size, drop_last = spec.batch_size, spec.remainder == DROP
 
     def count(rank: int, world: int) -> int:
@@ -210,7 +209,7 @@ def _plan_of_own_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
 
 
 def _plan_of_batch_sampler(batch_sampler: Any, spec: OrderSpec, seed: int) -> Plan:
-    """A batch sampler of the user's gives this rank's batches; telling ranks apart is up to it."""
+    """The plan for the user's batch sampler, which gives this rank's batches and must distinguish ranks itself."""
     parts = [part for part in (batch_sampler, getattr(batch_sampler, "sampler", None)) if part is not None]
 
     def count(rank: int, world: int) -> int:
@@ -230,7 +229,7 @@ def _plan_of_batch_sampler(batch_sampler: Any, spec: OrderSpec, seed: int) -> Pl
 
 
 def _plan_of_dealt_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
-    """A sampler that knows no ranks (weighted, of a subset): the same order everywhere, dealt out to the ranks."""
+    """The plan for a sampler not aware of ranks (weighted, of a subset): one order, divided among the ranks."""
     constant, drop_last = spec.global_batch > 0, spec.remainder == DROP
 
     def of_all(world: int) -> int:
@@ -247,7 +246,7 @@ def _plan_of_dealt_order(sampler: Any, spec: OrderSpec, seed: int) -> Plan:
 
 
 def _chunks_its_sampler(batch_sampler: Any, seed: int) -> bool:
-    """True if a batch sampler only cuts its sampler's order into batches: torch's own, or one that gives the same."""
+    """True if a batch sampler only cuts its sampler's order into batches: torch's own, or one that acts the same."""
     if type(batch_sampler) is BatchSampler:
         return True
     if not isinstance(batch_sampler, BatchSampler) or hasattr(batch_sampler, "set_epoch"):
@@ -262,10 +261,10 @@ def _chunks_its_sampler(batch_sampler: Any, seed: int) -> bool:
 
 
 def set_place(sampler: Any, rank: int, world: int) -> None:
-    """Tells a sampler that knows ranks where it stands now."""
+    """Set rank and world size of a sampler that is aware of ranks."""
     if isinstance(sampler, DistributedSampler):
         if (sampler.rank, sampler.num_replicas) != (rank, world):
-            # Its own constructor: that also works out the number of samples anew.
+            # Through its own constructor, which also recomputes the number of samples.
             DistributedSampler.__init__(
                 sampler,
                 sampler.dataset,
@@ -282,7 +281,7 @@ def set_place(sampler: Any, rank: int, world: int) -> None:
 
 
 def _drawn(sampler: Any, seed: int, epoch: int) -> list[Any]:
-    """All that the sampler gives in an epoch: at once, as reading samples in between would seed the same generators."""
+    """All indices of an epoch, drawn at once, as reading samples in between would reseed the same generators."""
     _seed_drawing(sampler, seed, epoch)
     return list(sampler)
 

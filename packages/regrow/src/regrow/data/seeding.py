@@ -1,4 +1,4 @@
-"""Randomness as a function of integers: what makes a retried step draw the same numbers."""
+"""Seeds random generators as a function of integers, so that a retried step draws the same numbers."""
 
 import random
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _PART_MASK = (1 << _PART_BITS) - 1
 
 
 class Draw(IntEnum):
-    """Use of random numbers; the first part of a seed, so that no two uses draw the same."""
+    """Purpose of random numbers: the first part of a seed, so that no two purposes draw the same numbers."""
 
     SAMPLE = 1
     SAMPLER = 2
@@ -25,16 +25,16 @@ class Draw(IntEnum):
 
 
 def derive(*parts: int) -> int:
-    """128 bits that depend on all `parts` and their order (xxh3). Each part counts modulo 2**128."""
+    """128 bits that depend on all `parts` and their order (xxh3). Each part is taken modulo 2**128."""
     text = b"".join((part & _PART_MASK).to_bytes(_PART_BITS // 8, "little") for part in parts)
     return xxhash.xxh3_128_intdigest(text)
 
 
 def seed_everything(*parts: int) -> None:
-    """Seeds torch, numpy and `random` in this process from `parts`; costs tens of microseconds.
+    """Seed torch, numpy and `random` in this process from `parts`; takes tens of microseconds.
 
-    Generators of an accelerator are seeded where this process has taken it into use. `torch.manual_seed` is not used,
-    as it visits every accelerator backend at each call.
+    An accelerator's generators are seeded too if this process has initialized it. `torch.manual_seed` is not used, as
+    it visits every accelerator backend at each call.
     """
     bits = derive(*parts)
     seed = bits & 0xFFFF_FFFF_FFFF_FFFF
@@ -46,7 +46,7 @@ def seed_everything(*parts: int) -> None:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Within this, numbers may be drawn from the global generators, which are put back at the end."""
+    """Save the state of the global generators, and restore it at the end of the block."""
     pythons, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = accelerators.random_state()
     try:

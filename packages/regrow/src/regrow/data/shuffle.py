@@ -1,12 +1,12 @@
-"""The shuffle of an epoch: a keyed bijection of `range(size)` that is evaluated at the wanted places only.
+"""The shuffle of an epoch: a keyed bijection of `range(size)`, evaluated only at the requested positions.
 
 It is a Feistel network over pairs (left, right) of a domain a x b >= size, with a = ceil(sqrt(size)), whose rounds add
-alternately to the left half (mod a) and to the right half (mod b); what falls outside `range(size)` is put through the
-network again until it falls inside, "cycle walking". See Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
-CT-RSA 2002. It shuffles; it keeps no secrets.
+alternately to the left half (mod a) and to the right half (mod b); a result outside `range(size)` goes through the
+network again until it falls inside ("cycle walking"). See Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+CT-RSA 2002. It is not meant to be cryptographically secure.
 
 The mapping from (size, seed, epoch) to an order is part of the package's contract: it never changes, as a job may be
-resumed by a later version. A golden test holds this. Pure.
+resumed by a later version. A golden test checks this. Pure.
 """
 
 import math
@@ -25,8 +25,8 @@ MAX_SIZE = 1 << 62
 def shuffled(positions: NDArray[np.uint64], *, size: int, seed: int, epoch: int) -> NDArray[np.uint64]:
     """The samples at `positions` of an epoch's shuffled order.
 
-    For fixed (size, seed, epoch) a bijection of `range(size)`. `positions`: one dimension, each below `size`, and
-    `size` at most 2**62. The seed counts modulo 2**64.
+    For fixed (size, seed, epoch) a bijection of `range(size)`. `positions`: one-dimensional, each below `size`; `size`
+    is at most 2**62. The seed is taken modulo 2**64.
     """
     keys = _round_keys(seed & _WORD, epoch)
     rows = math.isqrt(size - 1) + 1
@@ -34,14 +34,14 @@ def shuffled(positions: NDArray[np.uint64], *, size: int, seed: int, epoch: int)
     values = _encipher(positions, keys, rows, columns)
     outside = np.flatnonzero(values >= size)
     while outside.size:
-        # Ends: the cycle that led out of range(size) has its start, which lies inside, on it.
+        # This terminates: the cycle contains its start, which lies inside range(size).
         values[outside] = _encipher(values[outside], keys, rows, columns)
         outside = outside[values[outside] >= size]
     return values
 
 
 def split_seed(seed: int, part: int) -> int:
-    """A seed of 64 bits for one of several shuffles under the same seed; `part` numbers them."""
+    """A 64-bit seed for shuffle number `part` of several that share a seed."""
     return _mix((_mix((seed + _GOLDEN) & _WORD) ^ _mix((part + 1) * _GOLDEN & _WORD)) & _WORD)
 
 

@@ -17,7 +17,7 @@ from regrow.data.seeding import Draw, seed_everything
 
 
 class CallableSource:
-    """Batches of a function of the step; called again for a step that runs again."""
+    """Batches of a function of the step, which is called again for a retried step."""
 
     giving = Giving.FRESH
 
@@ -27,7 +27,7 @@ class CallableSource:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`; its random numbers depend on the seed, the step and the rank."""
@@ -35,19 +35,19 @@ class CallableSource:
         return Fetched(self._function(step))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """It is called once more."""
+        """Call the function once more."""
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """It is called with the step."""
+        """Never: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class SequenceSource:
-    """Batches that lie in a list or another sequence; started over at its end."""
+    """Batches in a list or another sequence, which starts over at its end."""
 
     giving = Giving.STORED
 
@@ -58,28 +58,28 @@ class SequenceSource:
         self.spec = OrderSpec(OPAQUE, 0)
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of `step`."""
         return Fetched(self._batches[step % len(self._batches)])
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class IterableSource:
-    """Batches of any other iterable, which by contract is a function of the step.
+    """Batches of any other iterable, which must be a function of the step.
 
-    It is iterated, told the epoch where it has `set_epoch`, and started over at its end. Who starts at step n skips
-    the batches before it: all of them, or those of one epoch where it has a `len()`. What it draws from the global
-    random generators depends on the seed, the step and the rank. An iterator or generator can be gone through only
-    once: its end before the last step is an error.
+    It is iterated, with `set_epoch` called for each epoch if it exists, and starts over at its end. A start at step n
+    skips the batches before it: all of them, or those of one epoch if there is a `len()`. Its draws from the global
+    random generators depend on the seed, the step and the rank. An iterator or generator can be iterated only once: if
+    it ends before the last step, that is an error.
 
     Args:
         iterable: the script's.
         seed: of the session.
-        dealt: what it goes through, where that is this rank's part of an order that knows no ranks.
+        dealt: the batch sampler in it that gives this rank's part of an order not aware of ranks, if there is one.
     """
 
     def __init__(self, iterable: Any, *, seed: int, dealt: DealtBatches | None = None) -> None:
@@ -97,10 +97,10 @@ class IterableSource:
         self._ahead: list[Any] = []
         self._given_back: list[Any] = []
         self._stood: tuple[int, int, int] | None = None
-        """Position when its one iterator was asked for again."""
+        """Position when `read_again` got the same iterator once more."""
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Skips nothing yet; a rank or world that has changed starts an iterable over at the next `fetch`."""
+        """Note the place; if it has changed, an iterable starts over. Batches are skipped only at the next `fetch`."""
         if (rank, world) != self._place and not self._once:
             self._rewind()
             self._place = (rank, world)
@@ -108,7 +108,7 @@ class IterableSource:
         self._place = (rank, world)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step`. Raises `UsageError` where there is none, or no longer any."""
+        """The batch of `step`. Raises `UsageError` if there is none, or not any more."""
         self.seek(step, rank, world)
         if step < self._next:
             if self._once:
@@ -124,7 +124,7 @@ class IterableSource:
         return Fetched(self._take(step))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """The batch that was fetched last, by another iteration from the beginning; None for an iterator."""
+        """Read the last batch by another iteration from the beginning; None for an iterator."""
         if self._once or self._next != step + 1:
             return None
         if isinstance(self._iterable, DataLoader):
@@ -137,13 +137,13 @@ class IterableSource:
         if self._iterator is not walked:
             _close(walked)
             return self.fetch(step, rank, world)
-        # Whoever iterates it gets the same iterator: set back to its beginning, or gone on with.
+        # iter() gave the same iterator: it was reset to its beginning, or continues.
         self._ahead = [self._take(step) for _ in range(step + 1)]
         self._stood = stood
         return Fetched(self._ahead[-1])
 
     def goes_on(self) -> bool:
-        """Give the other batch that a second read brought as the next one; True if it is what follows."""
+        """Treat the iterable as an iterator from now on if `read_again` continued one; its batches are given next."""
         if self._stood is None:
             return False
         self._epoch, self._in_epoch, self._next = self._stood
@@ -152,7 +152,7 @@ class IterableSource:
         return True
 
     def close(self) -> None:
-        """Ends what the iterator holds: loader workers, or a generator's `finally`."""
+        """Close the iterator: end loader workers, or run a generator's `finally`."""
         iterator, self._iterator = self._iterator, None
         _close(iterator)
         if isinstance(self._iterable, DataLoader):
@@ -175,7 +175,7 @@ class IterableSource:
             if self._given_back:
                 self._next, self._in_epoch = self._next + 1, self._in_epoch + 1
                 return self._given_back.pop(0)
-            # Before each batch, so that a generator that draws gives the same to who skipped up to here.
+            # Before each batch, so that a generator that draws gives the same batch after skipping up to here.
             seed_everything(Draw.STREAM, self._seed, self._next, self._place[0])
             try:
                 batch = next(self._iterator)  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ class IterableSource:
 
     def _end_of_epoch(self, wanted: int) -> None:
         if self._failed is not None:
-            # A generator is at its end once it has raised; what it raised is the cause.
+            # A generator that has raised is at its end: report its exception.
             raise self._failed
         if self._once:
             raise UsageError(
@@ -270,7 +270,7 @@ class SharedCallable:
         self.spec = OrderSpec(OPAQUE, spec_seed(seed))
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """There is nothing to make ready."""
+        """Nothing to prepare."""
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
         """The batch of a share; its random numbers depend on the seed, the step and the share."""
@@ -278,19 +278,19 @@ class SharedCallable:
         return Fetched(self._function(step, rank))
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """It is called once more."""
+        """Call the function once more."""
         return self.fetch(step, rank, world)
 
     def goes_on(self) -> bool:
-        """It is called with the step."""
+        """Never: a function is called with the step."""
         return False
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Nothing to release."""
 
 
 class Numbered:
-    """Batches that come one after another, each a share of a step."""
+    """Takes item `step * world + rank` of a sequence or iterable as the batch of a share."""
 
     def __init__(self, source: SequenceSource | IterableSource) -> None:
         self._source = source
@@ -298,25 +298,25 @@ class Numbered:
 
     @property
     def giving(self) -> Giving:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return self._source.giving
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """The same for every place."""
+        """Prepare the item of this share."""
         self._source.seek(step * world + rank, 0, 1)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of a share. Raises `UsageError` where there is none, or no longer any."""
+        """The batch of a share. Raises `UsageError` if there is none, or not any more."""
         return self._source.fetch(step * world + rank, 0, 1)
 
     def read_again(self, step: int, rank: int, world: int) -> Fetched | None:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return self._source.read_again(step * world + rank, 0, 1) if isinstance(self._source, ReadsAgain) else None
 
     def goes_on(self) -> bool:
-        """As of what is numbered."""
+        """As the numbered source's."""
         return isinstance(self._source, ReadsAgain) and self._source.goes_on()
 
     def close(self) -> None:
-        """Ends what the iterator holds."""
+        """Close the numbered source."""
         self._source.close()

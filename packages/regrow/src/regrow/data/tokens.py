@@ -25,26 +25,26 @@ _Numbers = npt.NDArray[np.int64]
 
 
 class PackedTokens(Dataset[dict[str, torch.Tensor]]):
-    """Windows of the token stream of a corpus that `regrow data pack` made; its files are mapped, not read.
+    """Windows of the token stream of a corpus from `regrow data pack`, whose files are memory-mapped.
 
-    Sample i is a dict with `tokens`, of shape [length + 1]: the stream from `i * stride` on. Inputs and targets are
-    views of it: `x, y = batch["tokens"][:, :-1], batch["tokens"][:, 1:]`; with the default stride each token but the
-    first is a target once. What is left at the end and fills no window is left out.
+    Sample i is a dict with `tokens`, of shape [length + 1]: the stream from token `i * stride` on. Inputs and targets
+    are views of it: `x, y = batch["tokens"][:, :-1], batch["tokens"][:, 1:]`; with the default stride each token except
+    the first is a target once. A rest at the end that does not fill a window is left out.
 
-    With `boundaries` there are two more, int64 of the same shape: `documents`, the number of the document within the
-    window, from 0 (for block-diagonal attention), and `positions`, which begin anew with each document, and with the
-    window.
+    With `boundaries` a sample has two more tensors, int64 of the same shape: `documents`, the number of the document
+    within the window, from 0 (for block-diagonal attention), and `positions`, which restart at 0 with each document and
+    each window.
 
     Args:
-        path: the folder.
-        length: targets a sample, the context length.
+        path: folder of the corpus.
+        length: targets per sample, the context length.
         stride: tokens from one sample's start to the next one's; default `length`.
-        boundaries: whether samples tell documents apart.
-        dtype: of `tokens`; None: as stored (uint16 or uint32), without a copy where a window lies in one shard. Such a
-            view is not to be written to.
+        boundaries: add `documents` and `positions` to samples.
+        dtype: of `tokens`; None: as stored (uint16 or uint32), without a copy if a window lies in one shard. Do not
+            write to such a view.
 
-    Raises `UsageError` where there is no finished corpus, or it is shorter than a window; `DataError` where a file has
-    not the size that it was made with, also when another process opens it later.
+    Raises `UsageError` if there is no finished corpus, or it is shorter than a window; `DataError` if the size of a
+    file differs from the manifest, also later when another process opens it.
     """
 
     def __init__(
@@ -88,19 +88,19 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         return sample
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, torch.Tensor]]:
-        """The samples of a batch. For regrow's order, which seeds the random generators once for each such call.
+        """The samples of a batch. Having this method makes regrow seed the random generators once per batch.
 
-        Nothing is random here, and to seed them for each sample would take longer than the samples do.
+        Nothing is random here, and seeding them for each sample would take longer than reading the samples.
         """
         return [self[index] for index in indices]
 
     @property
     def window(self) -> tuple[int, bool, torch.dtype | str]:
-        """Properties that the batches of several corpora must share: length, boundaries, and dtype of `tokens`."""
+        """(length, boundaries, dtype of `tokens`): must be equal for corpora that share a batch."""
         return self.length, self.boundaries, self.corpus.dtype if self.dtype is None else self.dtype
 
     def batch(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
-        """These samples as one batch, as torch's `default_collate` makes it of them; each token is copied once."""
+        """These samples as one batch, equal to that of torch's `default_collate`; each token is copied once."""
         tokens = np.empty((len(indices), self.length + 1), self.corpus.dtype if self.dtype is None else "int64")
         begins, numbers, places = self._places(indices)
         whole = begins + self.length < self._ends_array[numbers]
@@ -119,18 +119,18 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         return batch
 
     def expect(self, indices: Sequence[int]) -> None:
-        """Have the kernel read these samples in the background, where they are not in memory."""
+        """Ask the kernel to read these samples in the background, if they are not in memory."""
         maps, size = self._own.here(), item_size(self.corpus.dtype)
         _, numbers, places = self._places(indices)
         starts = places * size // mmap.PAGESIZE * mmap.PAGESIZE
         for number, start in zip(numbers.tolist(), starts.tolist(), strict=True):
-            if (found := maps.get((number, ".bin"))) is not None:  # what nobody has opened yet is not
+            if (found := maps.get((number, ".bin"))) is not None:  # only files that are already mapped
                 length = min((self.length + 1) * size + mmap.PAGESIZE, len(found.memory) - start)
-                with contextlib.suppress(OSError):  # refused, it is only read later
+                with contextlib.suppress(OSError):  # if it is refused, the pages are read on access
                     found.memory.madvise(mmap.MADV_WILLNEED, start, length)
 
     def _places(self, indices: Sequence[int]) -> tuple[_Numbers, _Numbers, _Numbers]:
-        """For each sample: where in the stream it begins, in which shard, and where in that."""
+        """For each sample: its start in the stream, the number of its shard, and its start in that shard."""
         asked = np.asarray(indices, dtype=np.int64)
         at = np.where(asked < 0, asked + self._count, asked)
         if (strange := asked[(at < 0) | (at >= self._count)]).size:
@@ -149,13 +149,13 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         self._own = _Maps()
 
     def fingerprint(self) -> str:
-        """Changes with the corpus and with how it is cut; not with where it lies."""
+        """Digest that changes with the corpus and with how it is cut into windows, not with its path."""
         content = (self._folder / MANIFEST).read_bytes()
         cut = (self.length, self.stride, self.boundaries, str(self.dtype))
         return xxhash.xxh3_128_hexdigest(content + repr(cut).encode())
 
     def verify(self) -> None:
-        """Read the whole corpus and compare it with its digests. Raises `DataError` for what differs."""
+        """Read the whole corpus and compare it with its digests. Raises `DataError` if one differs."""
         for shard in self.corpus.shards:
             self._check(shard)
             for suffix, expected in ((".bin", shard.digest), (".idx", shard.index_digest)):
@@ -174,7 +174,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         return at * self.stride
 
     def _window(self, begin: int, end: int) -> tuple[list[npt.NDArray[Any]], list[int]]:
-        """The stream from `begin` to `end` by shards, and where in it documents begin."""
+        """The stream from `begin` to `end` in pieces by shard, and the offsets in it at which documents begin."""
         pieces, cuts = [], []
         number = bisect_right(self._ends, begin)
         at = begin
@@ -194,7 +194,7 @@ class PackedTokens(Dataset[dict[str, torch.Tensor]]):
         found = maps.get((number, suffix))
         if found is None:
             shard = self._shards[number]
-            self._check(shard)  # beyond the end of a file a map has nothing but SIGBUS
+            self._check(shard)  # reading a map beyond the end of its file raises SIGBUS
             kind = self.corpus.dtype if suffix == ".bin" else "int64"
             found = maps[number, suffix] = _Map(self._folder / f"{shard.name}{suffix}", kind)
         return found.array
@@ -216,7 +216,7 @@ def _tensor(tokens: npt.NDArray[Any], dtype: torch.dtype | None) -> torch.Tensor
 
 
 def _boundaries(cuts: list[int], length: int) -> dict[str, torch.Tensor]:
-    """`documents` and `positions` of a window. Documents begin at `cuts`; some may lie outside, or come twice."""
+    """`documents` and `positions` of a window. Documents begin at `cuts`; some may be outside, or repeated."""
     begins = sorted({0, *(cut for cut in cuts if 0 < cut < length)})
     lengths = np.diff([*begins, length])
     documents = np.repeat(np.arange(len(begins)), lengths)
@@ -225,7 +225,7 @@ def _boundaries(cuts: list[int], length: int) -> dict[str, torch.Tensor]:
 
 
 class _Map:
-    """A file of numbers, mapped copy on write: torch wants to be able to write, and a write stays in this process."""
+    """A file of numbers, mapped copy-on-write: torch needs writable memory, and a write stays in this process."""
 
     def __init__(self, path: Path, kind: str) -> None:
         with path.open("rb") as file:
@@ -241,7 +241,7 @@ class _Maps(threading.local):
         self._maps: dict[tuple[int, str], _Map] = {}
 
     def here(self) -> dict[tuple[int, str], _Map]:
-        """They, after a fork none."""
+        """The maps; empty after a fork."""
         if self._process != os.getpid():
             self._process, self._maps = os.getpid(), {}
         return self._maps

@@ -1,4 +1,4 @@
-"""In which order a rank fetches batches: what lets loader workers run ahead."""
+"""The order in which a rank fetches batches, which lets loader workers work ahead."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -7,14 +7,14 @@ from regrow.data.fetched import Place
 
 
 class Walk(Protocol):
-    """Order in which batches follow one another. Walks that are equal give the same order."""
+    """An order of batches. Walks that compare equal give the same order."""
 
     def after(self, place: Place) -> Place:
-        """The batch that is wanted after that of `place`, which it passes."""
+        """The place after `place`, which must be on the walk."""
         ...
 
     def passes(self, place: Place) -> bool:
-        """True if the walk passes this place."""
+        """True if this place is on the walk."""
         ...
 
 
@@ -28,7 +28,7 @@ class StepWalk:
         return step + 1, share, shares
 
     def passes(self, place: Place) -> bool:
-        """Everywhere."""
+        """Always."""
         return True
 
 
@@ -36,7 +36,7 @@ class StepWalk:
 class ShareWalk:
     """Several shares of each step, one after another: a rank's micro-batches.
 
-    shares: which, in order.
+    shares: the rank's shares, in order.
     """
 
     shares: tuple[int, ...]
@@ -48,14 +48,14 @@ class ShareWalk:
         return (step, self.shares[at], count) if at < len(self.shares) else (step + 1, self.shares[0], count)
 
     def passes(self, place: Place) -> bool:
-        """At its shares."""
+        """True for its shares."""
         return place[1] in self.shares
 
 
 @runtime_checkable
 class Follower(Protocol):
-    """Source that can fetch ahead if it knows the order of the requests."""
+    """A source that can fetch ahead if it knows the order of the requests."""
 
     def follow(self, walk: Walk) -> None:
-        """From now on, batches are asked for in this order."""
+        """Expect requests in this order from now on."""
         ...

@@ -1,4 +1,4 @@
-"""`python -m regrow.drill CHECK FOLDER UNTIL`: one check in a process of its own; its result is `FOLDER/CHECK.json`."""
+"""`python -m regrow.drill CHECK FOLDER UNTIL`: runs one check in its own process, and writes `FOLDER/CHECK.json`."""
 
 import functools
 import signal
@@ -35,7 +35,7 @@ DOING: Final[Mapping[str, Callable[[Ground], Judgement]]] = {
 
 
 def main(name: str, folder: Path, until: float) -> None:
-    """Carry out a check until then by the monotonic clock, and write its result; an error of its own is raised."""
+    """Run a check until `until` (monotonic clock), and write its result; errors of the check itself pass through."""
     began = time.monotonic()
     (check,) = (each for each in CHECKS if each.name == name)
     settings = msgspec.json.decode((folder / "settings.json").read_bytes(), type=DrillSettings)
@@ -50,7 +50,7 @@ def main(name: str, folder: Path, until: float) -> None:
 
 
 def _impossible(check: DrillCheck) -> str:
-    """Reason why a check says nothing here; empty for none."""
+    """Reason why a check is not applicable here; empty if it is."""
     if not check.accelerator:
         return ""
     if not torch.accelerator.is_available():
@@ -62,7 +62,7 @@ def _impossible(check: DrillCheck) -> str:
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    sys.exit(128 + number)  # jobs are ended on the way
+    sys.exit(128 + number)  # the context managers end the jobs
 
 
 if __name__ == "__main__":

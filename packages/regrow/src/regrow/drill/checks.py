@@ -1,4 +1,4 @@
-"""The checks of `regrow doctor --train`, in the order in which they are carried out. Pure."""
+"""The checks of `regrow doctor --train`, in the order in which they run. Pure."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -12,11 +12,11 @@ class DrillCheck(NamedTuple):
 
     Attributes:
         name: for `--check` and the report.
-        shows: what holds where it is ok, for people.
-        limit: the most seconds that it may take.
-        quick: also done with `--quick`.
-        jobs: the most jobs over all nodes that it starts; each has a port of its own.
-        accelerator: it says something only of an accelerator.
+        shows: statement that holds if the check is ok.
+        limit: most seconds that it may take.
+        quick: True if it also runs with `--quick`.
+        jobs: most jobs over all nodes that it starts; each has its own port.
+        accelerator: True if it applies to accelerators only.
     """
 
     name: str
@@ -42,14 +42,14 @@ CHECKS: Final = (
     DrillCheck("node", "a lost node is replaced, and no bit changes", 150.0, jobs=2),
 )
 BUDGET: Final[Seconds] = 600.0
-"""Of all checks together."""
+"""Time for all checks together."""
 
 
 def chosen(names: Sequence[str], *, quick: bool) -> list[DrillCheck]:
-    """The checks of these names in the order of the table; without names all, or those of `--quick`.
+    """The checks with these names, in the order of the table; without names all, or those of `--quick`.
 
     Raises:
-        UsageError: there is no such check.
+        UsageError: a name is unknown.
     """
     known = [each.name for each in CHECKS]
     if unknown := [name for name in names if name not in known]:
@@ -60,5 +60,5 @@ def chosen(names: Sequence[str], *, quick: bool) -> list[DrillCheck]:
 
 
 def first_port(check: DrillCheck) -> int:
-    """Distance from the endpoint's port to that of a check's first job, the same whatever checks are chosen."""
+    """Offset of the port of a check's first job from the endpoint's port, independent of the chosen checks."""
     return sum(each.jobs for each in CHECKS[: CHECKS.index(check)])

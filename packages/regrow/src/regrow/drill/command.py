@@ -1,4 +1,4 @@
-"""`regrow doctor --train`: from the words of a command line to a session, and its verdict for people and programs."""
+"""`regrow doctor --train`: starts a session from the command line's flags, and prints its report."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SHARED_GPU: Final = {
 
 @dataclass(frozen=True)
 class DrillFlags:
-    """The flags of `regrow doctor --train`. `ranks`: of each node, None: as its devices say."""
+    """The flags of `regrow doctor --train`. `ranks`: per node; None: chosen by the number of GPUs."""
 
     checks: tuple[str, ...] = ()
     quick: bool = False
@@ -40,15 +40,15 @@ class DrillFlags:
 
 
 def run_doctor_training(flags: DrillFlags, environment: Mapping[str, str], *, gpus: int) -> int:
-    """Carry out the checks, a line for each as it ends; the exit code: 0 only where none has failed.
+    """Run the checks, and print a line as each ends; returns the exit code: 0 only if none has failed.
 
     Args:
         flags: of the command line.
-        environment: this process's.
-        gpus: of this node.
+        environment: of this process.
+        gpus: number of this node's GPUs.
 
     Raises:
-        UsageError: an unknown check, or several nodes without a place to meet.
+        UsageError: an unknown check, or several nodes without endpoint, rank or secret.
     """
     checks = chosen(flags.checks, quick=flags.quick)
     settings = _settings(flags, gpus)
@@ -100,6 +100,6 @@ def _settings(flags: DrillFlags, gpus: int) -> DrillSettings:
 
 
 def _ranks(gpus: int, nodes: int, *, quick: bool) -> int:
-    """Ranks of a node: four in all, two with `--quick`, and no more than it has GPUs where it has several."""
+    """Default ranks per node: four in all, two with `--quick`, but at most its GPUs if it has several."""
     wanted = 2 if quick else max(2, RANKS // nodes)
     return min(wanted, gpus) if gpus > 1 else wanted

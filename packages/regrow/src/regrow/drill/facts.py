@@ -1,4 +1,4 @@
-"""Facts about this machine and what is installed; runs in a check's own process, as it imports torch."""
+"""Facts about this machine and its installed packages; runs in a check's own process, as it imports torch."""
 
 import os
 import platform
@@ -61,7 +61,7 @@ def versions() -> dict[str, str]:
 
 
 def driver_version(reported: str) -> str:
-    """Version of NVIDIA's driver by the text of its own file; the whole first line where it has none."""
+    """The NVIDIA driver's version in the text of its `/proc` file; the whole first line if there is none in it."""
     first = reported.partition("\n")[0]
     found = re.search(r"\b\d+\.\d+(\.\d+)*\b", first)
     return found.group() if found else first

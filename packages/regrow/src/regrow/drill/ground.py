@@ -1,4 +1,4 @@
-"""Place of a check: its folder, ranks and nodes, and its jobs of `regrow run`, each with a deadline."""
+"""The surroundings of a check: its folder, ranks and nodes, and its jobs of `regrow run`, each with a deadline."""
 
 import shutil
 import subprocess
@@ -19,20 +19,20 @@ from regrow.observe.ledger import Ledger, read_records
 
 SCRIPTS: Final = Path(__file__).parent / "scripts"
 MARGIN: Final[Seconds] = 10.0
-"""Left of a check's time for the end of a job that has not ended."""
+"""Part of a check's time that is reserved for ending a job."""
 GLANCE: Final[Seconds] = 0.02
 _LAST_BYTES = 2000
 
 
 class DrillSettings(msgspec.Struct, frozen=True):
-    """Settings of a session, as its checks get them.
+    """Settings of a session, for its checks.
 
     Attributes:
-        folder: of this session on this node; all that a check writes is in it.
-        scripts: the trainings.
-        ranks: of this node.
-        endpoint: where node 0 is found, `HOST:PORT`, with several nodes; each job takes a port of its own.
-        bind: where this node listens, with several nodes, and where its network is measured; empty: loopback.
+        folder: of this session on this node; checks write only to it.
+        scripts: folder of the training scripts.
+        ranks: ranks per node.
+        endpoint: address of node 0, `HOST:PORT`, with several nodes; each job uses a port of its own.
+        bind: address on which this node listens, with several nodes, and measures the network; empty: loopback.
         state_gb: training state of a node, in 10^9 bytes.
     """
 
@@ -52,19 +52,19 @@ class DrillSettings(msgspec.Struct, frozen=True):
 
     @property
     def world(self) -> int:
-        """Ranks of all nodes."""
+        """Number of ranks on all nodes."""
         return self.ranks * self.nodes
 
 
 class Ground:
-    """The place of one check.
+    """The surroundings of one check.
 
     Args:
         settings: of the session.
         check: its name.
-        first_port: distance of its first job's port from the endpoint's.
-        until: when it has to be over, by the monotonic clock.
-        jobs_home: where records of jobs are.
+        first_port: offset of its first job's port from the endpoint's.
+        until: its deadline, by the monotonic clock.
+        jobs_home: parent folder of the jobs' records.
     """
 
     def __init__(
@@ -76,21 +76,21 @@ class Ground:
         self.folder = Path(settings.folder) / check
         self.folder.mkdir(parents=True, exist_ok=True)
         self.output = ""
-        """Last output of the newest job, or of a training beside it."""
+        """Last output of the newest job, or of a plain training beside it."""
 
     def script(self, name: str) -> str:
-        """Path of a training."""
+        """Path of a training script."""
         return str(Path(self.settings.scripts) / name)
 
     def left(self) -> Seconds:
-        """Time left of this check."""
+        """Seconds left for this check."""
         return self.until - time.monotonic()
 
     @contextmanager
     def job(
         self, name: str, flags: Sequence[str], script: Sequence[str], *, here: bool = False
     ) -> Iterator["subprocess.Popen[bytes]"]:
-        """A job that runs in this check's folder; it is over behind this. `here`: on this node alone."""
+        """Run a job in this check's folder within the block, and end it after. `here`: on this node only."""
         command = [sys.executable, "-m", "regrow", "run", f"--job={name}", "--quiet", "--redirects=3", "--no-health"]
         command += [*([] if here else self._where()), *flags, *script]
         with self._log(name).open("wb") as log:
@@ -115,13 +115,13 @@ class Ground:
         *,
         meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     ) -> JobRun:
-        """A job to its end, or to the end of this check's time.
+        """Run a job to its end, or to the end of this check's time.
 
         Args:
             name: of the job.
             flags: of `regrow run`.
-            script: and its arguments.
-            meanwhile: done beside it; is given how to ask whether the job still runs in time.
+            script: the script and its arguments.
+            meanwhile: called while it runs, with a function that returns True while the job runs and time is left.
         """
         began = time.monotonic()
         until = self.until - MARGIN
@@ -152,9 +152,9 @@ class Ground:
         blows: Sequence[Blow] = (),
         meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     ) -> JobRun:
-        """The training `training.py` with these words, struck by these blows.
+        """Run `training.py` with these arguments and these planned faults.
 
-        Each step logs the state that it begins with, as in a trial.
+        Each step logs the digest of the state with which it begins, as in a trial.
         """
         more = [f"--nproc-per-node={self.settings.ranks}", *flags]  # the last of a flag counts
         if blows:
@@ -166,7 +166,7 @@ class Ground:
         return self.run(name, more, script, meanwhile=meanwhile)
 
     def alone(self, mode: str, *, steps: int) -> tuple[JobRun, Judgement]:
-        """The undisturbed training of a mode, which checks with the same ranks share, and what it is worth."""
+        """(the undisturbed training of a mode, its judgement); checks with the same mode and steps share one run."""
         name = f"alone-{mode}-{steps}"
         done = self._jobs_home / name / "drill-ended"
         if done.exists():

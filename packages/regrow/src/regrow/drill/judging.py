@@ -1,4 +1,4 @@
-"""Judging of what jobs and measurements have shown, check by check. Pure."""
+"""Judges the results of jobs and measurements, check by check. Pure."""
 
 from collections.abc import Mapping, Sequence
 from statistics import median
@@ -10,25 +10,25 @@ from regrow.observe.ledger import Ledger
 from regrow.observe.trial import difference_at
 
 LEAST_GBPS = 0.05
-"""GB/s of an address, with four flows: less than half of a link of 1 Gbit/s."""
+"""Least GB/s of an address, with four flows: less than half of a link of 1 Gbit/s."""
 MOST_RATIO, ROOM_MS = 1.5, 10.0
-"""A step under regrow may take this times a plain one, or this much longer, whichever is more."""
+"""A step under regrow may take this factor of a plain one, or this much longer, whichever is more."""
 REFORMED = 5
 MOST_GROWTH = 2
-"""Descriptors or threads more after the last of `REFORMED` groups than after the first: a leak has one for each."""
+"""Most growth of descriptors or threads over `REFORMED` recoveries: a leak adds at least one per recovery."""
 GIB = 1 << 30
 
 
 class MachineFacts(NamedTuple):
-    """Facts about a machine that bear on training. Sizes in bytes; None: no limit, or unknown.
+    """Facts about a machine that matter to training. Sizes in bytes; None: no limit, or unknown.
 
     Attributes:
         descriptors: most open files of a process.
         locked: most memory that a process may lock.
-        infiniband: names of adapters that need locked memory.
-        shared_free: what is free in /dev/shm.
-        memory_free: what processes can get.
-        ranks: how many are to run here.
+        infiniband: names of adapters, which need locked memory.
+        shared_free: free space in /dev/shm.
+        memory_free: available memory.
+        ranks: number of ranks to run here.
     """
 
     device: str
@@ -41,7 +41,7 @@ class MachineFacts(NamedTuple):
 
 
 def judge_facts(facts: MachineFacts) -> Judgement:
-    """Judge limits; each that is too small is named with its cure."""
+    """Judge limits; names each that is too small, with the remedy."""
     causes = []
     if facts.descriptors is not None and facts.descriptors < 512:
         causes.append(f"a process may open {facts.descriptors} files only: ulimit -n 65536")
@@ -58,7 +58,7 @@ def judge_facts(facts: MachineFacts) -> Judgement:
 
 
 class FlowRate(NamedTuple):
-    """Rate to one address with this number of flows. `gbps`: 10^9 bytes a second; `error`: why there is none."""
+    """Rate to one address with this number of flows. `gbps`: 10^9 bytes per second; `error`: reason of a failure."""
 
     address: str
     flows: int
@@ -67,10 +67,10 @@ class FlowRate(NamedTuple):
 
 
 def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
-    """Judge addresses; the best one says how long a node's state travels.
+    """Judge addresses; the best rate gives the time for a node's state.
 
-    An address that does not answer at all is named; only without another one is it a failure: addresses of bridges for
-    containers cannot be reached from other nodes, and need not be.
+    An address that does not answer is reported, but is a failure only if no other one answers: addresses of container
+    bridges cannot be reached from other nodes, and need not be.
     """
     if not rates:
         return failed("no address was measured")
@@ -97,7 +97,7 @@ def judge_rates(rates: Sequence[FlowRate], *, state_gb: float) -> Judgement:
 
 
 class ProcessCount(NamedTuple):
-    """Resources of a process that lives through all faults, behind a step."""
+    """Resources after a step of a process that survives all faults."""
 
     step: int
     descriptors: int
@@ -105,7 +105,7 @@ class ProcessCount(NamedTuple):
 
 
 def judge_counts(counts: Sequence[ProcessCount], kills: Sequence[StepNo]) -> Judgement:
-    """Compare the least of each count behind the first kill with that behind the last. `kills`: their steps."""
+    """Compare the minimum of each count after the first kill with that after the last. `kills`: their steps."""
     after = [
         [each for each in counts if kill < each.step and (later is None or each.step < later)]
         for kill, later in zip(kills, [*kills[1:], None], strict=True)
@@ -122,7 +122,7 @@ def judge_counts(counts: Sequence[ProcessCount], kills: Sequence[StepNo]) -> Jud
 
 
 class JobRun(NamedTuple):
-    """One job. `code`: None, it did not end in time; `output`: its last output."""
+    """The results of one job. `code`: None if it did not end in time; `output`: its last output."""
 
     code: int | None
     ledger: Ledger
@@ -131,9 +131,9 @@ class JobRun(NamedTuple):
 
 
 def difference(struck: Ledger, alone: Ledger, *, unsaid: frozenset[Rank] = frozenset()) -> str:
-    """The first difference of two runs; empty for none.
+    """The first difference of two runs; empty if there is none.
 
-    Records of ranks in `unsaid` may lack steps: an agent that is killed takes its newest lines with it.
+    Records of ranks in `unsaid` may lack steps: the newest lines of a killed agent are lost.
     """
     mine, theirs = struck.numbers, alone.numbers
     for at in sorted(mine.keys() | theirs.keys()):
@@ -145,7 +145,7 @@ def difference(struck: Ledger, alone: Ledger, *, unsaid: frozenset[Rank] = froze
 
 
 def judge_alone(run: JobRun, *, steps: int) -> Judgement:
-    """Judge a run that nobody disturbs: `ok` without a figure, or why the others prove nothing."""
+    """Judge an undisturbed run: `ok` without a figure, or the reason why nothing can be compared with it."""
     if run.code is None:
         return failed(f"the undisturbed training did not end within {run.seconds:.0f} s")
     if run.code != 0:
@@ -164,7 +164,7 @@ class Blow(NamedTuple):
     how: str = "sigkill"
 
     def toml(self) -> str:
-        """Its entry in a fault plan."""
+        """The entry in a fault plan."""
         return f'[[fault]]\nrank = {self.rank}\nstep = {self.step}\nat = "{self.stage}"\nhow = "{self.how}"\n'
 
 
@@ -177,13 +177,13 @@ def judge_struck(
     kind: str = "",
     unsaid: frozenset[Rank] = frozenset(),
 ) -> Judgement:
-    """Judge a run that was struck against the one that was not.
+    """Judge a run with faults against the undisturbed one.
 
     Args:
-        run: the struck one.
-        alone: the other.
+        run: with faults.
+        alone: undisturbed.
         blows: the faults of its plan.
-        records: whether this node has the coordinator's records, so that faults and incidents are seen here.
+        records: True if this node has the coordinator's records, which contain faults and incidents.
         kind: an incident of this kind must be in the records; empty: any.
         unsaid: ranks whose newest records may be lost.
     """
@@ -210,7 +210,7 @@ def judge_struck(
 
 
 def unstruck(ledger: Ledger, blows: Sequence[Blow]) -> str:
-    """The first planned fault that did not happen, for people; empty: all have."""
+    """Describe the first planned fault that did not happen; empty if all have happened."""
     struck = {fault.fault for fault in ledger.injected}
     missing = [blow for at, blow in enumerate(blows, 1) if f"plan-{at}" not in struck]
     return f"rank {missing[0].rank} was not struck at {missing[0].stage} of step {missing[0].step}" if missing else ""
@@ -224,7 +224,7 @@ def _open(ledger: Ledger) -> str:
 
 
 def judge_steady(blocks: Mapping[str, Sequence[float]]) -> Judgement:
-    """Judge milliseconds a step of the sides `plain` and `regrow`, by blocks taken in turns."""
+    """Judge milliseconds per step of the sides `plain` and `regrow`, measured in alternating blocks."""
     if not all(blocks.get(side) for side in ("plain", "regrow")):
         return failed("a side did not train")
     plain, ours = median(blocks["plain"]), median(blocks["regrow"])

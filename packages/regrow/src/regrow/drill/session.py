@@ -1,4 +1,4 @@
-"""A session of checks: each in a process of its own with a limit; all that came of it ends with it."""
+"""A session of checks: each runs in its own process with a time limit, and its processes end with it."""
 
 import secrets
 import shutil
@@ -23,9 +23,9 @@ from regrow.drill.ground import DrillSettings
 from regrow.drill.verdict import CheckResult, CheckStatus, DrillReport, code_of, conclude
 
 LEAST: Seconds = 20.0
-"""A check is not begun with less time than this."""
+"""A check is not started with less time than this."""
 GRACE: Seconds = 5.0
-"""Time that processes of a check get to end after it, and to end when they are asked to."""
+"""Time for processes of a check to end after it, also after SIGTERM."""
 END: Seconds = 10.0
 _LAST_BYTES = 2000
 _OF_TORCHRUN = ("PET_", "TORCHELASTIC_")
@@ -35,25 +35,25 @@ _OF_ANOTHER_JOB = frozenset(
     | {"REGROW_JOB", "REGROW_NODE", "REGROW_WORKER_ENV", "REGROW_PROOF", "REGROW_GIVEN_BACK_CODE"}
     | {"REGROW_HANG_FLOOR", "REGROW_NODE_METRICS", "REGROW_RECORD_PART", "REGROW_RECORD_PARTS"}
 )
-"""They would change the jobs of a check: their ranks, what they keep of their records, or where they listen."""
+"""Variables that would change a check's jobs: their ranks, their kept records, or their addresses."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class DrillInterrupted(BaseException):
-    """The session was asked to end."""
+    """A signal has asked the session to end."""
 
 
 def _ignore_signals() -> None:
-    """Ignore the signals, as the rest is bounded and must come to its end."""
+    """Ignore the signals, as the rest takes bounded time and must complete."""
     for each in _SIGNALS:
         signal.signal(each, signal.SIG_IGN)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Signals that ask for an end are `DrillInterrupted` within this; one that is ignored (`nohup`) stays ignored.
+    """Raise `DrillInterrupted` in the block on signals that ask for an end; an ignored signal (`nohup`) stays ignored.
 
-    Processes without a parent become this one's.
+    This process also adopts orphaned descendants.
     """
 
     def interrupt(number: int, _: FrameType | None) -> None:
@@ -71,7 +71,7 @@ def interruptible() -> Iterator[None]:
 
 
 def of_checks(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what is meant for another job: torchrun's flags and workers, and regrow's."""
+    """The environment without variables meant for another job: torchrun's, those of workers, and regrow's."""
     return {
         name: value
         for name, value in environment.items()
@@ -87,24 +87,24 @@ def hold(
     *,
     budget: Seconds = BUDGET,
 ) -> DrillReport:
-    """Carry out checks in their order and tell a line as each ends.
+    """Run checks in order, and print a line as each ends.
 
     Args:
-        checks: what to do.
-        settings: without a folder; it is made, and goes at the end.
-        environment: this process's; the checks get what is not meant for another job.
-        show: takes a line for people.
-        budget: time for all.
+        checks: the checks to run.
+        settings: without a folder, which is made here and removed at the end.
+        environment: of this process; the checks get it without variables meant for another job.
+        show: prints a line.
+        budget: time for all checks.
 
     Returns:
-        The report, also where it was interrupted: then it has fewer results than there are checks, and code 75.
+        The report; after an interruption it has fewer results than there are checks, and code 75.
     """
     began = time.monotonic()
     results: list[CheckResult] = []
     versions: dict[str, str] = {}
     interrupted = False
     children = ChildProcesses()
-    # Its name is known before it is there, so that it is removed wherever a signal comes.
+    # The name is chosen before the folder is made, so that it is removed whenever a signal arrives.
     folder = Path(tempfile.gettempdir()) / f"regrow-doctor-{secrets.token_hex(8)}"
     with interruptible():
         try:
@@ -113,7 +113,7 @@ def hold(
                 settings = msgspec.structs.replace(settings, folder=str(folder))
                 (folder / "settings.json").write_bytes(msgspec.json.encode(settings))
                 (folder / "run").mkdir(mode=0o700)
-                # What torch and others leave in their temporary folders goes with this one.
+                # Temporary files of torch and others are removed with this folder.
                 own = {
                     "REGROW_HOME": str(folder),
                     "XDG_RUNTIME_DIR": str(folder / "run"),
@@ -128,7 +128,7 @@ def hold(
                 if (folder / "versions.json").exists():
                     versions = msgspec.json.decode((folder / "versions.json").read_bytes(), type=dict[str, str])
             finally:
-                _ignore_signals()  # one that comes before this is done is still caught below
+                _ignore_signals()  # a signal that arrives before this is done is still caught below
         except DrillInterrupted:
             interrupted = True
             children.end(asked=True)
@@ -141,14 +141,14 @@ def hold(
 
 
 class ChildProcesses:
-    """Processes that come from this one, now that orphans are adopted. Those that were there before are not touched."""
+    """All descendants of this process, including adopted orphans, except those that existed before."""
 
     def __init__(self) -> None:
         self._me = psutil.Process()
         self._others = {each.pid for each in self._me.children(recursive=True)}
 
     def end(self, *, asked: bool) -> int:
-        """End all; returns how many had to be killed. `asked`: ask them to end first."""
+        """End all; returns the number that had to be killed. `asked`: send SIGTERM first."""
         if asked:
             for each in self._living():
                 with suppress(psutil.NoSuchProcess):
@@ -171,7 +171,7 @@ class ChildProcesses:
 def _carry_out(
     check: DrillCheck, folder: Path, environment: Mapping[str, str], left: Seconds, children: ChildProcesses
 ) -> CheckResult:
-    """One check to its end, or to its limit."""
+    """Run one check to its end, or to its limit."""
     limit = min(check.limit, left)
     if limit < min(LEAST, check.limit):
         return CheckResult(check.name, CheckStatus.FAILED, "", 0.0, "not carried out: the time for all checks is over")
@@ -179,7 +179,7 @@ def _carry_out(
     said = folder / f"{check.name}.said"
     command = [sys.executable, "-m", "regrow.drill", check.name, str(folder), str(began + limit)]
     with said.open("wb") as output:
-        # A session of its own: Ctrl-C comes to this process alone, which then sees to an order.
+        # A process session of its own: Ctrl-C reaches only this process, which then ends the check in order.
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""A step under regrow beside one with torch alone: both trainings live at once, and one at a time trains."""
+"""Compares a step under regrow with one of plain torch: both trainings run at once, and train in turns."""
 
 import os
 import subprocess
@@ -15,14 +15,14 @@ from regrow.launch.processes import end
 
 ROUNDS = 12
 WARM = 2
-"""Rounds that do not count."""
+"""First rounds, which do not count."""
 _TRAINS: Seconds = 25.0
-"""Time for rounds, behind the start."""
+"""Time for the rounds after the first."""
 _GLANCE: Seconds = 0.005
 
 
 class SteadySide:
-    """One training that waits for its turns. Its pipes are open for both directions: nobody waits for an opener."""
+    """One training that waits for its turns. Its pipes are opened for reading and writing, so that no open blocks."""
 
     def __init__(self, ground: Ground, name: str) -> None:
         self._paths = [ground.folder / f"{name}.{end}" for end in ("asks", "answers")]
@@ -32,7 +32,7 @@ class SteadySide:
         self._asks, self._answers = (os.open(path, os.O_RDWR | os.O_NONBLOCK) for path in self._paths)
 
     def block(self, process: "subprocess.Popen[bytes]", until: Seconds) -> float | None:
-        """Milliseconds a step of a block; None: the process has ended, or the time is over."""
+        """Milliseconds per step of a block; None: the process has ended, or the time is over."""
         os.write(self._asks, b"go\n")
         while time.monotonic() < until and process.poll() is None:
             try:
@@ -42,13 +42,13 @@ class SteadySide:
         return None
 
     def close(self) -> None:
-        """Close its pipes."""
+        """Close the pipes."""
         os.close(self._asks)
         os.close(self._answers)
 
 
 def check(ground: Ground) -> Judgement:
-    """Rounds in turns until there are enough, or the time is over. A side that ends by itself has failed."""
+    """Alternate rounds of both sides until there are enough, or the time is over. A side that ends early has failed."""
     plain_log = ground.folder / "plain.log"
     found: dict[str, list[float]] = {"plain": [], "regrow": []}
     with ExitStack() as stack:
@@ -78,7 +78,7 @@ def _go_rounds(
     found: Mapping[str, list[float]],
     until: Seconds,
 ) -> None:
-    """Add blocks of each side in turns, until there are enough, a side has ended, or the time is over."""
+    """Add alternating blocks of each side to `found` until there are enough, a side has ended, or time is over."""
     rounds_end = until
     for number in range(ROUNDS + WARM):
         for name, side in sides.items():

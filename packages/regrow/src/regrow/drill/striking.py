@@ -1,4 +1,4 @@
-"""Checks that train, strike and compare: groups, kills, hangs, sick devices, memory, lost nodes."""
+"""Checks that train, inject faults and compare: groups, kills, hangs, sick devices, memory, lost nodes."""
 
 import contextlib
 import os
@@ -62,7 +62,7 @@ def network(ground: Ground) -> Judgement:
 
 
 def groups(ground: Ground) -> Judgement:
-    """Have groups formed anew by kills of rank 1, and count what rank 0 holds."""
+    """Kill rank 1 repeatedly so that groups are formed anew, and count the descriptors and threads of rank 0."""
     blows = [Blow(1, 3 + 6 * at, "forward") for at in range(REFORMED + 1)]
     flags = ["--nproc-per-node=2"] if ground.settings.nodes == 1 else []
     run = ground.train("groups", ["--count=counts.jsonl"], steps=STEPS + 5, flags=flags, blows=blows)
@@ -78,7 +78,7 @@ def groups(ground: Ground) -> Judgement:
 
 
 def kills(ground: Ground, mode: str) -> Judgement:
-    """Kill a rank before its loop, then others at stages of steps and of a recovery."""
+    """Kill a rank before its loop, then ranks at stages of steps and of a recovery."""
     if mode == "hsdp" and (ground.settings.world < 4 or ground.settings.world % 2):
         return not_applicable(f"HSDP needs four ranks, or another even number; here are {ground.settings.world}")
     return _struck(ground, f"{mode}-kills", ["--die-once=died"], KILLS[mode], mode=mode, evidence="died")
@@ -91,17 +91,17 @@ def hang(ground: Ground) -> Judgement:
 
 
 def sick_device(ground: Ground) -> Judgement:
-    """Break a device in the middle of a step, once."""
+    """Break a device once in the middle of a step."""
     return _struck(ground, "sick", ["--assert-once=6:broken"], evidence="broken")
 
 
 def memory(ground: Ground) -> Judgement:
-    """Kill a rank that has most of the memory of its device, three times."""
+    """Kill a rank that uses most of its device's memory, three times."""
     return _struck(ground, "memory", ["--fill=0.6"], [Blow(1, 4 + 10 * at, "forward") for at in range(3)])
 
 
 def node(ground: Ground) -> Judgement:
-    """Kill the agent of the node with the last rank: a spare takes its ranks, or it comes back."""
+    """Kill the agent of the last rank's node: a spare takes over its ranks, or the node returns."""
     settings = ground.settings
     if settings.nodes > 2:
         return not_applicable("a node is lost on purpose on two nodes, or on one machine")
@@ -148,7 +148,7 @@ def _struck(
     meanwhile: Callable[[Callable[[], bool]], None] | None = None,
     evidence: str = "",
 ) -> Judgement:
-    """A training beside the undisturbed one. `evidence`: a file that is there where it was struck by its script."""
+    """Compare a training with faults and the undisturbed one. `evidence`: file that the script writes at its fault."""
     alone, judged = ground.alone(mode, steps=STEPS)
     if judged.status is not CheckStatus.OK:
         return judged

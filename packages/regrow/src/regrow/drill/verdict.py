@@ -1,4 +1,4 @@
-"""Results of checks, and the verdict that they come to. Pure."""
+"""Results of checks, and the verdict over all of them. Pure."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -9,7 +9,7 @@ import msgspec
 from regrow.core.ids import Seconds
 
 UNFIT = 1
-"""Exit code where a check has failed."""
+"""Exit code if a check has failed."""
 
 
 class CheckStatus(StrEnum):
@@ -18,11 +18,11 @@ class CheckStatus(StrEnum):
     OK = "ok"
     FAILED = "failed"
     NOT_APPLICABLE = "not applicable"
-    """It cannot be done here, which is no pass."""
+    """It cannot run here; this does not count as passed."""
 
 
 class Judgement(NamedTuple):
-    """Judgement of a check. `figure`: what was measured; `cause`: why it is not ok."""
+    """Judgement of a check. `figure`: the measurement; `cause`: reason why it is not ok."""
 
     status: CheckStatus
     figure: str = ""
@@ -30,22 +30,22 @@ class Judgement(NamedTuple):
 
 
 def ok(figure: str) -> Judgement:
-    """The check has shown what it is to show."""
+    """The judgement of a check that holds."""
     return Judgement(CheckStatus.OK, figure)
 
 
 def failed(cause: str, figure: str = "") -> Judgement:
-    """It has not."""
+    """The judgement of a check that does not hold."""
     return Judgement(CheckStatus.FAILED, figure, cause)
 
 
 def not_applicable(cause: str) -> Judgement:
-    """It cannot be done here."""
+    """The judgement of a check that cannot run here."""
     return Judgement(CheckStatus.NOT_APPLICABLE, cause=cause)
 
 
 class CheckResult(msgspec.Struct, frozen=True):
-    """One check in the report. `output`: the last output of what it ran, where it has failed."""
+    """One check in the report. `output`: the last output of its jobs, if it has failed."""
 
     check: str
     status: CheckStatus
@@ -56,13 +56,13 @@ class CheckResult(msgspec.Struct, frozen=True):
 
     @property
     def line(self) -> str:
-        """One line for people."""
+        """The result as one line of text."""
         said = "; ".join(filter(None, (self.cause, self.figure)))
         return f"{self.status:<14}  {self.check:<11}  {self.seconds:5.1f} s  {said}"
 
 
 class DrillReport(msgspec.Struct, frozen=True):
-    """Report for an issue. `versions`: of what was used, by name; `node`: this one's number, of `nodes`."""
+    """A report to attach to an issue. `versions`: of packages and limits, by name; `node`: rank of this node."""
 
     verdict: str
     code: int
@@ -74,13 +74,13 @@ class DrillReport(msgspec.Struct, frozen=True):
 
 
 def code_of(results: Sequence[CheckResult]) -> int:
-    """The exit code: 0 where no check has failed, and at least one was ok."""
+    """The exit code: 0 if no check has failed and at least one was ok."""
     statuses = {each.status for each in results}
     return 0 if CheckStatus.FAILED not in statuses and CheckStatus.OK in statuses else UNFIT
 
 
 def conclude(results: Sequence[CheckResult], *, begun: int) -> str:
-    """The verdict in words. `begun`: how many checks were chosen; with fewer results it was interrupted."""
+    """The verdict in words. `begun`: number of chosen checks; with fewer results the session was interrupted."""
     by = {status: [each.check for each in results if each.status is status] for status in CheckStatus}
     said = [f"{len(by[CheckStatus.OK])} of {begun} checks are ok"]
     if by[CheckStatus.FAILED]:

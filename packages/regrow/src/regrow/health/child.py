@@ -1,7 +1,7 @@
-"""The process in which probes run: `python -m regrow.health.child`, told by its standard input.
+"""The process in which probes run: `python -m regrow.health.child`, which reads its order from standard input.
 
-What it says goes, a line of JSON each, to what was its standard output when it started; whatever libraries print goes
-to standard error, so that it garbles nothing.
+It writes lines of JSON to its original standard output; the output of libraries is redirected to standard error, so
+that it does not mix with them.
 """
 
 import importlib
@@ -21,9 +21,9 @@ _ALARM_FACTOR = 2
 
 
 def main() -> int:
-    """Run the probes that were ordered, in their order."""
+    """Run the ordered probes, one after the other."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=ProbeOrder)
-    # The parent ends this process when a deadline has passed; if it was killed itself, the kernel does.
+    # The parent kills this process after a deadline; the alarm does so if the parent itself was killed.
     signal.alarm(int(_ALARM_FACTOR * sum(PROBES[name].deadline for name in order.probes)) + 60)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:
@@ -44,7 +44,7 @@ def _run(order: ProbeOrder, out: BinaryIO) -> int:
                     _say(out, found)
                 else:
                     _say(out, Gave(name, found))
-        except Exception as error:  # noqa: BLE001 - whatever a driver's library raises is what the probe has found
+        except Exception as error:  # noqa: BLE001 - any error of a driver's library is a result of the probe
             _say(out, Raised(name, device, f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]))
             return 1
         _say(out, Through(name))
@@ -59,4 +59,4 @@ def _say(out: BinaryIO, line: Line) -> None:
 if __name__ == "__main__":
     code = main()
     sys.stderr.flush()
-    os._exit(code)  # the end of a library's own must neither hang nor crash what has been said
+    os._exit(code)  # a library's exit handlers could hang or crash

@@ -1,4 +1,4 @@
-"""`regrow doctor`: all probes and the user's checks by hand, as a table or as JSON."""
+"""`regrow doctor`: runs all probes and the user's checks on demand, and prints a table or JSON."""
 
 import socket
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from regrow.health.probes import PROBES, QUICK
 from regrow.health.readings import ProbeSettings
 
 UNFIT = 1
-"""Exit code where a verdict is `leave` or `fatal`."""
+"""Exit code if a verdict is `leave` or `fatal`."""
 _STYLES = {Severity.OK: "green", Severity.SUSPECT: "yellow", Severity.LEAVE: "red", Severity.FATAL: "bold red"}
 
 
@@ -32,12 +32,12 @@ def run_doctor(
     quick: bool = False,
     json_file: str = "",
 ) -> int:
-    """Examine this machine and print what was found; the exit code: 1 where something is `leave` or `fatal`.
+    """Examine this machine and print the verdicts; returns the exit code: 1 if a verdict is `leave` or `fatal`.
 
-    `json_file`: also written there for programs; `-`: printed for programs only.
+    `json_file`: also write JSON to this file; `-`: print JSON instead of the table.
 
     Raises:
-        UsageError: a peer's address is none.
+        UsageError: a peer's address is invalid.
     """
     for peer in peers:
         host, colon, port = peer.rpartition(":")
@@ -64,7 +64,7 @@ def run_doctor(
 
 
 def table(found: Examination) -> Table:
-    """An examination for people."""
+    """An examination as a table."""
     drawn = Table(
         title=f"{found.node}: {found.worst} ({found.seconds:.1f} s)", title_justify="left", box=None, pad_edge=False
     )

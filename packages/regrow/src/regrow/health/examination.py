@@ -1,7 +1,7 @@
-"""An examination: probes run, readings judged, the user's checks added. By hand (`doctor.py`), or for an agent.
+"""An examination: runs probes, judges readings, adds the user's checks; on demand (`doctor.py`) or for an agent.
 
-`python -m regrow.health.examination` is what an agent starts, told by its standard input, so that nothing of it can
-touch the agent; it answers on standard output.
+An agent runs `python -m regrow.health.examination` as a separate process, so that a failure cannot affect the agent; it
+reads its order from standard input and answers on standard output.
 """
 
 import sys
@@ -24,7 +24,7 @@ _NICE = 10
 
 
 class Unread(msgspec.Struct, frozen=True):
-    """A probe that has nothing to read here, and why: no fault."""
+    """A probe that has nothing to read here, and the reason; not a fault."""
 
     source: str
     device: str
@@ -32,7 +32,7 @@ class Unread(msgspec.Struct, frozen=True):
 
 
 class Examination(msgspec.Struct, frozen=True):
-    """All that was found on a node."""
+    """The result of an examination of a node."""
 
     node: NodeId
     worst: Severity
@@ -42,7 +42,7 @@ class Examination(msgspec.Struct, frozen=True):
 
 
 class ExaminationOrder(msgspec.Struct, frozen=True):
-    """Order of an agent for an examination. `within`: how long each of the user's checks may take."""
+    """An agent's order for an examination. `within`: seconds that each of the user's checks may take."""
 
     node: NodeId
     occasion: str
@@ -62,7 +62,7 @@ def examine(
     within: Seconds,
     busy: bool = False,
 ) -> Examination:
-    """Run these probes and checks; a check may take `within` seconds. `busy`: beside a training, see `judge`."""
+    """Run these probes and checks; each check may take `within` seconds. `busy`: a training runs too, see `judge`."""
     start = time.monotonic()
     results = ProbeRunner(settings, environ).run(probes)
     verdicts = judge(node, results, busy=busy)
@@ -82,7 +82,7 @@ def not_applicable(results: Sequence[ProbeResult]) -> list[Unread]:
 
 
 def main() -> int:
-    """Examine as ordered, out of the way of workers; say what is not `ok`."""
+    """Examine as ordered, at low priority; report the verdicts that are not `ok`."""
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=ExaminationOrder)
     step_back(_NICE)
     found = examine(

@@ -1,7 +1,7 @@
-"""From readings to verdicts. Pure: the same readings are judged the same everywhere.
+"""Judges readings. Pure: equal readings give equal verdicts everywhere.
 
-The first law here is to do no harm: only what shows a fault is `leave` or `fatal`. What is slow, busy, unknown or
-could not be read is `suspect` at most.
+The first rule is to do no harm: only evidence of a fault gives `leave` or `fatal`. A slow, busy, unknown or unavailable
+reading is `suspect` at most.
 """
 
 import errno
@@ -32,11 +32,11 @@ from regrow.health.readings import (
 class HealthLimits(NamedTuple):
     """Limits beyond which a reading is suspect.
 
-    Wide on purpose: a probe runs once, beside other work. `slow_device` and `slow_host`: a core of any server of the
-    last ten years copies several GB/s, an accelerator a hundred and more. `odd_device`: of the median of this node's
-    devices, which are alike. `skew`: no step depends on wall clocks; certificates, tokens and records of several nodes
-    do, and NTP keeps within milliseconds. `disk_s`: for 2 MiB and a sync, which takes milliseconds on an SSD and tens
-    of them on a disk. `connect_s`: a round trip within a data centre is below a millisecond, a lost SYN costs a second.
+    They are wide on purpose, as a probe runs once, beside other work. `slow_device`, `slow_host`: bytes per second; any
+    server core of the last ten years copies several GB/s, an accelerator a hundred or more. `odd_device`: fraction of
+    the median of this node's devices, which are of one kind. `skew`: wall clocks matter to certificates, tokens and
+    records, not to steps; NTP keeps within milliseconds. `disk_s`: for 2 MiB and a sync: milliseconds on an SSD, tens
+    of them on a disk. `connect_s`: a round trip in a data centre takes less than 1 ms, a lost SYN costs a second.
     """
 
     slow_host: float = 0.5e9
@@ -66,9 +66,9 @@ https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/error-recovery-and-respon
 _GPU_LOST, _RESET_REQUIRED, _VERSIONS_DIFFER = 15, 16, 18
 """`NVML_ERROR_GPU_IS_LOST`, `NVML_ERROR_RESET_REQUIRED`, `NVML_ERROR_LIB_RM_VERSION_MISMATCH`."""
 _THROTTLED = {0x08: "hardware slowdown", 0x40: "hardware thermal slowdown", 0x80: "power brake", 0x20: "thermal limit"}
-"""Bits of `nvmlClocksEventReason*` that are no part of ordinary work; idle, power cap and settings are."""
+"""Bits of `nvmlClocksEventReason*` that are not part of normal operation, unlike idle, power cap and settings."""
 _BUSY = ("out of memory", "busy or unavailable", "insufficient memory")
-"""In errors of an accelerator that others use."""
+"""Texts in the errors of an accelerator that other processes use."""
 _ACCELERATOR = ("accelerator", "nvml")
 _GIB = 1 << 30
 
@@ -78,10 +78,9 @@ Finding = tuple[Severity, Action, str]
 def judge(
     node: NodeId, results: Sequence[ProbeResult], limits: HealthLimits = LIMITS, *, busy: bool = False
 ) -> list[HealthVerdict]:
-    """One verdict for each reading; none for what does not apply.
+    """Verdicts on each reading; none for readings that do not apply.
 
-    `busy`: the probes ran beside a training, with what that left of the processor: one that was late may only have
-    been kept waiting.
+    `busy`: the probes ran beside a training, on what it left of the CPU: a late probe may only have been starved.
     """
     gpus = [result.reading for result in results if isinstance(result.reading, GpuReading)]
     copies = [
@@ -131,7 +130,7 @@ def _findings(
 
 
 def _gpu(gpu: GpuReading) -> list[Finding]:
-    """All that is wrong with a GPU; where nothing is, one line that says so."""
+    """All problems of a GPU; if there are none, one finding with `ok`."""
     if gpu.error is not None:
         return [_unanswered(gpu)]
     found: list[Finding] = []
@@ -179,15 +178,15 @@ def _gpu_text(gpu: GpuReading) -> str:
 
 
 def _xid(xid: XidReading, gpus: Sequence[GpuReading]) -> list[tuple[str, Finding]]:
-    """Findings from a line of the kernel log, weighed with what the driver says of that GPU now."""
-    # Some name the function too, `0000:3b:00.0`.
+    """Findings from a line of the kernel log, combined with the driver's present state of that GPU."""
+    # Some lines have the PCI function too, `0000:3b:00.0`.
     gpu = next((gpu for gpu in gpus if gpu.bus and xid.bus.startswith(gpu.bus)), None)
     if gpu is None and any(each.only_ours for each in gpus):
-        return []  # a GPU of the node that is not ours
+        return []  # a GPU of the node that is hidden from us
     meant = xids.meaning(xid.number)
     severity, action, note = meant.severity, meant.action, ""
     if gpu is not None and gpu.recovery == 0 and severity.failed and xid.number != xids.FALLEN_OFF:
-        # The driver has since been satisfied, by a reset for example, and it knows best.
+        # The driver asks for no recovery any more, for example after a reset; this is newer than the log line.
         severity, action, note = Severity.SUSPECT, Action.NONE, "; the driver asks for no recovery now"
     said = f": {xid.text}" if xid.text else ""
     evidence = f"Xid {xid.number} ({meant.name}) {xid.ago:.0f} s ago{said}{note}"
@@ -250,7 +249,7 @@ def _clock(clock: ClockReading, limits: HealthLimits) -> Finding:
 
 def _network(network: NetworkReading, limits: HealthLimits) -> Finding:
     if network.error:
-        # Which end is at fault cannot be told from here; a lost loopback is told by everything else too.
+        # The faulty end is unknown here; a broken loopback would make everything else fail too.
         return Severity.SUSPECT, Action.NONE, f"no connection: {network.error}"
     if network.wrong:
         return Severity.LEAVE, Action.REPLACE, "bytes came back changed"
@@ -260,12 +259,12 @@ def _network(network: NetworkReading, limits: HealthLimits) -> Finding:
 
 
 def _failed(failed: ProbeFailed, probe: str) -> Finding:
-    """A probe without a reading. Of an accelerator that is a fault: there its context could not be made, or used."""
+    """The finding for a probe without a reading: a fault of an accelerator if its context cannot be made or used."""
     text = f"the probe {_HOW[failed.how]}: {failed.detail}"
     of_device = probe in _ACCELERATOR and failed.device != ""
     if not of_device or failed.how is FailedHow.GARBLED or any(busy in failed.detail for busy in _BUSY):
         return Severity.SUSPECT, Action.NONE, text
-    if "SIGKILL" in failed.detail:  # somebody's doing, the kernel's for want of memory for example
+    if "SIGKILL" in failed.detail:  # sent by another process, or by the kernel when memory is short
         return Severity.SUSPECT, Action.NONE, text
     return Severity.LEAVE, Action.RESET, text
 

@@ -1,4 +1,4 @@
-"""Rules about lines of workers: read from a file, and counted. Pure, but for reading the file."""
+"""Rules about workers' output lines: reads them from a file, and counts matches. Pure, except for reading the file."""
 
 import re
 import tomllib
@@ -22,7 +22,7 @@ _EXAMPLE = "an entry is [[rule]] with name and pattern"
 
 
 def load_rules(path: Path) -> list[LogRule]:
-    """The rules of a file. Raises `UsageError`, which names the file, the rule, and what to write instead."""
+    """Read the rules of a file. Raises `UsageError`, which names the file, the rule, and what to write instead."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -53,7 +53,7 @@ def parse_rules(text: str, *, source: str = "--log-rules") -> list[LogRule]:
 
 
 class _Entry:
-    """One table of the file, with its place for error messages."""
+    """One table of the file, with its location for error messages."""
 
     def __init__(self, source: str, number: int, table: Mapping[str, object]) -> None:
         name = table.get("name")
@@ -144,7 +144,7 @@ class _Entry:
 class RuleNews:
     """A worker has broken a rule, or keeps it again.
 
-    `line`: the last that fitted; `missing`: for how long none has; `never`: none since the worker has its rank.
+    `line`: the last match; `missing`: seconds without a match; `never`: no match since the worker got its rank.
     """
 
     rule: LogRule
@@ -158,28 +158,28 @@ class RuleNews:
 @dataclass
 class _Count:
     first: Instant
-    """Of the first match; until then, of when it began to be waited for."""
+    """Time of the first match; before it, the time from which it is expected."""
     times: deque[Instant]
-    """Of the newest matches, as many as matter."""
+    """Times of the newest matches, as many as the rule needs."""
     broken: bool = False
 
 
 @dataclass
 class ActiveRules:
-    """Counts, for each worker and rule. As large as workers and rules are many."""
+    """Counts matches for each worker and rule, in memory proportional to the number of workers times rules."""
 
     rules: list[LogRule]
     _counts: dict[WorkerId, dict[str, _Count]] = field(default_factory=dict)
 
     def began(self, worker: WorkerId, now: Instant) -> None:
-        """The worker has its rank from now on: the first line of rules that say by when is waited for."""
+        """The worker has its rank from now on, which starts the time of rules with `first_within`."""
         counts = self._counts.setdefault(worker, {})
         for rule in self.rules:
             if rule.at_least is not None and rule.first_within is not None:
                 counts.setdefault(rule.name, _Count(now, deque(maxlen=rule.at_least)))
 
     def matched(self, rule: LogRule, worker: WorkerId, line: str, now: Instant) -> RuleNews | None:
-        """A line of the worker fits the rule's pattern."""
+        """Count a line of the worker that matches the rule; returns a change, if any."""
         kept = (rule.at_most or 0) + 1 if rule.at_least is None else rule.at_least
         known = self._counts.setdefault(worker, {}).setdefault(rule.name, _Count(now, deque(maxlen=kept)))
         if not known.times:
@@ -194,7 +194,7 @@ class ActiveRules:
         return None
 
     def late(self, now: Instant) -> list[RuleNews]:
-        """Time has passed: which workers have not printed what they must."""
+        """Workers that have by now not printed the lines that a rule requires."""
         found = []
         for worker, counts in self._counts.items():
             for rule in self.rules:
@@ -219,14 +219,14 @@ class ActiveRules:
         )
 
     def ended(self, worker: WorkerId) -> None:
-        """The worker prints nothing any more."""
+        """Forget a worker that has ended."""
         self._counts.pop(worker, None)
 
     def _recent(self, rule: LogRule, known: _Count, now: Instant) -> list[Instant]:
         return [at for at in known.times if rule.within is None or at > now - rule.within]
 
     def _kept_until(self, rule: LogRule, known: _Count) -> Instant:
-        """Time until which an `at_least` rule is kept if no line follows."""
+        """Time at which an `at_least` rule breaks if no further line matches."""
         if not known.times:
             return known.first + (rule.first_within or 0.0)
         enough = len(known.times) == known.times.maxlen

@@ -1,9 +1,9 @@
-"""The process that applies `--log-rules`: `python -m regrow.health.log_watch`, one a node, told by its standard input.
+"""The process that applies `--log-rules`: `python -m regrow.health.log_watch`, one per node, controlled by its stdin.
 
-First an order as a line of JSON, then the lines of workers: `WORKER TAB RANK TAB text`, `WORKER TAB RANK` when it has
-this rank from now on, or `WORKER` alone when it has ended. It answers on standard output. A regular expression may take
-for ever on some line, and holds all threads of its process meanwhile, so this is not done in the agent: here an alarm
-ends it, and the rule is applied no more.
+Input: an order as a line of JSON, then lines of workers: `WORKER TAB RANK TAB text`, `WORKER TAB RANK` when it gets
+this rank, or `WORKER` alone when it has ended. It answers on standard output. A regular expression may take very long
+on some line, and blocks all threads of its process meanwhile, so the agent does not do this itself: here an alarm
+interrupts the search, and the rule is switched off.
 """
 
 import os
@@ -24,10 +24,10 @@ from regrow.core.verdicts import Action, Severity
 from regrow.health.log_rules import ActiveRules, RuleNews
 
 LONGEST_SEARCH_S: Seconds = 0.1
-"""Of this process's own time: on a busy machine it may be longer until it comes to run."""
+"""CPU time of this process; on a busy machine more wall time may pass."""
 _NICE = 10
 _SHOWN = 200
-"""Characters of a line that are told."""
+"""Most characters of a line that are reported."""
 _BLOCK = 1 << 16
 
 
@@ -39,7 +39,7 @@ class LogWatch:
     """Applies the rules to lines.
 
     Args:
-        order: which, of which node.
+        order: the rules, and the node.
     """
 
     def __init__(self, order: LogRuleOrder) -> None:
@@ -54,7 +54,7 @@ class LogWatch:
         return self._active.next_deadline()
 
     def line(self, line: bytes, now: Instant) -> Iterator[LogSaid]:
-        """A line of a worker, its rank, or its end."""
+        """Process an input line: a worker's output, its rank, or its end."""
         worker, tab, rest = line.decode(errors="replace").partition("\t")
         if not tab:
             self._active.ended(WorkerId(worker))
@@ -76,7 +76,7 @@ class LogWatch:
                 yield self._described(news)
 
     def late(self, now: Instant) -> Iterator[LogSaid]:
-        """Time has passed."""
+        """Report the rules that are broken by now because lines are missing."""
         yield from map(self._described, self._active.late(now))
 
     def _switched_off(self, rule: LogRule) -> LogRulesNoted:
@@ -125,7 +125,7 @@ def _search(pattern: "re.Pattern[str]", text: str) -> bool:
 
 
 def _shown(line: str) -> str:
-    """For a terminal: nothing in it can move the cursor."""
+    """A line without control characters, which could move a terminal's cursor, and shortened."""
     text = "".join(each if each.isprintable() else " " for each in line.strip())
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
@@ -135,10 +135,10 @@ def _too_long(*_: object) -> None:
 
 
 def main() -> int:
-    """Apply the rules as ordered until there are no more lines."""
+    """Apply the ordered rules until the end of the input."""
     step_back(_NICE)
     signal.signal(signal.SIGVTALRM, _too_long)
-    # The agent says when it is over.
+    # The agent ends this process by closing its input.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb", buffering=0) as out:

@@ -1,11 +1,11 @@
-"""The user's own check: an executable whose exit code and output are a verdict.
+"""Runs the user's own check: an executable whose exit code and output give a verdict.
 
-Exit code 0: healthy; 1: not, `leave`. It may print JSON, one object or a list of them, and then that counts:
+Exit code 0: healthy; 1: unhealthy, `leave`. If it prints JSON, one object or a list of them, that counts instead:
 
     {"severity": "leave", "action": "reboot", "device": "ib0", "evidence": "link is down"}
 
-Only `severity` must be there. Any other exit, no end in time, or other output means that the check failed and not the
-node: `suspect`, with a sentence that says what was wrong with it. It finds the node's name in `REGROW_NODE`.
+Only `severity` is required. Another exit code, a timeout, or other output means that the check has failed, not the
+node: `suspect`, with a sentence about the failure. The check gets the node's name in `REGROW_NODE`.
 """
 
 import os
@@ -36,11 +36,11 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Bad(Exception):
-    """The check cannot be used as it is."""
+    """The check itself failed."""
 
 
 def run_check(path: str, node: NodeId, environ: Mapping[str, str], *, within: Seconds) -> list[HealthVerdict]:
-    """Run one check; its verdicts, at least one."""
+    """Run one check; returns at least one verdict."""
     source = f"check:{Path(path).name}"
     try:
         claims = _run(path, {**environ, "REGROW_NODE": node}, within)

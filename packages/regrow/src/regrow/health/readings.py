@@ -1,4 +1,4 @@
-"""Readings of probes, before they are judged; and the lines in which the child process sends them. No I/O. Pure."""
+"""Readings of probes, and the messages by which the child process sends them. No I/O. Pure."""
 
 from enum import StrEnum
 
@@ -8,9 +8,9 @@ from regrow.core.ids import Seconds
 
 
 class GpuReading(msgspec.Struct, frozen=True, tag=True):
-    """NVML's reading of one GPU. None: this driver or this GPU does not say.
+    """NVML's reading of one GPU. None: not available from this driver or GPU.
 
-    `bus`: its PCI address as the kernel log has it, `0000:3b:00`. `error`: NVML's code if it cannot even be asked.
+    `bus`: its PCI address as in the kernel log, `0000:3b:00`. `error`: NVML's error code if the GPU cannot be queried.
     `throttle`: bits of `nvmlClocksEventReason*`. `recovery`: `nvmlDeviceGpuRecoveryAction_t`, the driver's own verdict.
     """
 
@@ -32,11 +32,11 @@ class GpuReading(msgspec.Struct, frozen=True, tag=True):
     said: str = ""
     """The text of `error`."""
     only_ours: bool = False
-    """Some GPUs of the node are hidden from us (`CUDA_VISIBLE_DEVICES`)."""
+    """True if `CUDA_VISIBLE_DEVICES` is set, so that other GPUs of the node may be hidden."""
 
 
 class XidReading(msgspec.Struct, frozen=True, tag=True):
-    """One line of the kernel log in which the NVIDIA driver reports an Xid. `ago`: how long since."""
+    """One line of the kernel log in which the NVIDIA driver reports an Xid. `ago`: its age in seconds."""
 
     bus: str
     number: int
@@ -63,7 +63,7 @@ class MemoryReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class ProductReading(msgspec.Struct, frozen=True, tag=True):
-    """A matrix product whose every element is known exactly. `wrong`: elements that were not; `first`: the first."""
+    """A matrix product whose exact elements are known. `wrong`: number of wrong elements; `first`: the first one."""
 
     device: str
     dtype: str
@@ -73,14 +73,14 @@ class ProductReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class BandwidthReading(msgspec.Struct, frozen=True, tag=True):
-    """Speed of copies in a device's memory: bytes read and written, a second."""
+    """Speed of copies in a device's memory: bytes read and written per second."""
 
     device: str
     bytes_per_s: float
 
 
 class DiskReading(msgspec.Struct, frozen=True, tag=True):
-    """A file was written, synced and read back. `error`: the errno with which that failed; None: it did not."""
+    """A file was written, synced and read back. `error`: the errno of a failure; None: it succeeded."""
 
     folder: str
     free: int
@@ -90,14 +90,14 @@ class DiskReading(msgspec.Struct, frozen=True, tag=True):
 
 
 class ClockReading(msgspec.Struct, frozen=True, tag=True):
-    """The coordinator's wall clock minus ours, and by how much that may be off (half of the round trip)."""
+    """The coordinator's wall clock minus this node's; `uncertainty`: half of the round trip."""
 
     skew: Seconds
     uncertainty: Seconds
 
 
 class NetworkReading(msgspec.Struct, frozen=True, tag=True):
-    """A connection to ourselves or to a peer. `bytes_per_s`: None where nothing was sent. `error`: why it failed."""
+    """A connection to loopback or a peer. `bytes_per_s`: None if nothing was sent. `error`: reason of a failure."""
 
     peer: str
     connect_s: Seconds = 0.0
@@ -114,7 +114,7 @@ class NotApplicable(msgspec.Struct, frozen=True, tag=True):
 
 
 class FailedHow(StrEnum):
-    """Way in which a probe failed to give a reading."""
+    """The way in which a probe failed to give a reading."""
 
     HUNG = "hung"
     DIED = "died"
@@ -123,7 +123,7 @@ class FailedHow(StrEnum):
 
 
 class ProbeFailed(msgspec.Struct, frozen=True, tag=True):
-    """A probe gave no reading of a device. `detail`: an exception's text, an exit, what it printed."""
+    """A probe gave no reading of a device. `detail`: exception, exit status, or output."""
 
     how: FailedHow
     device: str
@@ -155,9 +155,9 @@ class ProbeResult(msgspec.Struct, frozen=True):
 class ProbeSettings(msgspec.Struct, frozen=True):
     """Settings of probes.
 
-    `folder`: where the disk is tried. `peers`: `HOST:PORT` of others to connect to. `clock`: the URL of the
-    coordinator's time, and `token` its secret. `window`: how far back the kernel log counts. `visible`: the GPUs that
-    we may use, as in `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has done already.
+    `folder`: where the disk is tested. `peers`: `HOST:PORT` of others to connect to. `clock`: URL of the coordinator's
+    time; `token`: its secret. `window`: seconds of the kernel log to consider. `visible`: the usable GPUs, as in
+    `CUDA_VISIBLE_DEVICES`; None: all. `skip`: devices that this probe has finished already.
     """
 
     folder: str
@@ -170,28 +170,28 @@ class ProbeSettings(msgspec.Struct, frozen=True):
 
 
 class ProbeOrder(msgspec.Struct, frozen=True):
-    """Order for the child process, on its standard input. `settings.skip` is for the first of the probes."""
+    """The order for the child process, on its standard input. `settings.skip` applies to the first probe."""
 
     probes: list[str]
     settings: ProbeSettings
 
 
 class ProbeAt(msgspec.Struct, frozen=True, tag=True):
-    """The probe turns to this device (empty: the node) and should be done with it within its deadline."""
+    """The probe starts with this device (empty: the node), which it should finish within its deadline."""
 
     probe: str
     device: str = ""
 
 
 class Gave(msgspec.Struct, frozen=True, tag=True):
-    """The probe has read something."""
+    """The probe has a reading."""
 
     probe: str
     reading: Reading
 
 
 class Raised(msgspec.Struct, frozen=True, tag=True):
-    """The probe ended with an exception; the child ends too, since a device's context may be spoilt."""
+    """The probe raised an exception; the child ends too, as a device's context may be corrupted."""
 
     probe: str
     device: str
@@ -199,7 +199,7 @@ class Raised(msgspec.Struct, frozen=True, tag=True):
 
 
 class Through(msgspec.Struct, frozen=True, tag=True):
-    """The probe is done."""
+    """The probe has finished."""
 
     probe: str
 

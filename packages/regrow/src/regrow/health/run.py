@@ -1,7 +1,7 @@
-"""Runs probes in child processes, and turns what becomes of those into readings too.
+"""Runs probes in child processes, and converts failures of these processes to readings too.
 
-One child runs probe after probe. Where it hangs, dies or raises, that is the reading of the device at which it was, and
-another child goes on with the rest.
+One child runs probe after probe. If it hangs, dies or raises, that becomes the reading of the present device, and
+another child continues with the rest.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from regrow.health.readings import (
 )
 
 START_S: Seconds = 20.0
-"""Time for the child until its first word: an interpreter starts on a machine that may be busy."""
+"""Time until the child's first message: an interpreter must start, perhaps on a busy machine."""
 _END_S: Seconds = 1.0
 _MOST_BYTES = 4 << 20
 _LAST_BYTES = 600
@@ -44,7 +44,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class _Failure(Exception):
-    """The child gives no more readings."""
+    """The child has failed and gives no more readings."""
 
     def __init__(self, how: FailedHow, detail: str) -> None:
         super().__init__(detail)
@@ -55,10 +55,10 @@ class ProbeRunner:
     """Runs probes.
 
     Args:
-        settings: what they need to know.
-        environ: the environment that the child gets.
-        command: what is started; another one in tests.
-        deadlines: by probe, other than those of the table.
+        settings: of the probes.
+        environ: environment of the child.
+        command: command line of the child; another one in tests.
+        deadlines: by probe, to override those of the table.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ProbeRunner:
         self._deadlines = {name: probe.deadline for name, probe in PROBES.items()} | dict(deadlines or {})
 
     def run(self, probes: Sequence[str]) -> list[ProbeResult]:
-        """All their readings, in order. Ends within the sum of the deadlines, whatever the probes do."""
+        """All readings of these probes, in order. Always returns within the sum of the deadlines."""
         results: list[ProbeResult] = []
         left, skip = list(probes), list[str]()
         while left:
@@ -88,7 +88,7 @@ class ProbeRunner:
                 break
             results.append(ProbeResult(left[0], ProbeFailed(failure.how, round_.device, failure.detail)))
             if round_.device and round_.device not in round_.skip:
-                skip = [*round_.skip, round_.device]  # the probe goes on with its other devices
+                skip = [*round_.skip, round_.device]  # continue with the probe's other devices
             else:
                 left, skip = left[1:], []
         return results
@@ -97,7 +97,7 @@ class ProbeRunner:
 class _Round:
     """One child, from its start to its end or its failure.
 
-    `left`: probes that are not through; `device`: at which the first of them is; `skip`: those it is through with.
+    `left`: unfinished probes; `device`: the present device of the first of them; `skip`: its finished devices.
     """
 
     def __init__(self, probes: list[str], settings: ProbeSettings, deadlines: Mapping[str, Seconds]) -> None:
@@ -108,7 +108,7 @@ class _Round:
         self._decoder = msgspec.json.Decoder(Line)
 
     def run(self, command: list[str], environ: Mapping[str, str]) -> _Failure | None:
-        """Take in what the child says; its failure, None where all probes are through."""
+        """Start the child and read its messages; returns its failure, or None if all probes have finished."""
         with tempfile.TemporaryFile() as errors:
             child = subprocess.Popen(
                 command,
@@ -131,7 +131,7 @@ class _Round:
 
     def _send(self, child: subprocess.Popen[bytes]) -> None:
         if child.stdin is not None:
-            with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # its end is seen below
+            with contextlib.suppress(BrokenPipeError), child.stdin as pipe:  # `_receive` detects the child's end
                 pipe.write(msgspec.json.encode(self._order))
 
     def _receive(self, child: subprocess.Popen[bytes]) -> None:
@@ -163,10 +163,10 @@ class _Round:
                 self.left, self.device, self.skip = self.left[1:], "", []
 
     started: Instant | None = None
-    """Time when the present probe turned to the present device; None: the child has not said a word."""
+    """Time when the present probe started with the present device; None: no message of the child yet."""
 
     def limit(self, begun: Instant) -> Instant:
-        """Until when the next line must come."""
+        """Deadline of the next line."""
         return begun + START_S if self.started is None else self.started + self._deadlines[self.left[0]]
 
     def _with_last_words(self, detail: str, errors: IO[bytes]) -> str:
@@ -177,7 +177,7 @@ class _Round:
 
 
 def _lines(child: subprocess.Popen[bytes], round_: _Round) -> Iterator[bytes]:
-    """The lines of the child. Raises `_Failure` where it hangs, floods or ends before it is through."""
+    """The lines of the child. Raises `_Failure` if it hangs, writes too much, or ends before it has finished."""
     out = child.stdout
     if out is None:
         return
@@ -203,9 +203,9 @@ def _how_it_ended(child: subprocess.Popen[bytes]) -> str:
 
 
 def wait_unreaped(pid: int, within: Seconds) -> int | None:
-    """The exit code of a child, minus the signal where one ended it; None if it has not ended in time.
+    """The exit code of a child, or minus the signal that ended it; None if it has not ended in time.
 
-    It is not reaped: until its parent does, its number and its group's belong to nobody else, and can be killed.
+    It is not reaped: until then its pid and process group id cannot be reused, so the group can be killed safely.
     """
     end = ChildEnd(pid)
     try:
@@ -219,7 +219,7 @@ def wait_unreaped(pid: int, within: Seconds) -> int | None:
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child that leads a group, and the group. One that the kernel holds (a driver hangs) is not waited for."""
+    """Kill a child and the process group that it leads. Does not wait long for one that hangs inside the kernel."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,9 +1,9 @@
-"""Meaning of an Xid of the NVIDIA driver for a node. Pure.
+"""The meaning of an NVIDIA driver Xid for a node. Pure.
 
 From the "resolution bucket (immediate action)" of NVIDIA's catalog for Ampere and newer,
 https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html: RESET_GPU and the workflows that end in a reset
-are `leave`/`reset`, RESTART_BM is `fatal`/`reboot`, CHECK_MECHANICALS `leave`/`replace`. RESTART_APP and IGNORE name
-applications, or errors that are repaired already: nothing follows for the node. Numbers not in the table are `suspect`.
+are `leave`/`reset`, RESTART_BM is `fatal`/`reboot`, CHECK_MECHANICALS `leave`/`replace`. RESTART_APP and IGNORE concern
+applications, or errors that are already repaired: the node is `ok`. Numbers not in the table are `suspect`.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from regrow.core.verdicts import Action, Severity
 
 
 class XidMeaning(NamedTuple):
-    """Consequence of one number; `name` for people."""
+    """Consequence of one Xid; `name`: a readable name."""
 
     severity: Severity
     action: Action
@@ -65,5 +65,5 @@ FALLEN_OFF = 79
 
 
 def meaning(number: int) -> XidMeaning:
-    """Meaning of an Xid."""
+    """The meaning of an Xid; `UNKNOWN` if it is not in the table."""
     return XIDS.get(number, UNKNOWN)

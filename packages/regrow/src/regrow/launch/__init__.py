@@ -1,4 +1,4 @@
-"""From a job's description to processes: flags and fault plans are read here, a job is started, ended and found again.
+"""Starting jobs: reads flags and fault plans, starts and ends a job's processes, and finds running jobs again.
 
-Decides nothing about membership; imports no torch.
+Makes no membership decisions; imports no torch.
 """

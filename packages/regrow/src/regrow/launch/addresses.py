@@ -1,4 +1,4 @@
-"""Addresses: of node 0, of this node's listeners, and of this node for the others."""
+"""Addresses: of node 0, of this node's listeners, and the one under which other nodes reach this node."""
 
 import re
 
@@ -9,14 +9,14 @@ from regrow.core.hosts import ANY, LOOPBACK, is_loopback
 from regrow.launch.checks import one_of
 
 DEFAULT_PORT = 29400
-"""Port of node 0 when `--rdzv-endpoint` names none; torchrun's default."""
+"""Port of node 0 if `--rdzv-endpoint` has none; torchrun's default."""
 _STATIC_PORT = 29500
 
 
 class Whereabouts(msgspec.Struct, frozen=True):
-    """`endpoint`: where the coordinator is found. `bind`: where this node listens.
+    """`endpoint`: address of the coordinator. `bind`: address on which this node listens.
 
-    `advertise`: how others reach this node; empty: it is worked out from the route to the coordinator.
+    `advertise`: host under which others reach this node; empty: derived from the route to the coordinator.
     """
 
     endpoint: tuple[str, int]
@@ -25,7 +25,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
 
 class AddressFlags(msgspec.Struct, frozen=True):
-    """The flags about addresses, as words."""
+    """The flags about addresses, unparsed."""
 
     rdzv_endpoint: str = ""
     master_addr: str = ""
@@ -36,13 +36,13 @@ class AddressFlags(msgspec.Struct, frozen=True):
 
 
 def whereabouts(flags: AddressFlags, *, node_rank: int, nodes: int, most: int) -> Whereabouts:
-    """From the flags of `regrow run`.
+    """Derive the addresses from the flags of `regrow run`.
 
     Args:
         flags: as given.
-        node_rank: which node this is.
-        nodes: machines on which the job starts.
-        most: machines on which it may be later.
+        node_rank: of this node.
+        nodes: number of machines on which the job starts.
+        most: largest number of machines that the job may have later.
 
     Raises:
         UsageError: names the flag and what to write instead.
@@ -70,7 +70,7 @@ def whereabouts(flags: AddressFlags, *, node_rank: int, nodes: int, most: int) -
 
 
 def _own_address(bind: str, most: int) -> str:
-    """Address under which later nodes reach this one, which is the first."""
+    """Address under which later nodes reach this one, the first."""
     if most == 1 or is_loopback(bind):
         return LOOPBACK
     if bind in ANY:
@@ -82,7 +82,7 @@ def _own_address(bind: str, most: int) -> str:
 
 
 def check_reachable(host: str, bind: str) -> None:
-    """Raises `UsageError` where this node would listen for itself alone, and node 0 is elsewhere."""
+    """Raise `UsageError` if this node would listen on loopback only while node 0 is on another machine."""
     if not is_loopback(host) and is_loopback(bind):
         raise UsageError(
             f"{host} is beyond this machine, and regrow listens on {LOOPBACK} only unless told to",
@@ -99,7 +99,7 @@ def endpoint_of(flag: str, text: str) -> tuple[str, int]:
 
 
 def hydration_of(word: str, *, encrypted: bool) -> str:
-    """Ways of state by `--hydration`. Raises `UsageError` for an unknown word, and for one that goes past TLS."""
+    """Transport of state, by `--hydration`. Raises `UsageError` for an unknown one, and for one that bypasses TLS."""
     if encrypted and word == "nixl":
         raise UsageError("--hydration nixl reads state past TLS", hint="leave out one of the two")
     return one_of("--hydration", word, ("sockets", "memory", "nixl"))

@@ -1,4 +1,4 @@
-"""Keeping a node's agent there: when one ends before its job does, another takes its place."""
+"""Supervises a node's agent: restarts it when it ends before its job does."""
 
 import asyncio
 import contextlib
@@ -24,23 +24,23 @@ from regrow.launch.child import AgentProcess
 from regrow.launch.console import Console
 
 DEATHS = 3
-"""Deaths of a node's agents with no step committed in between after which the node is given up."""
+"""After this many deaths of a node's agents with no step committed in between, the node is given up."""
 _BURY_S: Seconds = 5.0
 _LOOK_S: Seconds = 0.01
 _AGAIN_S: Seconds = 1.0
 _PASSES_S: Seconds = 60.0
-"""Time for which the start of an agent is tried again while something is short."""
+"""Time for which starting an agent is retried while a resource is exhausted."""
 
 
 class Departure(NamedTuple):
-    """The last agent of a node has ended. `how`: in words. `given_back`: as was agreed; the job goes on without it."""
+    """The last agent of a node has ended. `how`: in words. `given_back`: as agreed; the job goes on without it."""
 
     how: str
     given_back: bool
 
 
 class Outlook(NamedTuple):
-    """The coordinator's view of the job. `leaving`: the node is to be given back, or was."""
+    """The coordinator's view of the job. `leaving`: the node is being given back, or was."""
 
     step: StepNo
     leaving: bool
@@ -48,7 +48,7 @@ class Outlook(NamedTuple):
 
 @dataclass
 class NodeAgents:
-    """The agents that this process has started, so that what one leaves behind is told from the others."""
+    """The agents that this process has started, to distinguish them from processes that a dead agent left behind."""
 
     command: Sequence[str]
     console: Console
@@ -57,7 +57,7 @@ class NodeAgents:
     _starting: int = 0
 
     async def start(self, config: AgentConfig) -> AgentProcess:
-        """Start an agent. Raises `RegrowError` where no more processes or threads can be started."""
+        """Start an agent. Raises `RegrowError` if no more processes or threads can be started."""
         self._starting += 1
         try:
             agent = await AgentProcess.start(config, self.command)
@@ -71,11 +71,11 @@ class NodeAgents:
             self._starting -= 1
 
     async def bury(self, agent: AgentProcess) -> None:
-        """End what an agent that has ended left below this process: its workers, and what these had started."""
+        """End the processes that an ended agent left below this one: its workers and their children."""
         self._pids.discard(agent.pid)
         deadline = time.monotonic() + _BURY_S
         while time.monotonic() < deadline:
-            # While an agent is being started, its number is not known yet: it looks like one of those.
+            # While an agent is being started its pid is not known yet: it would be taken for a leftover.
             if not self._starting:
                 left = [pid for pid in own_children() if pid not in self._pids]
                 if not left:
@@ -87,12 +87,12 @@ class NodeAgents:
 
 
 class AgentSupervisor:
-    """The agent of one node, one after the other.
+    """Runs the agent of one node, and restarts it.
 
     Args:
-        node_agents: who starts it.
-        config: what it is told; each gets socket names and a cache folder of its own.
-        ask: asks the coordinator, whenever an agent has ended.
+        node_agents: starts the agents.
+        config: an agent's configuration; each agent gets its own socket names and cache folder.
+        ask: queries the coordinator whenever an agent has ended.
     """
 
     def __init__(
@@ -107,17 +107,17 @@ class AgentSupervisor:
 
     @property
     def node(self) -> NodeId:
-        """The node that it keeps."""
+        """The supervised node."""
         return self._config.node
 
     def follow(self, leader: Leader) -> None:
-        """Agents that are started from now on register there."""
+        """Agents started from now on register with this leader."""
         self._config = msgspec.structs.replace(self._config, coordinator=leader.address, term=leader.term)
 
     async def keep(self) -> Departure:
-        """Until the job is over, the node was given back, or too many agents have ended."""
+        """Run agents until the job is over, the node was given back, or too many agents have ended."""
         deaths, known = 0, None
-        earlier = (await self._ask(self.node)).leaving  # a node of that name, which is not back yet
+        earlier = (await self._ask(self.node)).leaving  # refers to a former node of that name, not back yet
         while True:
             try:
                 how, obeyed = await self._live()
@@ -129,7 +129,7 @@ class AgentSupervisor:
             if self._over or obeyed:
                 return Departure(how, given_back=obeyed and not self._over)
             step, leaving = await self._ask(self.node)
-            if leaving and not earlier:  # another would come as a node that is back, and be trained on
+            if leaving and not earlier:  # a new agent would register as a returned node and get ranks
                 return Departure(how, given_back=not self._over)
             deaths, known = (deaths + 1 if step == known else 1), step
             if deaths >= DEATHS:
@@ -137,7 +137,7 @@ class AgentSupervisor:
             self._node_agents.console.note(f"the agent of {self.node} {how}; starting another")
 
     async def _live(self) -> tuple[str, bool]:
-        """One agent from its start to its end, and the end of all that it had started; whether it was ordered to."""
+        """Run one agent to its end, then end its leftovers; returns how it ended, and True if it was ordered to."""
         caches = self._node_agents.caches
         furnished, cache = caches.assemble(self._config)
         try:
@@ -153,7 +153,7 @@ class AgentSupervisor:
             caches.clear(cache)
 
     async def _may_pass(self, error: OSError | RegrowError) -> bool:
-        """Pause before another try; True if there is one: descriptors, memory, room may be free again soon."""
+        """Pause and return True to retry: descriptors, memory or disk space may be free again soon."""
         now = time.monotonic()
         if self._short_since is None:
             self._short_since = now
@@ -164,12 +164,12 @@ class AgentSupervisor:
         return not self._over
 
     def kill(self) -> None:
-        """The coordinator has given the agent up: it must not act any more, even if it only was stopped."""
+        """Kill an agent that the coordinator has declared lost: it must not act again, even if it was only paused."""
         if self._agent is not None:
             self._agent.kill()
 
     def retire(self) -> None:
-        """The job is over: start no other."""
+        """The job is over: start no further agent."""
         self._over = True
 
     async def end(self, *, within: Seconds) -> None:

@@ -1,4 +1,4 @@
-"""The data caches of the agents that this launcher starts: where, how large, and what is said where there is none."""
+"""Data caches of the agents that this launcher starts: their folders and sizes, and a warning if there is none."""
 
 import os
 from pathlib import Path
@@ -11,16 +11,16 @@ from regrow.core.errors import UsageError
 from regrow.launch.console import Console
 
 MOST = 4 << 30
-"""Bytes of a cache unless the user says."""
+"""Default limit of a cache, in bytes."""
 LEAST = 1 << 20
-"""Less is no cache."""
+"""Smallest useful cache, in bytes."""
 _OFF = "off"
 
 
 class CachePlan(msgspec.Struct, frozen=True):
-    """Data cache as the flags describe it. `root`: where its folders are made; None: there is none.
+    """Data cache as the flags describe it. `root`: parent of the cache folders; None: no cache.
 
-    `nbytes`: limit of each; None: `default_budget`.
+    `nbytes`: limit of each cache; None: `default_budget`.
     """
 
     root: Path | None = None
@@ -28,7 +28,7 @@ class CachePlan(msgspec.Struct, frozen=True):
 
 
 def cache_plan(folder: str, nbytes: str, *, home: Path | None) -> CachePlan:
-    """From `--data-cache` and `--data-cache-bytes`. `home`: where it is unless they say.
+    """Derive the plan from `--data-cache` and `--data-cache-bytes`. `home`: default parent folder.
 
     Raises:
         UsageError: names the flag and what to write instead.
@@ -45,17 +45,17 @@ def cache_plan(folder: str, nbytes: str, *, home: Path | None) -> CachePlan:
 
 
 def default_budget(free: int, agents: int) -> int:
-    """Bytes for each of `agents` agents that share a file system with `free` free bytes."""
+    """Bytes for each of `agents` agents on one file system with `free` free bytes."""
     return min(MOST, free // (4 * agents))
 
 
 class CacheHome:
-    """Gives each agent a folder of its own. What cannot be had is said once, and the job runs without.
+    """Gives each agent a cache folder of its own. If none can be made, it warns once and the job runs without.
 
     Args:
-        plan: what the flags say.
-        agents: how many of them share the place.
-        console: says it.
+        plan: from the flags.
+        agents: number of agents that share the file system.
+        console: prints warnings.
     """
 
     def __init__(self, plan: CachePlan, agents: int, console: Console) -> None:
@@ -66,7 +66,7 @@ class CacheHome:
         self._budget = 0
 
     def open(self) -> None:
-        """Look at the place, and remove what jobs that were killed have left there."""
+        """Check the parent folder, and remove the cache folders that killed jobs left in it."""
         plan = self._plan
         if plan.root is None:
             return
@@ -86,7 +86,7 @@ class CacheHome:
         self._root = plan.root
 
     def assemble(self, config: AgentConfig) -> tuple[AgentConfig, DataFolder | None]:
-        """Settings of an agent, with a new folder for its cache. The caller removes it when the agent has ended."""
+        """Add a new cache folder to an agent's settings. The caller removes the folder once the agent has ended."""
         if self._root is None:
             return config, None
         try:
@@ -97,7 +97,7 @@ class CacheHome:
         return msgspec.structs.replace(config, data_dir=str(made.path), data_budget=self._budget), made
 
     def clear(self, folder: DataFolder | None) -> None:
-        """The agent has ended, and so have its workers."""
+        """Remove the folder of an agent that has ended, with its workers."""
         if folder is None:
             return
         try:

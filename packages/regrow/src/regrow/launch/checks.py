@@ -1,4 +1,4 @@
-"""Checks of flags that several commands have."""
+"""Checks of flags that several commands share."""
 
 import os
 import re
@@ -12,17 +12,17 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""Of jobs and of what nodes fail together with."""
+"""Valid names of jobs and of failure domains."""
 
 
 def exclude(case: bool, text: str) -> None:
-    """Raises `UsageError` in this case, which two flags make together."""
+    """Raise `UsageError` if `case` holds: a combination of two flags that exclude each other."""
     if case:
         raise UsageError(text, hint="leave one of them out")
 
 
 def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
-    """The value. Raises `UsageError` where it is below `least` or above `most`."""
+    """Return the value. Raises `UsageError` if it is below `least` or above `most`."""
     if value < least or (most is not None and value > most):
         span = f"{least} or more" if most is None else f"from {least} to {most}"
         raise UsageError(f"{flag} {value} is out of range", hint=f"give {span}")
@@ -30,14 +30,14 @@ def in_range(flag: str, value: int, least: int, most: int | None = None) -> int:
 
 
 def one_of(flag: str, word: str, known: Sequence[str]) -> str:
-    """The word. Raises `UsageError` where it is none of those that are known."""
+    """Return the word. Raises `UsageError` if it is not in `known`."""
     if word not in known:
         raise UsageError(f"{flag} {word!r} is not known", hint=f"it is one of {', '.join(known)}")
     return word
 
 
 def some_time(flag: str, text: str, *, zero: bool = False, least: Seconds = 0.0) -> Seconds:
-    """Seconds in a text such as `10min`. `zero`: none at all is one too. Raises `UsageError`, which names the flag."""
+    """Seconds in a text such as `10min`. `zero`: 0 is allowed. Raises `UsageError`, which names the flag."""
     try:
         seconds = duration(text)
     except UsageError as error:
@@ -50,7 +50,7 @@ def some_time(flag: str, text: str, *, zero: bool = False, least: Seconds = 0.0)
 
 
 def check_label(label: str) -> str:
-    """The name in `--domain`. Raises `UsageError`."""
+    """Return the name in `--domain`. Raises `UsageError` if it is invalid."""
     if NAME.fullmatch(label) is None:
         raise UsageError(f"--domain {label!r} is no name", hint="use letters, digits, '.', '_' and '-'")
     return label
@@ -90,9 +90,9 @@ def nproc_of(text: str, *, cpus: int, gpus: int) -> int:
 
 
 def writable(flag: str, path: str) -> str:
-    """The path of a file that is written later. Raises `UsageError` where it cannot be; a file there keeps its bytes.
+    """Return the path of a file to be written later. Raises `UsageError` if it cannot be; leaves contents unchanged.
 
-    Devices and pipes are not opened: that may block, or wake a reader. A link to a file that is not there yet stays.
+    Devices and pipes are not opened: that may block, or wake a reader. A dangling symbolic link stays as it is.
     """
     file = Path(os.path.realpath(path))
     try:

@@ -17,7 +17,7 @@ AGENT_COMMAND = (sys.executable, "-m", "regrow.agent")
 
 
 class AgentProcess:
-    """The agent, in a session of its own so that the terminal's Ctrl-C reaches the launcher only."""
+    """The agent, in a session of its own so that the terminal's Ctrl-C reaches only the launcher."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -25,9 +25,9 @@ class AgentProcess:
 
     @classmethod
     async def start(cls, config: AgentConfig, command: Sequence[str] = AGENT_COMMAND) -> "AgentProcess":
-        """Start it and hand it its configuration through a pipe, so that the token shows in no listing.
+        """Start the agent and send its configuration through a pipe, so that the token shows in no process list.
 
-        Its death signal refers to the thread that calls this, which must be the main one.
+        The agent's parent-death signal is bound to the calling thread, which must be the main one.
         """
         process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
         if process.stdin is None:
@@ -36,29 +36,29 @@ class AgentProcess:
             process.stdin.write(msgspec.json.encode(config))
             await process.stdin.drain()
         except ConnectionError:
-            pass  # It has ended already; `wait` tells how.
+            pass  # It has ended already; `wait` returns how.
         process.stdin.close()
         return cls(process)
 
     @property
     def running(self) -> bool:
-        """True if it has not been seen to end."""
+        """True until its end was observed."""
         return self._process.returncode is None
 
     @property
     def obeyed(self) -> bool:
-        """True if it has ended because the coordinator had ordered it to."""
+        """True if it has ended on the coordinator's order."""
         return self._process.returncode == 0
 
     def kill(self) -> None:
-        """End it at once, if it has not ended by itself."""
-        # Not by `Process.kill`: that reaps an ended process, whose exit code asyncio then reports as unknown.
+        """Kill it at once, unless it has ended by itself."""
+        # Not with `Process.kill`: that reaps an ended process, whose exit code asyncio then reports as unknown.
         if self.running:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
     async def wait(self) -> str:
-        """Wait, as long as the job lasts, until it has ended; how it did, in words."""
+        """Wait without a limit until it has ended; returns how, in words."""
         return exit_text(await self._process.wait())
 
     async def end(self, *, within: Seconds) -> None:

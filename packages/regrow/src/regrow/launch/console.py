@@ -1,4 +1,4 @@
-"""A launcher's output for people, and their interruptions."""
+"""A launcher's output for people, and the signals by which they interrupt it."""
 
 import asyncio
 import contextlib
@@ -29,16 +29,16 @@ from regrow.observe.story import describe, mended
 
 _LAST_WORDS_S: Seconds = 2.0
 _ECHO_S: Seconds = 5.0
-"""The same signal within this time is the same request, which all processes got and a parent has passed on too."""
+"""The same signal again within this time is one request: the process group got it, and a parent forwarded it too."""
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _REASONS = {signal.SIGINT: "interrupted by Ctrl-C", signal.SIGHUP: "the terminal was closed"}
 
 
 class Console:
-    """Says things to people on standard error, from any thread; never waits for a reader, and needs none.
+    """Prints to standard error, from any thread; never blocks on a slow reader, and needs none.
 
     Args:
-        quiet: leave out what is not needed (`--quiet`).
+        quiet: print only what is necessary (`--quiet`).
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -47,23 +47,23 @@ class Console:
         self._lock = threading.Lock()
         self._shown: Shown | None = None
         self.unkept: list[IncidentClosed] = []
-        """Incidents behind which ranks do not have the values of their own."""
+        """Incidents after which some ranks do not have their own values."""
 
     @property
     def to_terminal(self) -> bool:
-        """True if standard error is a terminal, which a person may watch."""
+        """True if standard error is a terminal."""
         try:
             return sys.stderr is not None and sys.stderr.isatty()
         except ValueError:  # it is closed
             return False
 
     def note(self, text: str) -> None:
-        """A line that `--quiet` leaves out."""
+        """Print a line that `--quiet` suppresses."""
         if not self._quiet:
             self.say(text)
 
     def say(self, text: str) -> None:
-        """Something that must be said."""
+        """Print a line, also with `--quiet`."""
         with self._lock:
             if self._deaf:
                 return
@@ -83,7 +83,7 @@ class Console:
         self._shown.write(line.encode(errors="backslashreplace"))
 
     def close(self) -> None:
-        """Whoever reads gets what is left; a reader that does not come is not waited for."""
+        """Write what is left, and wait `_LAST_WORDS_S` at most for the reader."""
         with self._lock, contextlib.suppress(OSError):
             if self._shown is not None:
                 self._shown.flush(_LAST_WORDS_S)
@@ -91,7 +91,7 @@ class Console:
                 self._shown = None
 
     def record(self, item: Record | facts.NodeProgress) -> None:
-        """One line for each record that people want to see while a job runs."""
+        """Print a line for a record of interest while a job runs."""
         match item:
             case IncidentClosed():
                 self.note(mended(item))
@@ -106,7 +106,7 @@ class Console:
             case NodeJudged(occasion=records.IN_TRAINING) if (text := describe(item)) is not None:
                 self.note(text)
             case ReplacementJudged(reason="") if self._proven:
-                pass  # it is proven again and again, which `regrow status` says
+                pass  # later proofs show in `regrow status` only
             case ReplacementJudged(reason="") if (text := describe(item)) is not None:
                 self._proven = True
                 self.note(text)
@@ -123,12 +123,12 @@ class Console:
 class Interruptions:
     """Signals that ask this process to end: the first asks the job to stop, a second Ctrl-C ends everything at once.
 
-    Any other signal that comes again soon is the same request: Slurm's `linuxproc` signals a launcher and its parent.
+    Any other signal repeated soon is the same request: Slurm's `linuxproc` signals both a launcher and its parent.
 
     Args:
         ask: called once, with the reason in words and the signal.
-        force: called for a SIGINT after that; where there is a `notice`, for any of the signals.
-        notice: a signal more, which only announces the end of this node.
+        force: called for a later SIGINT, and with a `notice` for any later one of the signals.
+        notice: a further signal, which only announces the end of this node.
     """
 
     def __init__(
@@ -144,10 +144,10 @@ class Interruptions:
         self._forcing = (signal.SIGINT,) if notice is None else self._signals
         self._asked: tuple[signal.Signals, float] | None = None
         self.last = False
-        """True if nothing follows in this process: who asks for an end by then gets it, with the job's exit code."""
+        """True if nothing runs after the job in this process: signals at exit then leave the job's exit code alone."""
 
     def __enter__(self) -> "Interruptions":
-        """Take over the signals; one that is ignored (`nohup`) stays ignored."""
+        """Install the handlers; a signal that is ignored (`nohup`) stays ignored."""
         loop = asyncio.get_running_loop()
         for number in self._signals:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -155,7 +155,7 @@ class Interruptions:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Give the signals back, but Ctrl-C alone where nothing follows."""
+        """Restore the default handlers; with `last`, only that of Ctrl-C, and ignore the other signals."""
         loop = asyncio.get_running_loop()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         for number in self._signals:

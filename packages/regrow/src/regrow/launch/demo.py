@@ -1,4 +1,4 @@
-"""`regrow demo`: a training whose workers are killed, then the same training left alone, and what differs."""
+"""`regrow demo`: a training whose workers are killed, the same training undisturbed, and a comparison of both."""
 
 import json
 import random
@@ -27,14 +27,14 @@ WORLD = 4
 KILLS = 3
 STEPS = 120
 TOKENS_PER_STEP = WORLD * 4 * 64
-"""Ranks, windows of text a rank and step, and bytes in a window, as the example has them."""
+"""Ranks, times windows of text per rank and step, times bytes per window, as in the example."""
 RUN_DEADLINE: Seconds = 600.0
 _LEAST_STEPS = 20
 
 
 @dataclass(frozen=True)
 class DemoRun:
-    """Results of one run of the training. `digest`: of its final state, None if it did not get there."""
+    """Results of one run of the training. `digest`: of its final state; None if the run did not complete."""
 
     code: int
     ledger: Ledger
@@ -49,7 +49,7 @@ def run_demo(*, steps: int = STEPS, seed: int = 0, json_path: Path | None = None
         steps: optimizer updates of each run.
         seed: of the model, the data and the faults.
         json_path: where to write the figures, as `{"figures": {name: number}}`.
-        plain: lines instead of the picture, as always where the output is no terminal.
+        plain: print lines instead of the live view, as always if the output is not a terminal.
 
     Returns:
         0 when both runs are bitwise equal and every fault was mended, else 1.
@@ -78,9 +78,9 @@ def run_demo(*, steps: int = STEPS, seed: int = 0, json_path: Path | None = None
 
 
 def find_script() -> Path:
-    """The example that the demo trains: in the installed package, or in the repository that it runs from.
+    """The example script that the demo trains: in the installed package, or in the repository.
 
-    Raises `UsageError` where neither has it.
+    Raises `UsageError` if it is in neither.
     """
     package = Path(__file__).resolve().parents[1]
     candidates = [package / "_examples" / "02-ddp.py", package.parents[3] / "examples" / "02-ddp.py"]
@@ -96,8 +96,8 @@ def find_script() -> Path:
 def fault_plan(*, steps: int, seed: int) -> str:
     """A plan in TOML that kills three different ranks, each at a random stage of a random step.
 
-    The steps are drawn from the three middle fifths of the run, one from the first half of each, so that a standby
-    can be built in between.
+    Each of the three middle fifths of the run has one fault, in its first half, so that a standby can be built in
+    between.
     """
     draw = random.Random(seed)
     fifth = steps // (KILLS + 2)
@@ -110,7 +110,7 @@ def fault_plan(*, steps: int, seed: int) -> str:
 
 
 class _Demo:
-    """The runs of one demo; they share all but their flags."""
+    """The runs of one demo, which differ only in their flags."""
 
     def __init__(self, console: Console, script: Path, *, steps: int, seed: int, plain: bool) -> None:
         self.console = console
@@ -125,7 +125,7 @@ class _Demo:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def run(self, folder: Path, kind: str, flags: Sequence[str]) -> DemoRun:
-        """One training run, shown while it runs."""
+        """Run one training and show it live."""
         job, out, log = f"{self._name}-{kind}", folder / f"{kind}.json", folder / f"{kind}.log"
         job_dir = jobs_home() / job
         command = [sys.executable, "-m", "regrow", "run", "--standalone", f"--nproc-per-node={WORLD}", "--quiet"]
@@ -162,7 +162,7 @@ class _Demo:
 
 
 def _read_digest(out: Path) -> str | None:
-    """Read the script's digest of its final state. Raises `RegrowError` if the file is not the script's."""
+    """The script's digest of its final state; None if it wrote none. Raises `RegrowError` if the file is malformed."""
     if not out.exists():
         return None
     try:

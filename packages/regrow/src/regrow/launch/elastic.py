@@ -1,4 +1,4 @@
-"""Allowed numbers of replicas and nodes of a job: those flags of `regrow run`, checked."""
+"""Checks the flags of `regrow run` for the allowed numbers of replicas and nodes."""
 
 import math
 import re
@@ -15,14 +15,14 @@ _NUMBERS = re.compile(r"\d{1,6}(,\d{1,6})*", re.ASCII)
 
 
 class AllowedRange(msgspec.Struct, frozen=True):
-    """From `least` to `most`, both allowed."""
+    """From `least` to `most`, both included."""
 
     least: int
     most: int
 
 
 class Elasticity(msgspec.Struct, frozen=True):
-    """Elastic part of a `JobSpec`. `min_replicas`, `max_replicas`: None if the number never changes."""
+    """The elastic fields of a `JobSpec`. `min_replicas`, `max_replicas`: None if the number never changes."""
 
     unit: int
     min_replicas: int | None
@@ -33,7 +33,7 @@ class Elasticity(msgspec.Struct, frozen=True):
 
 
 def span(flag: str, text: str, what: str) -> AllowedRange:
-    """Of `N`, which is `N:N`, or `MIN:MAX`. Raises `UsageError`."""
+    """Parse `N`, which means `N:N`, or `MIN:MAX`. Raises `UsageError`."""
     match = _SPAN.fullmatch(text)
     least = int(match.group(1)) if match else 0
     most = int(match.group(2) or least) if match else 0
@@ -43,10 +43,10 @@ def span(flag: str, text: str, what: str) -> AllowedRange:
 
 
 def elasticity(nodes: AllowedRange, nproc: int, *, spares: int = 0, replicas: str, unit: int, sizes: str) -> Elasticity:
-    """From `--nnodes`, `--nproc-per-node`, `--spares`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
+    """Combine `--nnodes`, `--nproc-per-node`, `--spares`, `--replicas`, `--replica-ranks` and `--replica-sizes`.
 
     Raises:
-        UsageError: the world at the start is none of those that are allowed.
+        UsageError: a flag is out of range, or the world size at the start is not an allowed one.
     """
     in_range("--replica-ranks", unit, 1)
     if in_range("--spares", spares, 0) >= nodes.least:
@@ -94,21 +94,21 @@ def _sizes(text: str) -> list[int]:
 
 
 def default_slots(spec: JobSpec) -> int:
-    """For how many ranks a node has room unless it is said: for its part of the largest world."""
+    """Default slots (ranks that fit on a node): the node's share of the largest world."""
     most = Limits.of(spec).most * spec.unit
     return max(spec.nproc, math.ceil(most / spec.node_limit))
 
 
 def slots_of(spec: JobSpec, given: int | None, *, alone: bool) -> int:
-    """For how many ranks each node that is started here has room, by `--slots`.
+    """Slots (ranks that fit) of each node started here, by `--slots`.
 
     Args:
         spec: of the job.
-        given: what was said, if anything.
-        alone: there are no other nodes than those that are started here, now or later.
+        given: value of the flag; None: not given.
+        alone: the job never has nodes other than those started here.
 
     Raises:
-        UsageError: the ranks of the start, or those of the largest world, do not fit.
+        UsageError: the ranks at the start, or those of the largest world, do not fit.
     """
     slots = default_slots(spec) if given is None else in_range("--slots", given, 1)
     if slots < spec.nproc:

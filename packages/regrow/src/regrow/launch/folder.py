@@ -1,6 +1,6 @@
-"""The folder of a job, `<jobs>/<job>/`: its description while it runs, its records and logs.
+"""The folder of a job, `<jobs>/<job>/`: its description, records and logs.
 
-`job.json` holds the job's secret, so folder and file are their owner's only; the secret is taken out at the end.
+`job.json` holds the job's secret, so only the owner can read folder and file; the secret is removed at the end.
 """
 
 import contextlib
@@ -41,21 +41,21 @@ class JobEntry(msgspec.Struct, frozen=True):
     code: int | None = None
     tag: str = ""
     tls: TlsFiles | None = None
-    """Files that encrypt its connections, on this machine."""
+    """Certificate and key files of the job on this machine; None: no TLS."""
 
     @property
     def running(self) -> bool:
-        """True if the launcher that wrote this is still there."""
+        """True if the launcher that wrote this still runs."""
         return self.ended is None and is_alive(self.pid, self.pid_started)
 
     def encrypt(self) -> None:
-        """Have this process encrypt as the job does."""
+        """Make this process use the job's TLS files."""
         if self.tls is not None:
             use_tls(self.tls.cert, self.tls.key, self.tls.ca)
 
 
 def make_job_dir(jobs_home: Path, job: JobId) -> tuple[JobId, Path]:
-    """A new folder for a job, under the name that it asks for, or that name with a number when it is taken.
+    """Make a folder for a job, under the requested name, or that name with a number if it is taken.
 
     Raises:
         UsageError: a job of this name runs already, or the folder cannot be made.
@@ -87,9 +87,9 @@ def _refuse_running(folder: Path, name: JobId) -> None:
 
 @contextlib.contextmanager
 def hold_checkpoints(checkpoint_dir: str) -> Iterator[None]:
-    """Within this, no other job that runs here writes to this folder of durable checkpoints; the kernel holds it.
+    """Hold an exclusive `flock` on a folder of durable checkpoints, so that no other job on this machine writes to it.
 
-    A URL, and a file system that locks no folders, cannot be held. Raises `UsageError` where another job has it.
+    No lock is taken for a URL, or on a file system without locks. Raises `UsageError` if another job holds it.
     """
     with contextlib.ExitStack() as held:
         if checkpoint_dir and "://" not in checkpoint_dir:
@@ -112,7 +112,7 @@ def _hold(directory: Path, held: contextlib.ExitStack) -> None:
 
 
 def make_log_dir(folder: Path) -> None:
-    """Make the folder for per-rank output, where it is not there. Raises `UsageError`."""
+    """Make the folder for per-rank output if it is missing. Raises `UsageError`."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -122,7 +122,7 @@ def make_log_dir(folder: Path) -> None:
 
 
 def describe(spec: JobSpec, address: str, token: str, *, command: list[str], log_dir: str) -> JobEntry:
-    """The entry of a job that this process runs."""
+    """The entry of a job whose launcher is this process."""
     return JobEntry(
         job=spec.job,
         address=address,
@@ -139,7 +139,7 @@ def describe(spec: JobSpec, address: str, token: str, *, command: list[str], log
 
 
 def write_entry(job_dir: Path, entry: JobEntry) -> None:
-    """Put `job.json` in its place, whole, mode 0600. Raises `OSError`."""
+    """Replace `job.json` atomically, mode 0600. Raises `OSError`."""
     path = job_dir / JOB_FILE
     draft = path.with_suffix(f".{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -149,7 +149,7 @@ def write_entry(job_dir: Path, entry: JobEntry) -> None:
 
 
 def read_entry(job_dir: Path) -> JobEntry | None:
-    """Read `job.json`; None if there is none, or none of this version's."""
+    """Read `job.json`; None if it is missing, or written by another version."""
     try:
         return msgspec.json.decode((job_dir / JOB_FILE).read_bytes(), type=JobEntry)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -157,7 +157,7 @@ def read_entry(job_dir: Path) -> JobEntry | None:
 
 
 def list_jobs(jobs_home: Path) -> list[JobEntry]:
-    """All jobs of which there is a description, the newest last."""
+    """All jobs that have a `job.json`, the newest last."""
     if not jobs_home.is_dir():
         return []
     entries = [read_entry(folder) for folder in jobs_home.iterdir()]
@@ -165,10 +165,10 @@ def list_jobs(jobs_home: Path) -> list[JobEntry]:
 
 
 def find_job(jobs_home: Path, job: str | None, *, running: bool = True) -> JobEntry:
-    """The job of that name, or without a name the only running one (`running=False`: else the newest).
+    """The job of that name; without a name the only running one (`running=False`: if none runs, the newest).
 
     Raises:
-        UsageError: there is none, it has ended, or there are several to choose from.
+        UsageError: there is none, it has ended, or several are running.
     """
     entries = list_jobs(jobs_home)
     alive = [entry for entry in entries if entry.running]

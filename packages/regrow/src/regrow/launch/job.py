@@ -1,4 +1,4 @@
-"""Turns the flags of `regrow run` into the checked description of a job that all its processes get."""
+"""Turns the flags of `regrow run` into the checked description of a job that all its processes receive."""
 
 import re
 from pathlib import Path
@@ -26,8 +26,8 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     """Facts about the machine and the environment, read by the command line and passed as values.
 
     `stamp` makes the names of unnamed jobs unique. `token`: the job's secret, needed by jobs of several nodes.
-    `data_home`: default place of data caches, unless `--data-cache` is given. `hang_floor`: a worker that has stood
-    still for less does not hang. `encrypted`: whether traffic between nodes is; `certificate`: a note on this node's.
+    `data_home`: default folder of data caches. `hang_floor`: shortest time without progress that counts as a hang.
+    `encrypted`: True if traffic between nodes uses TLS; `certificate`: a note on this node's certificate, or empty.
     """
 
     cpus: int
@@ -41,7 +41,7 @@ class HostEnvironment(msgspec.Struct, frozen=True):
     certificate: str = ""
 
     def notes(self, bind: str) -> list[str]:
-        """Notes on encryption for a node that listens there, a line each."""
+        """Notes on encryption for a node that listens on `bind`, a line each."""
         if not self.encrypted and not is_loopback(bind):
             return ["the job's token and its state cross the network in clear: give --tls-cert and --tls-key"]
         return [self.certificate] if self.certificate else []
@@ -121,30 +121,30 @@ class RunFlags(msgspec.Struct, frozen=True):
 
 
 class JobPlan(msgspec.Struct, frozen=True):
-    """Everything needed to start one node of a job. Node 0's `spec` replaces that of other nodes."""
+    """Everything needed to start one node of a job. Other nodes use node 0's `spec` instead of their own."""
 
     spec: JobSpec
     script: Script
     jobs_home: Path
     node_rank: int = 0
-    local: bool = False  # all nodes are run here (`--local-nodes`)
-    domains: list[str] = []  # failure domain of each node of this machine; empty: each alone
-    name: NodeId = NodeId("")  # of this node; empty: after its rank
-    slots: int = 0  # ranks for which each node of this machine has room; 0: those that it starts with
+    local: bool = False  # all nodes run on this machine (`--local-nodes`)
+    domains: list[str] = []  # failure domain of each node of this machine; empty: each node is its own
+    name: NodeId = NodeId("")  # of this node; empty: derived from its rank
+    slots: int = 0  # ranks that fit on each node of this machine; 0: those that it starts with
     stay: Seconds | None = None
-    """Expected stay of this node; None: no end is known."""
-    drain_grace: Seconds = 30.0  # time for the ranks of a node to leave it when a signal gives it back
+    """Time for which this node is expected to be available; None: no limit is known."""
+    drain_grace: Seconds = 30.0  # time for the ranks to leave the node when a signal gives it back
     token: str = ""  # empty: a new secret is made (one node only)
     bind: str = LOOPBACK
     port: int = 0
     """Port of the coordinator; 0: any free port."""
     endpoint: tuple[str, int] = (LOOPBACK, 0)
     """Address at which the other nodes find the coordinator."""
-    term: int = 1  # of the coordinator that is found there
-    watch: tuple[str, int] | None = None  # where metrics and the live page are served
-    node_metrics: tuple[str, int] | None = None  # where agents serve their own; each further one a port further
-    ways: list[str] = []  # further addresses of this node, for state alone
-    advertise: str = ""  # how the others reach this node; empty: worked out from the route to the coordinator
+    term: int = 1  # of the coordinator at that address
+    watch: tuple[str, int] | None = None  # host and port of the metrics and the live page
+    node_metrics: tuple[str, int] | None = None  # of the first agent's metrics; each further agent uses the next port
+    ways: list[str] = []  # further addresses of this node, for state transfer only
+    advertise: str = ""  # host under which others reach this node; empty: from the route to the coordinator
     master_port: int = 0
     log_dir: str = ""
     preload: list[str] = []
@@ -156,7 +156,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     faults: list[FaultSpec] = []
     resume: Resume = Resume.NEVER
     quiet: bool = False
-    notes: list[str] = []  # what the user should know before the job starts, a line each
+    notes: list[str] = []  # notes for the user before the job starts, a line each
 
     @property
     def node(self) -> NodeId:
@@ -169,7 +169,7 @@ class JobPlan(msgspec.Struct, frozen=True):
         return list(range(self.spec.nodes)) if self.local and not self.name else [self.node_rank]
 
     def offer(self, spec: JobSpec) -> JoinOffer:
-        """Offer to nodes that come later, all but their names."""
+        """The offer to nodes that join later, without their names."""
         return JoinOffer(
             spec=spec,
             script=self.script,
@@ -184,7 +184,7 @@ class JobPlan(msgspec.Struct, frozen=True):
     def agent_config(
         self, spec: JobSpec, *, node_rank: int, coordinator: str, token: str, job_dir: Path, advertise: str
     ) -> AgentConfig:
-        """Settings of a node's agent, once addresses and folders are known; all but its folders."""
+        """Settings of a node's agent, except its own folders."""
         return AgentConfig(
             spec=spec,
             node=self.node if node_rank == self.node_rank else node_name(node_rank),
@@ -222,7 +222,7 @@ def job_nodes(spec: JobSpec) -> list[NodeId]:
 
 
 def make_plan(flags: RunFlags, around: HostEnvironment) -> JobPlan:
-    """Check the flags and work out the job. Reads no file and no environment.
+    """Check the flags and build the plan of the job. Reads no file and no environment.
 
     Raises:
         UsageError: names the flag and what to write instead.
@@ -276,7 +276,7 @@ def make_plan(flags: RunFlags, around: HostEnvironment) -> JobPlan:
 
 
 def world_of(flags: RunFlags, around: HostEnvironment) -> int:
-    """Ranks at the start of the job that these flags describe."""
+    """World size at the start of the job that these flags describe."""
     return _spec(flags, around)[0].world
 
 
@@ -285,7 +285,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     nodes = span("--nnodes", flags.nnodes, "nodes") if flags.local_nodes is None else _local_nodes(flags)
     exclude(flags.standalone and nodes.most > 1, f"--standalone is for one node, --nnodes says {flags.nnodes}")
     exclude(flags.module and flags.no_python, "--module and --no-python exclude each other")
-    asked = flags.proof == "fork" or flags.warmth == Warmth.BUILT  # for a rank, by the script
+    asked = flags.proof == "fork" or flags.warmth == Warmth.BUILT  # both need the rewritten script
     exclude(flags.no_script_rewrite and asked, "--no-script-rewrite allows neither --proof fork nor --warmth built")
     buddy_every = in_range("--buddy-every", flags.buddy_every, 0)
     if buddy_every and nodes.most == 1:
@@ -294,7 +294,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
     elastic = elasticity(
         nodes, nproc, spares=flags.spares, replicas=flags.replicas, unit=flags.replica_ranks, sizes=flags.replica_sizes
     )
-    usual = Warmth.IMPORTS if flags.no_script_rewrite else Warmth.BUILT  # nobody sees which rank a built one asks for
+    usual = Warmth.IMPORTS if flags.no_script_rewrite else Warmth.BUILT  # only the rewrite shows a standby's rank reads
     spec = JobSpec(
         job=JobId(_named("--job", flags.job) or _named("--rdzv-id", flags.rdzv_id) or _default_name(flags, around)),
         nproc=nproc,
@@ -343,7 +343,7 @@ def _spec(flags: RunFlags, around: HostEnvironment) -> tuple[JobSpec, list[str]]
 
 
 def _named(flag: str, name: str) -> str:
-    name = "" if name == "none" and flag != "--tag" else name  # torchrun's word for no name
+    name = "" if name == "none" and flag != "--tag" else name  # torchrun's default: no name
     if name and NAME.fullmatch(name) is None:
         raise UsageError(f"{flag} {name!r} cannot name a job", hint="use letters, digits, '.', '_' and '-'")
     return name

@@ -1,4 +1,4 @@
-"""Running another node than 0 of a job: an agent that joins node 0's coordinator, until the job's end or its own."""
+"""Runs a node other than node 0: its agent joins node 0's coordinator until the job ends or the node leaves it."""
 
 import asyncio
 import signal
@@ -43,7 +43,7 @@ _SAID_AFTER = 10
 """Warn after this many refused connections."""
 _ANSWER_DEADLINE: Seconds = 10.0
 _END_NEWS_S: Seconds = 1.0
-"""Time within which an agent that was ordered to end hears of the job's end, if that is why."""
+"""After an agent ended on order: time for the message of the job's end to arrive, if that was the reason."""
 _ELECTED_S: Seconds = 60.0
 """Longest search for an elected coordinator."""
 _LOST = EndJob(RUN_AGAIN, "node 0, which hosts the job's coordinator, was lost")
@@ -56,19 +56,19 @@ def join(
     agent_command: Sequence[str] = AGENT_COMMAND,
     given_back_code: int = OK,
 ) -> int:
-    """Run this node until the job ends or the node has left it; for the main thread of a process without children.
+    """Run this node until the job ends or the node has left it; call it in the main thread, without child processes.
 
     Args:
         plan: this node's part of the job.
-        leader: where the coordinator is; None: at the endpoint of the plan.
-        agent_command: what starts an agent.
-        given_back_code: the exit code where the node was given back while the job goes on.
+        leader: the coordinator; None: the one at the endpoint of the plan.
+        agent_command: command line that starts an agent.
+        given_back_code: exit code for a node that was given back while the job goes on.
 
     Returns:
         The job's exit code, the same on every node, or `given_back_code`.
 
     Raises:
-        UsageError: the token or the flags do not fit those of node 0.
+        UsageError: the token or the flags do not match those of node 0.
         DeadlineExceeded: the coordinator could not be reached.
     """
     check_calls()
@@ -142,7 +142,7 @@ class _Joining:
             try:
                 job = await self._ask(session, "GET", "/status", JobView)
             except (aiohttp.ClientError, TimeoutError):
-                return Outlook(NO_STATE, leaving=False)  # node 0 is lost: `_wait_end` says so
+                return Outlook(NO_STATE, leaving=False)  # node 0 is lost: `_wait_end` reports it
             return Outlook(job.step, any(each.draining or each.left for each in job.nodes if each.node == node))
 
         config = self._plan.agent_config(
@@ -161,7 +161,7 @@ class _Joining:
         return AgentSupervisor(node_agents, config, ask)
 
     async def _find_job(self, session: aiohttp.ClientSession) -> JobSpec:
-        """Node 0 may start later than this one."""
+        """Query the job's specification, and retry: node 0 may start later than this one."""
         within = GATHER_DEADLINE if self._leader.term == 1 else _ELECTED_S
         deadline = time.monotonic() + within
         waiting, silent = False, 0
@@ -171,7 +171,7 @@ class _Joining:
             except aiohttp.ClientConnectorCertificateError as error:
                 raise UsageError(f"there is no TLS connection to {self._base}: {error}", hint=tls.ALIKE) from error
             except (aiohttp.ClientError, TimeoutError) as error:
-                # A proxy before a node 0 that is not up yet takes calls too.
+                # A proxy in front of a node 0 that is not up yet accepts connections too.
                 unlike = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientSSLError)
                 silent += unlike
                 if unlike and silent == _SAID_AFTER:
@@ -218,7 +218,7 @@ class _Joining:
                 raise UsageError(f"{flag} is {here} here and {there} on node 0", hint="give the same on every node")
 
     async def _accompany(self, session: aiohttp.ClientSession, supervisor: AgentSupervisor, host: NextHost) -> EndJob:
-        """Until the job ends, its coordinator is lost for good, the node was given back, or its agents do not stay."""
+        """Wait until the job ends, its coordinator is lost for good, the node was given back, or its agents give up."""
         async with TaskScope() as scope:
             ending = scope.start(self._wait_end(session, supervisor))
             leaving, forced = scope.start(supervisor.keep()), scope.start(self._force.wait())
@@ -241,20 +241,20 @@ class _Joining:
                 self._messages.cancel()
 
     async def _wait_end(self, session: aiohttp.ClientSession, supervisor: AgentSupervisor) -> EndJob:
-        """The job's end, whoever is its coordinator by then."""
+        """Wait for the job's end, from whichever coordinator it has by then."""
         term = self._leader.term
         if self._follower is None:
             return await _end_of(session, self._base) or _LOST
         while True:
             async with TaskScope() as scope:
                 ending, following = scope.start(_end_of(session, self._base)), scope.start(self._follower.next(term))
-                # A coordinator without power ends no connection.
+                # A coordinator that lost power closes no connection: follow the election as well.
                 await asyncio.wait({ending, following}, return_when=asyncio.FIRST_COMPLETED)
                 if ending.done() and (end := ending.result()) is not None:
                     return end
                 await asyncio.wait({following}, timeout=_RETRY_EVERY)
                 if not following.done():
-                    continue  # the coordinator may be there, and only this connection is lost
+                    continue  # the coordinator may still run; only this connection is lost
                 leader = following.result()
                 if leader is None and self._follower.ended:
                     await asyncio.wait({ending}, timeout=VERDICT_DEADLINE)
@@ -266,7 +266,7 @@ class _Joining:
             self._console.note(f"{self._plan.node} follows the job's coordinator to {self._base}")
 
     async def _left(self, left: Departure, ending: "asyncio.Task[EndJob]", forced: "asyncio.Task[bool]") -> EndJob:
-        """The agent has ended before the job was known to have."""
+        """The end to report for an agent that ended before a message of the job's end arrived."""
         wait = _END_NEWS_S if left.given_back else VERDICT_DEADLINE
         await asyncio.wait({ending, forced}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         if ending.done():
@@ -306,7 +306,7 @@ class _Joining:
         grace = self._plan.drain_grace
         self._console.note(f"{why}; giving {self._plan.node} back, its ranks have {grace:g} s (again: at once)")
         self._messages.start(self._drain(session, why), "giving this node back")
-        if number != signal.SIGUSR1:  # who asks for an end gets one, whatever the job makes of the notice
+        if number != signal.SIGUSR1:  # a request to end is honored, whatever the coordinator answers
             late = f"its ranks had not left it after {grace:g} s"
             asyncio.get_running_loop().call_later(grace, self._give_up, late)
 
@@ -328,7 +328,7 @@ class _Joining:
 
 
 async def _end_of(session: aiohttp.ClientSession, base: str) -> EndJob | None:
-    """The job's end, as long as that takes; None where the connection is lost before."""
+    """Wait without a limit for the job's end; None if the connection is lost before."""
     try:
         async with session.get(f"{base}/end", timeout=aiohttp.ClientTimeout(total=None)) as response:
             return msgspec.json.decode(await response.read(), type=EndJob)

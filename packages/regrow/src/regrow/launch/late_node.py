@@ -1,4 +1,4 @@
-"""`regrow agent --join`: one more node for a job that runs. All but the node's own matters comes from the job."""
+"""`regrow agent --join`: adds a node to a running job. Everything but the node's own settings comes from the job."""
 
 import os
 import time
@@ -25,9 +25,9 @@ _ASK_AGAIN_S: Final[Seconds] = 0.5
 
 
 class AgentFlags(msgspec.Struct, frozen=True):
-    """`regrow agent`'s flags as words, one field a flag; see `regrow agent --help` for what they mean.
+    """`regrow agent`'s flags as text, one field for each; `regrow agent --help` describes them.
 
-    `join`: `HOST:PORT`, the name of a job of this user's on this machine, or nothing where there is only one.
+    `join`: `HOST:PORT`, the name of a job of this user on this machine, or empty for the only one.
     """
 
     join: str = ""
@@ -47,9 +47,9 @@ class AgentFlags(msgspec.Struct, frozen=True):
 
 
 def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[str], None] = os.chdir) -> JobPlan:
-    """Ask the job for a place, and work out this node's part of it.
+    """Ask the job to admit this node, and build the node's part of the plan.
 
-    The script is looked for in the folder that the job was started in, where this machine has it too, else from here.
+    The script is looked up from the folder in which the job was started, if this machine has it, else from here.
 
     Raises:
         UsageError: there is no such job, it takes no more nodes, its script is not on this machine, or a flag is wrong.
@@ -57,7 +57,7 @@ def make_join_plan(flags: AgentFlags, around: HostEnvironment, chdir: Callable[[
     bind = flags.bind or LOOPBACK
     endpoint, token = _find(flags.join, around)
     check_reachable(endpoint[0], bind)
-    # The node's own matters are checked before the job is asked for a place.
+    # The node's own flags are checked before the job is asked.
     slots = None if flags.slots is None else in_range("--slots", flags.slots, 1)
     stay = some_time("--stay", flags.stay) if flags.stay else None
     grace = some_time("--grace", flags.grace)

@@ -20,7 +20,7 @@ _LOOK_S: Seconds = 1.0
 
 
 def job_lines(entries: Sequence[JobEntry]) -> list[str]:
-    """A table of jobs; one sentence when there are none."""
+    """A table of jobs; one sentence if there are none."""
     if not entries:
         return ["no jobs yet"]
     rows: list[tuple[str, ...]] = [("JOB", "STATE", "STARTED", "RANKS", "COMMAND")]
@@ -33,9 +33,9 @@ def job_lines(entries: Sequence[JobEntry]) -> list[str]:
 class JobRow(msgspec.Struct, frozen=True):
     """A job as `regrow jobs --json` shows it.
 
-    `state`: running, died or ended, with its exit code. `step`: steps that it has done. `goodput`: of the time
-    from the first step on, between 0 and 1, as `regrow story` tells it; null before the first step. The last three are
-    null where its records cannot be read.
+    `state`: running, died or ended. `code`: exit code. `started`, `ended`: seconds since the epoch. `step`: number of
+    steps done. `goodput`: share of the time since the first step, from 0 to 1, as in `regrow story`; null before the
+    first step. The last three fields are null if the records cannot be read.
     """
 
     job: str
@@ -52,7 +52,7 @@ class JobRow(msgspec.Struct, frozen=True):
 
 
 def job_rows(jobs_home: Path, entries: Sequence[JobEntry]) -> list[JobRow]:
-    """The jobs with what their records tell, which are read for it."""
+    """The rows of these jobs; reads their records."""
     return [_row(jobs_home / entry.job, entry) for entry in entries]
 
 
@@ -63,7 +63,7 @@ def _row(folder: Path, entry: JobEntry) -> JobRow:
     row = JobRow(entry.job, entry.tag, state, entry.code, entry.started, entry.ended, entry.world, entry.command)
     try:
         records = read_records(folder)
-    except (OSError, ProtocolError):  # of another version, or its folder is being removed
+    except (OSError, ProtocolError):  # written by another version, or the folder is being removed
         return row
     ledger = Ledger(records)
     formed = ledger.generations[-1:]
@@ -80,7 +80,7 @@ def _row(folder: Path, entry: JobEntry) -> JobRow:
 
 
 def tagged_lines(rows: Sequence[JobRow]) -> list[str]:
-    """A table of jobs with what their records tell; one sentence when there are none."""
+    """A table of jobs with figures from their records; one sentence if there are none."""
     if not rows:
         return ["no jobs of this tag"]
     table: list[tuple[str, ...]] = [("JOB", "TAG", "STATE", "STEP", "INCIDENTS", "GOODPUT")]
@@ -105,7 +105,7 @@ def status_lines(view: JobView) -> list[str]:
 
 
 def _size_lines(view: JobView) -> list[str]:
-    """Describe the present and allowed numbers of replicas, if they can change."""
+    """The present and allowed numbers of replicas, if they can change."""
     if view.min_replicas == view.max_replicas and view.wanted == view.replicas:
         return []
     each = f" of {view.unit} ranks" if view.unit > 1 else ""
@@ -114,7 +114,7 @@ def _size_lines(view: JobView) -> list[str]:
 
 
 def _node_lines(view: JobView) -> list[str]:
-    """A table of nodes, where there are several; a line for each whose ranks were found with wrong state."""
+    """A table of nodes, if there are several, and a line for each problem of a node."""
     nodes = view.nodes
     bad = [
         f"{n.node}: wrong state was found {count(n.corruptions, 'time')} (silent corruption)"
@@ -134,7 +134,7 @@ def _node_lines(view: JobView) -> list[str]:
 
 
 def print_logs(entry: JobEntry, rank: int, out: BinaryIO) -> None:
-    """Copy the output of all workers that held `rank` on this node. Raises `UsageError` when there is none."""
+    """Copy the output of all workers that held `rank` on this node to `out`. Raises `UsageError` if there is none."""
     path = Path(entry.log_dir) / f"rank{rank}.log"
     try:
         stream = path.open("rb")
@@ -178,9 +178,9 @@ def watch_job(jobs_home: Path, job: str | None, *, plain: bool) -> None:
     """Show a job on the terminal until it has ended, or until Ctrl-C.
 
     Args:
-        jobs_home: where jobs are.
+        jobs_home: parent folder of all jobs.
         job: its name; None: the running job, else the newest.
-        plain: lines instead of a picture.
+        plain: print lines instead of the live view.
 
     Raises:
         UsageError: there is no such job.
@@ -197,5 +197,5 @@ def watch_job(jobs_home: Path, job: str | None, *, plain: bool) -> None:
         return entry is not None and entry.running
 
     view = open_view(Console(), plain=plain)
-    with view, contextlib.suppress(KeyboardInterrupt):  # who watches has seen enough, and the job goes on
+    with view, contextlib.suppress(KeyboardInterrupt):  # Ctrl-C ends the view, not the job
         follow(folder, view, running=running, every=_LOOK_S)

@@ -1,4 +1,4 @@
-"""Running node 0 of a job: coordinator in this process, agents below it, and nothing left when it returns."""
+"""Runs node 0 of a job: the coordinator in this process, agents as its children; leaves no process behind."""
 
 import asyncio
 import secrets
@@ -51,10 +51,10 @@ from regrow.observe.watch.figures import FiguresApi
 from regrow.observe.watch.progress_lines import ProgressLines
 
 VERDICT_DEADLINE: Seconds = 5.0
-"""Time for the machine to end a job whose stop was requested."""
+"""Time for the membership machine to end a job after a stop request."""
 _KILL_DEADLINE: Seconds = 5.0
 _GIVE_WAY_S: Seconds = 2.0
-"""Time for the agents of a node to end when another coordinator was elected, which counts the node as lost."""
+"""Time for this node's agents to end after another coordinator was elected, which counts this node as lost."""
 GATHER_DEADLINE: Seconds = 600.0
 """Time for the nodes of a job to register; torchrun's `join_timeout`."""
 
@@ -68,20 +68,20 @@ def run(
     agent_command: Sequence[str] = AGENT_COMMAND,
     rejoin: Rejoin | None = None,
 ) -> int:
-    """Run node 0 of a job to its end. For the main thread of a process that has no other children.
+    """Run node 0 of a job to its end. Call it in the main thread of a process that has no other children.
 
     Args:
         plan: the job.
-        watchers: told of every record and of every node's newest commits, within this process's event loop.
-        agent_command: what starts an agent; it reads its configuration from standard input.
-        rejoin: where another node's launcher was elected coordinator meanwhile, runs this node as one of that one's,
-            to the end of the job; without it this node ends with 75.
+        watchers: called with every record and every node's newest commits, in this process's event loop.
+        agent_command: command line that starts an agent, which reads its configuration from standard input.
+        rejoin: if another node's launcher was elected coordinator meanwhile, runs this node under that coordinator to
+            the end of the job; without it this node ends with 75.
 
     Returns:
         The exit code: 0, 1 (the script's own error), 75 (run again), 70 (a defect of regrow).
 
     Raises:
-        UsageError: the job could not be started; nothing was.
+        UsageError: the job could not be started; nothing runs.
     """
     check_calls()
     check_temporary_folder()
@@ -102,7 +102,7 @@ def run(
 
 
 def report_left(console: Console) -> None:
-    """End whatever this process has below it, and say what could not be ended."""
+    """End all children of this process, and print those that could not be ended."""
     if left := end_children(within=_KILL_DEADLINE):
         console.say(f"processes {', '.join(map(str, left))} cannot be ended (they wait inside the kernel)")
 
@@ -120,12 +120,12 @@ class _Launch:
         self._entry: tuple[Path, folder.JobEntry] | None = None
         self._refused: Callable[[], Collection[StepNo]] = tuple
         self._done: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Number of steps and of incidents of the job."""
+        """Returns the job's numbers of steps and incidents."""
         self._lineage: Lineage | None = None
-        """Owner of its checkpoints, if it writes any."""
+        """Owner of the job's checkpoints, if it writes any."""
 
     async def run(self) -> EndJob:
-        """Run the job; returns its end, or that another launcher hosts its coordinator."""
+        """Run the job; returns its end, or a `Deposed` if another launcher now hosts its coordinator."""
         for note in self._plan.notes:
             self._console.note(note)
         check_loopback(_listen_host(self._plan))
@@ -144,7 +144,7 @@ class _Launch:
             return await self._run_with(self._settled(job), job_dir)
 
     def _settled(self, job: JobId) -> JobSpec:
-        """Specification for all processes, with its checkpoints' owner, which is known now. Raises `UsageError`."""
+        """The specification for all processes, with the owner of the checkpoints filled in. Raises `UsageError`."""
         spec = msgspec.structs.replace(self._plan.spec, job=job)
         if self._plan.checkpoint_dir is None:
             return spec
@@ -232,7 +232,7 @@ class _Launch:
             end = await coordinator.wait_ended()
             if isinstance(end, Deposed):
                 api.give_way()
-                # Nobody but this node's own agents is told to end: the others are the other coordinator's.
+                # End only this node's own agents: the others now follow the other coordinator.
                 await asyncio.gather(*(agent.end(within=_GIVE_WAY_S) for agent in agents.values()))
                 return end
             api.end()
@@ -265,7 +265,7 @@ class _Launch:
             coordinator.end(EndJob(RUN_AGAIN, text))
 
     async def _watch_agent(self, coordinator: Coordinator, agent: AgentSupervisor) -> None:
-        """A node whose agents end before their job does, having registered or not, ends the job."""
+        """Keep a node's agent running; end the job if its agents end for good before the job does."""
         left = await agent.keep()
         if left.given_back:
             self._console.note(f"{agent.node} has left the job, which goes on without it")
@@ -274,13 +274,13 @@ class _Launch:
 
     @staticmethod
     def _watch_failed(coordinator: Coordinator, doing: str, error: BaseException) -> None:
-        """Nobody else would start another agent for that node: the job ends, at once and by name."""
+        """End the job with this error at once: nothing else would restart that node's agent."""
         coordinator.crash = coordinator.crash or "".join(traceback.format_exception(error))
         text = f"regrow's launcher failed in {doing}: {type(error).__name__}: {error}"
         coordinator.end(EndJob(INTERNAL_ERROR, text))
 
     def close_entry(self, end: EndJob) -> None:
-        """The job has ended, or goes on elsewhere. What another coordinator has said in the same folder stays."""
+        """Write the job's end, or its new address, to `job.json`, unless another coordinator has replaced the file."""
         if self._entry is None:
             return
         job_dir, entry = self._entry
@@ -330,7 +330,7 @@ class _Launch:
 
 
 def _proves(spec: JobSpec) -> bool:
-    """True if a newcomer may be compared with a rank: none is where rank 0 is alone and no standby ever comes."""
+    """True if a newcomer may ever be compared with a rank: never with a single rank and neither standby nor spare."""
     return spec.proof and (spec.world > 1 or spec.standbys > 0 or spec.spares > 0)
 
 
@@ -358,7 +358,7 @@ def _witness_of(plan: JobPlan, spec: JobSpec) -> WitnessFolder | None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raises `UsageError` where the workers could not listen on `--master-port`."""
+    """Raise `UsageError` if the workers could not listen on `--master-port`."""
     if port == 0:
         return
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
@@ -373,7 +373,7 @@ def _check_port(host: str, port: int) -> None:
 
 
 def _with_port(plan: JobPlan) -> JobPlan:
-    """Several agents cannot each choose the workers' `MASTER_PORT`."""
+    """Choose the workers' `MASTER_PORT` here if there are several agents, which must agree on it."""
     if len(plan.node_ranks) == 1 or plan.master_port:
         return plan
     with socket.create_server((plan.bind, 0)) as probe:
@@ -381,11 +381,11 @@ def _with_port(plan: JobPlan) -> JobPlan:
 
 
 def _listen_host(plan: JobPlan) -> str:
-    """The endpoint's own loopback address, or where `--bind` says."""
+    """The endpoint's own loopback address, or that of `--bind`."""
     return plan.endpoint[0] if plan.bind == LOOPBACK else plan.bind
 
 
 def _near_host(plan: JobPlan) -> str:
-    """Host at which this machine's own processes reach the coordinator."""
+    """Host under which this machine's own processes reach the coordinator."""
     host = _listen_host(plan)
     return LOOPBACK if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host

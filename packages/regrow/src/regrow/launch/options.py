@@ -1,4 +1,4 @@
-"""The options of `regrow run` beside torchrun's, of `regrow agent`, `regrow try` and `regrow doctor`."""
+"""The options of `regrow run` besides torchrun's, of `regrow agent`, `regrow try` and `regrow doctor`."""
 
 import functools
 from collections.abc import Callable
@@ -48,7 +48,7 @@ _NODE: Final[tuple[Decorator, ...]] = (
     ),
     *_TLS,
 )
-"""Of each node, with `regrow run` and `regrow agent`."""
+"""Options of one node, for `regrow run` and `regrow agent`."""
 
 _RUN: Final[tuple[Decorator, ...]] = (
     _number("--standby", "N", "Warm workers a node that wait to take a lost place.", 0),
@@ -196,10 +196,10 @@ _DOCTOR: Final[tuple[Decorator, ...]] = (
 
 
 class RunCommand(click.Command):
-    """A command with the options of `regrow run`, of which `--resume` may stand without a word."""
+    """A command with the options of `regrow run`, of which `--resume` may be given without a value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The script and its arguments are left as they are: they may have a `--resume` of their own."""
+        """Parse `--resume` as `--resume=auto`, but not after the script, which may have a `--resume` of its own."""
         spelled = ["--resume=auto" if each == "--resume" else each for each in args]
         if ctx.allow_interspersed_args:
             return super().parse_args(ctx, spelled)
@@ -216,7 +216,7 @@ def _with(added: tuple[Decorator, ...], command: Callable[..., Any]) -> Callable
 
 
 of_run = functools.partial(_with, _RUN)
-"""Adds regrow's own options of `regrow run`; the next ones those of other commands."""
+"""Adds regrow's own options to `regrow run`; the next three do so for their commands."""
 of_agent = functools.partial(_with, _AGENT)
 of_try = functools.partial(_with, _TRY)
 of_doctor = functools.partial(_with, _DOCTOR)

@@ -1,6 +1,6 @@
-"""Fault plans: which rank suffers what, at which step, read from a TOML file.
+"""Fault plans, read from a TOML file: each fault names a rank, a step and a kind of fault.
 
-Two forms, which one file may mix::
+One file may mix two forms::
 
     [[fault]]                       [random]
     rank = 2                        seed = 7
@@ -27,11 +27,11 @@ _Choice = TypeVar("_Choice", FaultHow, FaultStage)
 
 
 def load_faults(path: Path, *, world: int) -> list[FaultSpec]:
-    """The faults of a plan file, ordered by step; the same file and world give the same list.
+    """The faults of a plan file, ordered by step; deterministic for a file and world size.
 
     Args:
         path: the TOML file.
-        world: ranks in the job; a plan that names another rank is refused.
+        world: world size of the job; a plan that names a rank outside it is refused.
 
     Raises:
         UsageError: names the file, the entry and what to write instead.
@@ -63,7 +63,7 @@ def _reason(error: OSError | UnicodeDecodeError) -> str:
 
 
 class _Entry:
-    """One table of the file, with its place for error messages."""
+    """One table of the file, with its location for error messages."""
 
     def __init__(self, source: str, place: str, table: Mapping[str, object]) -> None:
         self._where = f"{source}, {place}" if place else source

@@ -1,4 +1,4 @@
-"""`regrow plot`: from the name of a run to the files of its figure."""
+"""`regrow plot`: draws a run into image files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,18 +13,18 @@ _NAME = "plot"
 
 
 def plot(jobs_home: Path, job: str | None, *, out: Path | None, axis: Axis, metric: str) -> Sequence[Path]:
-    """Draw a run; the files that were written.
+    """Draw a run; returns the files that were written.
 
     Args:
-        jobs_home: where jobs are.
+        jobs_home: parent folder of all jobs.
         job: a name, a folder, or a file of records; None: the running job, else the newest.
         out: a file that ends in `.png` or `.svg`, or a folder for both; None: the folder of the records.
-        axis: what the x axis is.
-        metric: which of the numbers that steps have logged.
+        axis: quantity on the x axis.
+        metric: name of a number that steps have logged.
 
     Raises:
-        UsageError: there is no such job, it has no records, no step has logged the metric, `out` is neither or cannot
-            be written, or matplotlib is not installed.
+        UsageError: there is no such job, it has no records, no step has logged the metric, `out` has another ending or
+            cannot be written, or matplotlib is not installed.
         ProtocolError: a record is not one of this version.
     """
     records = locate(jobs_home, job)

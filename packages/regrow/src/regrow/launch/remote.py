@@ -1,4 +1,4 @@
-"""Asking a running job's coordinator something, from another process, without an event loop."""
+"""A blocking client of a running job's coordinator, for other processes."""
 
 import http.client
 import json
@@ -23,12 +23,12 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class CoordinatorClient:
-    """One job's coordinator, as seen by an operator or by another node.
+    """Client of one job's coordinator, for an operator or another node.
 
     Args:
         address: `host:port`.
         token: the job's secret.
-        timeout: the longest wait for one answer, in seconds.
+        timeout: longest wait for one answer, in seconds.
     """
 
     def __init__(self, address: str, token: str, *, timeout: Seconds = 10.0) -> None:
@@ -37,7 +37,7 @@ class CoordinatorClient:
         self._timeout = timeout
 
     def spec(self) -> JobSpec:
-        """Specification with which the job was started."""
+        """The specification with which the job was started."""
         return self._get("/job", JobSpec)
 
     def status(self) -> JobView:
@@ -49,27 +49,27 @@ class CoordinatorClient:
         return self._get("/figures", JobFigures)
 
     def kill(self, fault: FaultSpec) -> None:
-        """Let one worker fail."""
+        """Inject a fault into one worker."""
         self._ask("POST", "/kill", msgspec.json.encode(fault))
 
     def scale(self, request: ScaleRequest) -> AnswerScale:
-        """Ask for another number of replicas; what becomes of it."""
+        """Request another number of replicas; returns the decision."""
         return self._post("/scale", request, AnswerScale)
 
     def drain(self, request: DrainRequest) -> AnswerScale:
-        """Give a node back; what becomes of it."""
+        """Request that a node be given back; returns the decision."""
         return self._post("/drain", request, AnswerScale)
 
     def move(self, request: MoveRequest) -> AnswerScale:
-        """Let ranks go on elsewhere; what becomes of it."""
+        """Request that ranks move to another node; returns the decision."""
         return self._post("/move", request, AnswerScale)
 
     def join(self, request: JoinRequest) -> JoinOffer:
-        """Be one more node of the job; what it needs to know. Raises `UsageError` where it may not be."""
+        """Request to join as another node; returns what the node needs. Raises `UsageError` if it is refused."""
         return self._post("/join", request, JoinOffer)
 
     def stop(self, reason: str, *, patience: Seconds) -> None:
-        """Ask the job to end; `patience`: how long saving its state may take before, where it writes checkpoints."""
+        """Ask the job to end; `patience`: seconds to save its state first, if it writes checkpoints."""
         self._ask("POST", f"/stop?patience={patience:g}", reason.encode())
 
     def _get(self, path: str, kind: type[Answer]) -> Answer:
@@ -111,7 +111,7 @@ class CoordinatorClient:
 
 
 def refusal_of(address: str, status: int, answer: bytes) -> UsageError:
-    """Error for a coordinator's refusal of a request."""
+    """The error for a request that a coordinator refused."""
     try:
         parsed = json.loads(answer)
         kind = NoPlaceYet if status == LOCKED else UsageError

@@ -1,4 +1,4 @@
-"""Is there a script to run? Asked before anything is started, and without importing it."""
+"""Checks that the script exists before anything is started, without importing it."""
 
 import shutil
 import sys
@@ -12,10 +12,10 @@ from regrow.core.errors import UsageError
 
 
 def check_script(script: Script, preload: Sequence[str] = ()) -> None:
-    """Look for the script, and for modules to be imported early, as the workers will.
+    """Look up the script, and the modules of `--preload`, as the workers will.
 
     Raises:
-        UsageError: one of them is not there.
+        UsageError: one of them does not exist or cannot be run.
     """
     if script.binary:
         if shutil.which(script.target) is None:
@@ -30,10 +30,10 @@ def check_script(script: Script, preload: Sequence[str] = ()) -> None:
 
 
 def check_names(arguments: Iterable[object]) -> None:
-    """Check that all words of a command line, and names of folders, can be sent to other processes.
+    """Check that all arguments of a command line, and folder names, can be sent to other processes as UTF-8.
 
     Raises:
-        UsageError: one of them is no text in UTF-8, such as a file name in an older encoding.
+        UsageError: one of them is not valid UTF-8, such as a file name in an older encoding.
     """
     for word in arguments:
         if isinstance(word, list | tuple):
@@ -78,7 +78,7 @@ def _find(name: str) -> ModuleSpec | None:
         part = ".".join(name.split(".")[:depth])
         spec = PathFinder.find_spec(part, path)
         if spec is None and depth == 1:
-            spec = find_spec(part)  # Built in, or found by a hook, as in editable installs.
+            spec = find_spec(part)  # built in, or found by an import hook, as in editable installs
         if spec is None:
             return None
         path = spec.submodule_search_locations or []

@@ -1,7 +1,7 @@
-"""The flags of torchrun, as options of `regrow run`: which of them mean something here, and their spellings.
+"""The flags of torchrun as options of `regrow run`: those with an effect here, those without, and their spellings.
 
-Those of `hyperpodrun`, HyperPod's launcher, are taken too: recovery in process is what always happens here, and what
-its agent listens on is not needed. Its scripts before and after the training would have to run, so they are refused.
+Flags of `hyperpodrun`, HyperPod's launcher, are accepted too: in-process recovery always happens here, and the address
+of its agent is not needed. Its scripts before and after the training would have to run, so they are refused.
 """
 
 from collections.abc import Callable, Iterable
@@ -17,7 +17,7 @@ _NAMES: Final[list[str]] = []
 
 
 def environment_name(flag: str) -> str:
-    """The variable in which torchrun looks for a flag: `PET_NNODES` for `--nnodes`."""
+    """The environment variable from which torchrun reads a flag: `PET_NNODES` for `--nnodes`."""
     return "PET_" + flag.lstrip("-").upper().replace("-", "_")
 
 
@@ -69,7 +69,7 @@ _SHORTEST_PREFIX: Final = 4
 
 
 def spelled_out(name: str) -> str:
-    """The name of an option as we write it: torchrun takes `_` for `-`, and any unambiguous beginning of its flags."""
+    """The full name of an option: like torchrun, accept `_` for `-`, and any unambiguous prefix of a flag."""
     dashed = name.replace("_", "-")
     if len(dashed) < _SHORTEST_PREFIX or dashed in _NAMES:
         return dashed
@@ -78,7 +78,7 @@ def spelled_out(name: str) -> str:
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add all of torchrun's options; those without meaning here arrive as `without_meaning`, a list of flags."""
+    """Add all of torchrun's options; `ignored` lists those that were given and have no effect here."""
     for name in reversed(_FLAGS_WITHOUT_MEANING):
         command = _option(name, is_flag=True, hidden=True, expose_value=False, callback=_note_ignored)(command)
     for name in reversed(_VALUED_WITHOUT_MEANING):
@@ -104,11 +104,11 @@ def _refuse_script(context: click.Context, parameter: click.Parameter, value: ob
 
 
 def ignored(context: click.Context, environment: Iterable[str]) -> list[str]:
-    """The flags without meaning that this command line has, and variables of `hyperpodrun`'s without meaning.
+    """Flags on this command line, and variables of `hyperpodrun`, that have no effect.
 
     Args:
         context: of the command.
-        environment: names of the variables that it was started with.
+        environment: names of the environment variables.
     """
     foreign = [name for name in environment if name.startswith("HPCT_") or name == "TORCH_SKIP_TCPSTORE"]
     return [*context.meta.get(_IGNORED, []), *sorted(foreign)]

@@ -1,4 +1,4 @@
-"""`regrow try`: a script's first evening. Some steps alone, then each rank killed in each phase, and what differs."""
+"""`regrow try`: runs a script undisturbed, then kills each rank in each phase, and compares the results."""
 
 import secrets
 import subprocess
@@ -23,17 +23,17 @@ from regrow.observe.trial import PHASES, Kill, Outcome, Result, advice, complain
 
 PILOT_STEPS = 6
 FIRST_KILL, APART, TAIL = 2, 3, 2
-"""The first kill's step, steps from one kill to the next, and steps behind the last one."""
+"""The first kill's step, steps from one kill to the next, and steps after the last one."""
 RUN_DEADLINE: Seconds = 1800.0
 MOST_RUNS = 4
-"""Of each way to replace a rank: what stands behind a kill that fails is tried again without it."""
+"""Most runs for each way to replace a rank: the kills planned after a failed kill are retried without it."""
 WAYS = {"fork": ("--standby=0",), "standby": ("--standby=1", "--warmth=built")}
 _LAST_LINES = 12
 
 
 @dataclass(frozen=True)
 class TrialFlags:
-    """`regrow try`'s flags. `steps`, `kills`: None, as many as there are places to kill at."""
+    """`regrow try`'s flags. `steps`, `kills`: None: enough to kill each rank in each phase."""
 
     script: str
     args: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class TrialFlags:
 
 @dataclass(frozen=True)
 class TrialRun:
-    """Results of one run: exit code, account, its last words."""
+    """Results of one run. `output`: the last lines that it printed."""
 
     code: int
     ledger: Ledger
@@ -55,10 +55,10 @@ class TrialRun:
 
 
 def plan_kills(*, ranks: int, steps: int | None = None, kills: int | None = None) -> list[Kill]:
-    """Each rank at each phase, a few steps apart; fewer where `kills` or `steps` say so, each phase first.
+    """Kill each rank in each phase, a few steps apart; if `kills` or `steps` allow fewer, each phase comes first.
 
     Raises:
-        UsageError: there is no room for a single kill.
+        UsageError: the steps do not suffice for a single kill.
     """
     places = [(Rank((at + turn) % ranks), phase) for turn in range(ranks) for at, phase in enumerate(PHASES)]
     room = len(places) if steps is None else (steps - FIRST_KILL - TAIL) // APART + 1
@@ -74,14 +74,14 @@ def _placed(place: tuple[Rank, FaultStage], at: int) -> tuple[Rank, StepNo, Faul
 
 
 def again(kills: Sequence[Kill]) -> list[Kill]:
-    """The same kills, close together from the first step that may be struck."""
+    """The same kills, renumbered and moved forward to begin at the first allowed step."""
     return [
         replace(kill, fault=f"plan-{at + 1}", step=StepNo(FIRST_KILL + APART * at)) for at, kill in enumerate(kills)
     ]
 
 
 def run_trial(flags: TrialFlags, console: Console | None = None) -> int:
-    """Run the trial and print what it shows.
+    """Run the trial and print its results.
 
     Returns:
         0 when every kill was mended and nothing differs, else 1.
@@ -97,7 +97,7 @@ def run_trial(flags: TrialFlags, console: Console | None = None) -> int:
 
 
 class _Trial:
-    """The runs of one trial; they share all but their flags."""
+    """The runs of one trial, which differ only in their flags."""
 
     def __init__(self, flags: TrialFlags, folder: Path, console: Console, steps: int) -> None:
         self._flags, self._folder, self._console, self._steps = flags, folder, console, steps
@@ -105,7 +105,7 @@ class _Trial:
         self._runs = 0
 
     def run(self, kills: list[Kill]) -> int:
-        """Two undisturbed runs, then the struck ones; the exit code."""
+        """Make two undisturbed runs, then those with kills; returns the exit code."""
         ways, ranks = " and ".join(WAYS), self._flags.nproc
         self._say(f"at most {count(len(kills), 'kill')} in {self._steps} steps with {ranks} ranks, by {ways} each")
         few = min(PILOT_STEPS, self._steps)
@@ -136,7 +136,7 @@ class _Trial:
         return self._report(results, kills=len(kills))
 
     def _inject(self, way: str, kills: list[Kill], alone: Ledger) -> Iterator[Result]:
-        """Runs until every kill was tried; each ends with the first that fails."""
+        """Make runs until every kill was tried; each run ends with the first kill that fails."""
         for _ in range(MOST_RUNS):
             if not kills:
                 return
@@ -165,13 +165,13 @@ class _Trial:
         return 0 if equal and not failed and not untried else 1
 
     def _start(self, what: str, steps: int, *more: str) -> TrialRun:
-        """One run of the script to its end."""
+        """Run the script to its end."""
         self._runs += 1
         job = f"{self._name}-{self._runs}"
         log = self._folder / f"{job}.log"
         flags = self._flags
         command = [sys.executable, "-m", "regrow", "run", "--standalone", "--quiet", "--redirects=3", f"--job={job}"]
-        # One step more than is struck: each step tells the state that it begins with.
+        # One step more than needed: each step records the digest of the state that it begins with.
         command += [f"--nproc-per-node={flags.nproc}", f"--trial-steps={steps + 1}", *more]
         command += [f"--buddy-every={flags.buddy_every}"] if flags.buddy_every else []
         command += [*(["-m"] if flags.module else []), flags.script, *flags.args]

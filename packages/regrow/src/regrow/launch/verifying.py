@@ -1,4 +1,4 @@
-"""The records that `regrow data verify` decides about: those of a job, a folder, or a file."""
+"""Finds the records of a job, a folder or a file, for `regrow data verify` and other commands."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from regrow.observe.thinning import records_since
 
 
 def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proof:
-    """Decide whether a chain of jobs has read every sample once.
+    """Decide if a chain of jobs has read every sample exactly once.
 
     Args:
         jobs: names, folders or files, in the order in which they ran; none: the running job, else the newest.
@@ -31,7 +31,7 @@ def verify(jobs_home: Path, jobs: Sequence[str], against: Sequence[str]) -> Proo
 
 
 def locate(jobs_home: Path, job: str | None) -> Path:
-    """The folder of a job by its name, or a folder or file of records. Raises `UsageError` where there is none."""
+    """The folder of a job by its name, or a folder or file of records. Raises `UsageError` if there is none."""
     path = Path(job) if job is not None else None
     if path is not None and path.exists() and not any(entry.job == job for entry in list_jobs(jobs_home)):
         return path
@@ -39,7 +39,7 @@ def locate(jobs_home: Path, job: str | None) -> Path:
 
 
 def find_run(jobs_home: Path, job: str | None) -> RunRecords:
-    """The records of a job by its name, of its folder, or in a file. Raises as `verify` does."""
+    """The records of a job, given its name, its folder, or a file. Raises as `verify` does."""
     path = locate(jobs_home, job)
     if not path.is_dir():
         return _with_records(read_run_file(path), path)
@@ -49,9 +49,9 @@ def find_run(jobs_home: Path, job: str | None) -> RunRecords:
 
 
 def find_run_on_one_clock(jobs_home: Path, job: str | None) -> RunRecords:
-    """As `find_run`, with the records of all machines on the clock of the coordinator's.
+    """As `find_run`, with the times of all machines converted to the coordinator's clock.
 
-    Where lines of old steps were dropped, the run begins with the first step of which all files tell.
+    If lines of old steps were dropped, the run begins with the first step that all files still contain.
     """
     run = find_run(jobs_home, job)
     shifts = clock_shifts(locate(jobs_home, job))

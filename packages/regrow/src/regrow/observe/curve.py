@@ -1,4 +1,4 @@
-"""A curve in a few characters: two by four braille dots each."""
+"""Draws a curve in braille characters, with two by four dots each."""
 
 from collections.abc import Sequence
 
@@ -7,9 +7,9 @@ _BLANK = 0x2800
 
 
 def draw_curve(values: Sequence[float], *, width: int, height: int) -> list[str]:
-    """`height` lines of `width` characters with `values` from left to right, the least at the bottom.
+    """Draw `values` from left to right in `height` lines of `width` characters, scaled from least to largest.
 
-    More values than dots are averaged in equal shares; fewer are stretched. Values that are not finite leave a gap.
+    More values than dots are averaged evenly; fewer are stretched. Values that are not finite leave a gap.
     """
     columns = _columns([v if _finite(v) else None for v in values], width * 2)
     known = [v for v in columns if v is not None]
@@ -34,7 +34,7 @@ def _finite(value: float) -> bool:
 
 
 def _span(previous: int | None, y: int) -> range:
-    """The dots of one column: those that join it to the column before."""
+    """The dots of one column, which connect it to the column before."""
     if previous is None or abs(previous - y) <= 1:
         return range(y, y + 1)
     return range(y, previous) if y < previous else range(previous + 1, y + 1)

@@ -1,7 +1,7 @@
-"""Accounting of a job's time: every rank-second is one of eleven things, and they add up to the total. Pure.
+"""Accounting of a job's time: every rank-second has one of eleven uses, which add up to the total. Pure.
 
-A rank-second is a second of one rank's place in the world, whether a worker fills it or not. Places that a fault took
-from the world and that nothing has filled since count too: they wait for capacity.
+A rank-second is one second of one rank, with or without a worker that fills it. Ranks that a fault has removed from the
+world count too until they are filled: they wait for capacity.
 """
 
 from bisect import bisect_right
@@ -26,31 +26,31 @@ from regrow.core.records import (
 from regrow.observe.ledger import Ledger
 
 _WANTED = ("shrink", "preempt", "start")
-"""Changes after which the smaller world is what was asked for."""
+"""Changes after which the smaller world is the requested one."""
 
 
 class Spent(StrEnum):
     """Use of a rank-second."""
 
     PRODUCTIVE = "productive"
-    """The run of a step that counts: it was committed, and not given up afterwards."""
+    """Computing a step that was committed and not rolled back later."""
     DATA_WAIT = "data wait"
-    """Before a body, for its batch."""
+    """Waiting for the batch of a step."""
     CHECKPOINT = "checkpoint stall"
-    """Between two steps, for copies of the state."""
+    """Copying the state between two steps."""
     FIRST_STEP = "first step"
-    """From the order of a rank's first worker to its first step."""
+    """From the first order to start a worker to the rank's first step."""
     DETECT = "detect"
-    """From a fault until the coordinator knows. These five are the stages of `IncidentClosed`."""
+    """From a fault until the coordinator detects it. This and the next four are the stages of `IncidentClosed`."""
     ABORT = "abort"
     REGROUP = "regroup"
     HYDRATE = "hydrate"
     REDO = "redo"
-    """Work that does not count: a step that a fault cut off or that was given up, and waiting while it runs again."""
+    """Lost work: a step that a fault interrupted or that was rolled back, and waiting while it runs again."""
     CAPACITY = "waiting for capacity"
-    """Nobody fills the place: nodes have not come yet, or a fault has made the world smaller."""
+    """The rank has no worker: nodes have not joined yet, or a fault has made the world smaller."""
     IDLE = "idle"
-    """None of these: between two steps, after the last one."""
+    """Anything else: between two steps, after the last one."""
 
 
 STAGES = (Spent.DETECT, Spent.ABORT, Spent.REGROUP, Spent.HYDRATE, Spent.REDO)
@@ -61,14 +61,14 @@ class IncidentCost:
     """Cost of one incident to all ranks.
 
     Attributes:
-        number: its own.
-        step: where it struck.
-        kind: its kind, `exit` for example; causes are added up by it.
+        number: of the incident.
+        step: step in which it happened.
+        kind: for example `exit`; costs are grouped by it.
         cause: in words.
-        nodes: of the ranks that it struck; empty if they are not known.
-        planned: it was a change of the world, and no fault.
-        rung: the rung that repaired it; empty: not yet.
-        steps_lost: committed steps that were given up.
+        nodes: of the affected ranks; empty if unknown.
+        planned: True for a change of the world, False for a fault.
+        rung: the recovery method; empty: not recovered yet.
+        steps_lost: committed steps that were rolled back.
         spent: rank-seconds by their use.
     """
 
@@ -84,7 +84,7 @@ class IncidentCost:
 
     @property
     def rank_seconds(self) -> Seconds:
-        """All that it took."""
+        """Rank-seconds that it cost."""
         return sum(self.spent.values())
 
 
@@ -94,9 +94,9 @@ class Account:
 
     Attributes:
         wall: from the start of the job to its end, or to its newest record.
-        total: rank-seconds, added up from the size that the world should have had.
-        spent: the same, by what they went into.
-        incidents: what each took, in the order in which they came.
+        total: rank-seconds of the world in its wanted size.
+        spent: rank-seconds by their use; they add up to `total`.
+        incidents: cost of each, in order of time.
     """
 
     wall: Seconds
@@ -106,12 +106,12 @@ class Account:
 
     @property
     def goodput(self) -> float:
-        """The productive part of the total, between 0 and 1; 1 where nothing has passed yet."""
+        """The productive share of the total, from 0 to 1; 1 if no time has passed yet."""
         return self.spent[Spent.PRODUCTIVE] / self.total if self.total else 1.0
 
     @property
     def steps_lost(self) -> int:
-        """Committed steps that were given up."""
+        """Committed steps that were rolled back."""
         return sum(incident.steps_lost for incident in self.incidents)
 
 
@@ -120,11 +120,11 @@ class _Piece(NamedTuple):
     end: Instant
     spent: Spent
     incident: int = 0
-    """0: of none."""
+    """0: none."""
 
 
 class _Window(NamedTuple):
-    """An incident: its stages, and the moment of its fault."""
+    """An incident: its stages, and the time of its fault."""
 
     number: int
     planned: bool
@@ -134,10 +134,10 @@ class _Window(NamedTuple):
 
 
 def account(records: Sequence[Record]) -> Account:
-    """Add up a run.
+    """Account for all rank-seconds of a run.
 
     Args:
-        records: all of it, of the coordinator and of the agents, on one clock.
+        records: all records of the coordinator and the agents, on one clock.
     """
     ledger = Ledger(records)
     if not records:
@@ -159,7 +159,7 @@ class _Sums:
         self._costs = costs
 
     def add(self, pieces: Iterable[_Piece], present: Sequence[tuple[Instant, Instant]]) -> None:
-        """Of one rank, as far as it was in the world."""
+        """Add the pieces of one rank, within the times at which it was in the world."""
         for piece in pieces:
             for start, end in present:
                 self._count(piece, min(piece.end, end) - max(piece.start, start))
@@ -172,7 +172,7 @@ class _Sums:
             self._costs[piece.incident].spent[piece.spent] += seconds
 
     def missing(self, gaps: Iterable[tuple[Seconds, int]]) -> None:
-        """Places that nobody fills: rank-seconds, and the incident that has emptied them."""
+        """Add unfilled ranks: pairs of rank-seconds and the incident that removed the ranks."""
         for seconds, incident in gaps:
             self.spent[Spent.CAPACITY] += seconds
             if incident in self._costs:
@@ -180,7 +180,7 @@ class _Sums:
 
 
 class _RankTimes:
-    """Cuts the time of each rank into pieces that have no gap and do not overlap."""
+    """Divides the time of each rank into pieces without gaps or overlaps."""
 
     def __init__(self, records: Sequence[Record], ledger: Ledger, start: Instant, end: Instant) -> None:
         self._start, self._end = start, end
@@ -202,7 +202,7 @@ class _RankTimes:
         self._ordered = min(orders, default=start)
 
     def pieces(self, rank: Rank) -> Iterator[_Piece]:
-        """All of a rank's time, in order."""
+        """All pieces of a rank's time, in order."""
         commits = sorted(self._steps.get(rank, []), key=lambda commit: commit.at)
         given_up = sorted(self._given_up.get(rank, []), key=lambda piece: piece.end)
         usual = median(commit.seconds for commit in commits) if commits else 0.0
@@ -218,11 +218,11 @@ class _RankTimes:
         yield from self._gap(at, self._end, first=last < 0, given_up=given_up, cut=cut)
 
     def _cut_off(self, run: tuple[StepNo, Rank]) -> Spent:
-        """Use of a run that a fault has cut off: it counts if the others have done the step with its gradients."""
+        """Use of an attempt that a fault interrupted: productive if the others did the step with its gradients."""
         return Spent.PRODUCTIVE if run in self._adopted else Spent.REDO
 
     def _attempt(self, commit: StepCommitted, after: Instant) -> Iterator[_Piece]:
-        """The run of a step that counts, and what this rank waited for before it."""
+        """The attempt of a step that counts, and this rank's waits before it."""
         end = min(commit.at, self._end)
         begun = max(commit.at - commit.seconds, self._formed.get(commit.generation, self._start))
         marks = (begun - commit.data_wait - commit.stall, begun - commit.data_wait, begun, end)
@@ -235,13 +235,13 @@ class _RankTimes:
     def _gap(
         self, start: Instant, end: Instant, *, first: bool, given_up: Sequence[_Piece], cut: tuple[Seconds, Spent]
     ) -> Iterator[_Piece]:
-        """Pieces between two runs that count: incidents, runs that do not count, and otherwise nothing.
+        """Pieces between two attempts that count: incidents, rolled-back attempts, and idle time.
 
         Args:
             start, end: of the gap.
-            first: the rank has committed nothing before it.
-            given_up: the runs of this rank that do not count, in order.
-            cut: the longest possible run that a fault has cut off here, and its use.
+            first: True if the rank has committed nothing before it.
+            given_up: the rolled-back attempts of this rank, in order.
+            cut: the longest duration of an attempt that a fault may have interrupted here, and its use.
         """
         if end <= start:
             return
@@ -276,14 +276,14 @@ class _RankTimes:
         yield _Piece(ordered, end, Spent.FIRST_STEP)
 
     def _fault_after(self, at: Instant) -> int:
-        """The incident for which what was committed then was given up."""
+        """The incident for which a step committed at this time was rolled back."""
         faults = [window for window in self._windows if not window.planned]
         after = [window.number for window in faults if window.end > at]
         return after[0] if after else 0
 
 
 def _windows(ledger: Ledger, end: Instant) -> list[_Window]:
-    """All incidents in order of time, their stages without gaps."""
+    """All incidents in order of time, with stages without gaps."""
     found = []
     for each in ledger.incidents:
         at = min(each.fault_at, each.opened_at)
@@ -300,7 +300,7 @@ def _windows(ledger: Ledger, end: Instant) -> list[_Window]:
 
 
 def _presence(ledger: Ledger, start: Instant, end: Instant) -> dict[Rank, list[tuple[Instant, Instant]]]:
-    """Times of each rank in the world. Before the first generation: all ranks that the job was started with."""
+    """Times at which each rank was in the world. Before the first generation: all ranks of the job's start."""
     present: dict[Rank, list[tuple[Instant, Instant]]] = defaultdict(list)
     for at, until, members in _worlds(ledger, start, end):
         for rank in members:
@@ -324,7 +324,7 @@ def _worlds(ledger: Ledger, start: Instant, end: Instant) -> Iterator[tuple[Inst
 
 
 def _missing(records: Sequence[Record], ledger: Ledger, start: Instant, end: Instant) -> Iterator[tuple[Seconds, int]]:
-    """Rank-seconds of places that a fault took from the world, and which incident that was."""
+    """Pairs of rank-seconds of ranks that a fault removed from the world, and the incident."""
     changes = {each.generation: each.kind for each in records if isinstance(each, WorldChanged)}
     formed = sorted(ledger.generations, key=lambda each: each.at)
     wanted, culprit = ledger.world, 0
@@ -361,7 +361,7 @@ def _opened_at(incident: IncidentClosed | IncidentOpened) -> Instant:
 def _nodes_of(
     ranks: Iterable[Rank], at: Instant, formed: Sequence[GenerationFormed], homes: Mapping[WorkerId, NodeId]
 ) -> list[NodeId]:
-    """Nodes of the ranks when an incident opened, each once."""
+    """Nodes on which the ranks were when an incident opened, each once."""
     before = [each.workers for each in formed if each.at <= at]
     members = before[-1] if before else {}
     found = [homes[members[str(rank)]] for rank in ranks if members.get(str(rank)) in homes]

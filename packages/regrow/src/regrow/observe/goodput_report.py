@@ -1,4 +1,4 @@
-"""An account of rank-seconds as a table for people and as figures for programs. Pure."""
+"""Reports an account of rank-seconds, as a table and as figures for programs. Pure."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -15,7 +15,7 @@ _UNKNOWN = "not known"
 
 
 class Lost(msgspec.Struct, frozen=True):
-    """Cost of one incident, or of all of one node or cause. `cost` in the unit of the price."""
+    """Cost of one incident, or of all incidents of one node or cause. `cost`: in the unit of the price."""
 
     name: str
     incidents: int
@@ -23,14 +23,14 @@ class Lost(msgspec.Struct, frozen=True):
     rank_seconds: Seconds
     cost: float
     stages: dict[str, Seconds]
-    """Rank-seconds by what they went into."""
+    """Rank-seconds by their use."""
 
 
 class GoodputReport(msgspec.Struct, frozen=True):
     """All figures of a run. `spent` adds up to `rank_seconds`.
 
-    `goodput`: of all rank-seconds, the start and the end of the job included. `goodput_of_steps`: of the time between
-    the first step and the last commit.
+    `goodput`: share of all rank-seconds, including start and end of the job. `goodput_of_steps`: share of the time from
+    the first step to the last commit.
     """
 
     job: str
@@ -52,11 +52,11 @@ class GoodputReport(msgspec.Struct, frozen=True):
 
 
 def report(records: Sequence[Record], *, price: float = 0.0) -> GoodputReport:
-    """Add a run up.
+    """Make the report of a run.
 
     Args:
-        records: all of it, on one clock.
-        price: of a node, an hour. Money is that of the nodes whose ranks the time was.
+        records: all records, on one clock.
+        price: of a node per hour; divided among the node's ranks.
     """
     ledger, found = Ledger(records), account(records)
     nodes = ledger.started.nodes if ledger.started is not None else 1
@@ -82,7 +82,7 @@ def report(records: Sequence[Record], *, price: float = 0.0) -> GoodputReport:
 
 
 def _grouped(incidents: Iterable[IncidentCost], key: Callable[[IncidentCost], str], rate: float) -> list[Lost]:
-    """Faults with the same key, the dearest first. Changes of the world are no faults."""
+    """Faults grouped by key, the most expensive first. Changes of the world are not faults."""
     groups: dict[str, list[IncidentCost]] = {}
     for each in incidents:
         if not each.planned:
@@ -100,7 +100,7 @@ def _lost(name: str, incidents: Sequence[IncidentCost], rate: float) -> Lost:
 
 
 def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
-    """The report for people."""
+    """The report as lines of text."""
     priced = bool(found.price)
     nodes = f" on {count(found.nodes, 'node')}" if found.nodes > 1 else ""
     lines = [
@@ -130,7 +130,7 @@ def report_lines(found: GoodputReport, records: Sequence[Record]) -> list[str]:
 
 
 def _table(head: str, rows: Sequence[Lost], priced: bool, words: Callable[[Lost], str] | None = None) -> list[str]:
-    """A row for each; `words` says more of those that are one incident each, the others are counted."""
+    """A table with a row for each; `words` describes rows of a single incident, without it incidents are counted."""
     counted = "" if words else f"{'incidents':>10}"
     title = f"{head:<24}{counted}{'lost':>6}{'rank-seconds':>14}" + (f"{'cost':>14}" if priced else "")
     lines = [title]

@@ -1,4 +1,4 @@
-"""Sums of a job's records: every committed number once, and the cost of the faults.
+"""Sums up a job's records: every committed number once, and the cost of the faults.
 
 Pure: a ledger is a fold over records, in any order of ranks; it reads no clock and no file.
 """
@@ -28,11 +28,11 @@ __all__ = ["Ledger", "read_records", "time_lost"]
 
 
 class Ledger:
-    """The account of one job.
+    """The sums of one job's records.
 
     Args:
-        records: what to start from; more can be added one by one.
-        world: ranks of the job; None takes it from `JobStarted`, and before that from the ranks that committed.
+        records: initial records; more can be added one by one.
+        world: world size of the job; None: taken from `JobStarted`, and before that from the ranks that committed.
     """
 
     def __init__(self, records: Iterable[Record] = (), *, world: int | None = None) -> None:
@@ -46,12 +46,12 @@ class Ledger:
         self.corruptions: list[ReplicaCorrupted] = []
         self.divergences: list[ReplicasDiverged] = []
         self.proven: dict[Rank, ReplacementJudged] = {}
-        """The newest proof for each rank that a newcomer computes what it does."""
+        """The newest proof for each rank that a newcomer computes the same."""
         self.refuted: list[ReplacementJudged] = []
         self.commits: dict[StepNo, dict[Rank, StepCommitted]] = {}
         """Step to rank to the commit that counts: the last one that the rank computed itself."""
         self.history: dict[tuple[StepNo, Rank], list[StepCommitted]] = {}
-        """All commits of a step by a rank, oldest first; more than one where it was adopted or redone."""
+        """All commits of a step by a rank, oldest first; several if the step was adopted or redone."""
         self._ranks: set[Rank] = set()
         for record in records:
             self.add(record)
@@ -97,7 +97,7 @@ class Ledger:
 
     @property
     def replaceable(self) -> str:
-        """Describe for people whether newcomers are known to compute the same as the ranks that they replace."""
+        """A sentence on the proofs that newcomers compute the same as the ranks that they replace."""
         reason = self.refuted[0].reason if self.refuted else ""
         return replaceability(reason, (each.step for each in self.proven.values()))
 
@@ -105,7 +105,7 @@ class Ledger:
 
     @property
     def world(self) -> int:
-        """Ranks of the job."""
+        """World size of the job."""
         if self._world is not None:
             return self._world
         return self.started.world if self.started is not None else len(self._ranks)
@@ -116,7 +116,7 @@ class Ledger:
         return {(step, rank): c.metrics for step, ranks in self.commits.items() for rank, c in ranks.items()}
 
     def curve(self, metric: str = "loss") -> list[tuple[StepNo, float]]:
-        """Step and the mean of `metric` over the ranks that committed it, in order of steps."""
+        """(step, mean of `metric` over the ranks that committed it), in order of steps."""
         points = []
         for step in sorted(self.commits):
             values = [c.metrics[metric] for c in self.commits[step].values() if metric in c.metrics]
@@ -130,7 +130,7 @@ class Ledger:
         return max(self.commits, default=None)
 
     def world_commits(self, *, newest: int | None = None) -> list[tuple[StepNo, Instant]]:
-        """Each step that every rank committed, and when the last of them did; only the `newest`, where given."""
+        """(step, time of its last commit) for each step that every rank committed; `newest`: at most this number."""
         world = self.world
         steps = (step for step in sorted(self.commits, reverse=True) if len(self.commits[step]) == world > 0)
         found = [(step, max(c.at for c in self.commits[step].values())) for step in islice(steps, newest)]
@@ -138,14 +138,14 @@ class Ledger:
 
     @property
     def samples(self) -> int:
-        """Samples of all commits that count."""
+        """Number of samples of all commits that count."""
         return sum(c.samples for ranks in self.commits.values() for c in ranks.values())
 
     # --- what the faults cost -------------------------------------------------------------------------------------
 
     @property
     def steps_redone(self) -> int:
-        """Commits that a rank had to compute again after it had been committed: per step the most of any rank."""
+        """Number of repeated computations of committed steps; for each step, the maximum over the ranks."""
         again: dict[StepNo, int] = {}
         for (step, _), history in self.history.items():
             computed = sum(not commit.adopted for commit in history)
@@ -154,7 +154,7 @@ class Ledger:
 
     @property
     def steps_lost(self) -> int:
-        """Committed steps that were given up, as the incidents tell it."""
+        """Number of committed steps that were rolled back, by the records of incidents."""
         return sum(incident.steps_lost for incident in self.incidents)
 
     @property
@@ -169,7 +169,7 @@ class Ledger:
         return median(gaps) if gaps else None
 
     def step_gaps(self) -> Iterable[Seconds]:
-        """Times between the world's commits of neighbouring steps that one generation committed."""
+        """Times between the world's commits of consecutive steps within one generation."""
         previous: tuple[StepNo, Instant, set[Generation]] | None = None
         for step, at in self.world_commits():
             generations = {c.generation for c in self.commits[step].values()}
@@ -191,10 +191,10 @@ class Ledger:
     def productive(self) -> Seconds:
         """Time in the last attempts of committed steps.
 
-        For each step: to its last commit that was computed, from the latest of the first rank's start of that
+        Each step counts from the latest of three times to its last computed commit: the first rank's start of that
         attempt, the forming of the generation that committed it, and the last commit of the step before. So no moment
-        counts twice, a step that ran again counts once, and an attempt that a fault cut off, the mending, and the
-        time between steps count as nothing.
+        counts twice, a repeated step counts once, and interrupted attempts, recovery, and time between steps do not
+        count.
         """
         formed = {g.generation: g.at for g in self.generations}
         total, covered = 0.0, float("-inf")
@@ -210,23 +210,23 @@ class Ledger:
 
     @property
     def goodput(self) -> float:
-        """`productive / wall`, between 0 and 1; 1 where nothing has run yet. `goodput.py` counts rank-seconds."""
+        """`productive / wall`, from 0 to 1; 1 if nothing has run yet. `goodput.py` counts rank-seconds instead."""
         wall = self.wall
         return min(1.0, self.productive / wall) if wall > 0 else 1.0
 
 
 def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_median: Seconds) -> Seconds | None:
-    """Cost of one kill, in seconds; None until the step that decides it is there.
+    """Cost of one kill, in seconds; None until the step that determines it is committed.
 
-    It is the time from the kill until the first step beyond the last committed one is committed on every rank, minus
-    a median step.
+    It is the time from the kill until every rank has committed the step after the last committed one, minus a median
+    step.
 
     Args:
-        ledger: commits of the job; its generations may be regrow's or torchrun's restart count.
-        killed_at: when the signal was sent.
+        ledger: of the job; its generations may be regrow's or torchrun's restart count.
+        killed_at: time at which the signal was sent.
         ended: the generation that the kill ended. Its survivors may still commit after the kill, so the awaited step
-            lies beyond those commits.
-        step_median: an undisturbed step of the same job.
+            is the one after those commits.
+        step_median: duration of an undisturbed step of the same job.
     """
     target = StepNo(last_committed(ledger, ended) + 1)
     reached = []
@@ -240,6 +240,6 @@ def time_lost(ledger: Ledger, *, killed_at: Instant, ended: Generation, step_med
 
 
 def last_committed(ledger: Ledger, until: Generation) -> StepNo:
-    """The newest step that any rank computed in the generations up to `until`; -1 where there is none."""
+    """The newest step that any rank computed in the generations up to `until`; -1 if there is none."""
     commits = (c for history in ledger.history.values() for c in history if not c.adopted)
     return max((c.step for c in commits if c.generation <= until), default=StepNo(-1))

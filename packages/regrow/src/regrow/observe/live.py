@@ -1,4 +1,4 @@
-"""The job on a terminal while it runs: a picture that keeps still where there is a terminal, lines elsewhere."""
+"""Shows a running job: as a full-screen view on a terminal, as lines elsewhere."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +31,11 @@ _COLOURS = {
 }
 _RANKS_WIDTH = 49
 _REST = 9.0
-"""Pause after a look, in times of its duration."""
+"""Pause after a look at the records, as a multiple of the look's CPU time."""
 
 
 class View(Protocol):
-    """Display of a job. Entered before the first record, left after the last."""
+    """A display of a job, used as a context manager around all its records."""
 
     def __enter__(self) -> Self: ...
 
@@ -44,7 +44,7 @@ class View(Protocol):
     ) -> None: ...
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Take in new records and show them. Called often, also with none, so that the clock runs on."""
+        """Show new records. Called often, also without records, to update the clock."""
         ...
 
 
@@ -57,20 +57,20 @@ def open_view(
     unit: str = "samples",
     per_step: int = 0,
 ) -> "LiveView | PlainView":
-    """The picture on a terminal, lines elsewhere or where `plain` asks for them. Arguments as of `LiveView`."""
+    """A `LiveView` on a terminal; a `PlainView` elsewhere, or if `plain`. Arguments as of `LiveView`."""
     if plain or not console.is_terminal:
         return PlainView(console, until=until, unit=unit, per_step=per_step)
     return LiveView(console, title=title, until=until, unit=unit, per_step=per_step)
 
 
 def follow(job_dir: Path, view: View, *, running: Callable[[], bool], every: Seconds = 0.2) -> None:
-    """Feed a view, already entered, from a job's files until `running()` is false and all is read.
+    """Feed an entered view from a job's files until `running()` is false and everything is read.
 
     Args:
         job_dir: the job's folder, which may appear later.
-        view: what shows it.
-        running: whether records may still come; its deadline is the caller's.
-        every: seconds between two looks; more where a look takes long, so that all of them take a tenth of a processor.
+        view: shows the records.
+        running: returns True while records may still be written; the caller is responsible for a deadline.
+        every: least seconds between two looks; long looks are spaced further apart, to use at most a tenth of a CPU.
     """
     tail = RecordTail(job_dir)
     while running():
@@ -81,12 +81,12 @@ def follow(job_dir: Path, view: View, *, running: Callable[[], bool], every: Sec
 
 
 class PlainView:
-    """Lines: each event as it happens, the progress every few seconds.
+    """Prints lines: each event as it happens, and the progress every few seconds.
 
     Args:
-        console: where to print.
-        until: the number of steps that the job will run, where known.
-        unit, per_step: what throughput counts, and how many of it are in a step of the world; 0: the ranks count them.
+        console: to print to.
+        until: number of steps that the job will run, if known.
+        unit, per_step: unit of the throughput, and units in a step of the whole world; 0: the ranks count them.
         every: seconds between two lines about progress.
         clock: the monotonic clock.
     """
@@ -119,7 +119,7 @@ class PlainView:
         return None
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Print a line for each record that tells something, and now and then one about progress."""
+        """Print a line for each record of interest, and periodically one about progress."""
         for record in records:
             self.scene.add(record)
             line = None if isinstance(record, GenerationFormed) else describe(record)
@@ -143,15 +143,15 @@ class PlainView:
 
 
 class LiveView:
-    """The picture: who fills which rank, the loss, what went wrong and how long each stage of mending took.
+    """A full-screen view: the worker of each rank, the loss, and incidents with the duration of each recovery stage.
 
-    Fits 80 by 24 characters and uses what it gets.
+    Fits into 80 by 24 characters, and uses larger terminals fully.
 
     Args:
         console: a terminal.
-        title: what is running, in a few words.
-        until: the number of steps that the job will run, where known.
-        unit, per_step: what throughput counts, and how many of it are in a step of the world; 0: the ranks count them.
+        title: a short description of the training.
+        until: number of steps that the job will run, if known.
+        unit, per_step: unit of the throughput, and units in a step of the whole world; 0: the ranks count them.
         clock: the monotonic clock.
     """
 
@@ -185,7 +185,7 @@ class LiveView:
         self._live.__exit__(kind, error, trace)
 
     def feed(self, records: Sequence[Record]) -> None:
-        """Take in new records and draw again."""
+        """Add new records and redraw."""
         for record in records:
             self.scene.add(record)
             if not isinstance(record, StepCommitted) and (line := describe(record)) is not None:
@@ -193,7 +193,7 @@ class LiveView:
         self._live.refresh()
 
     def draw(self) -> RenderableType:
-        """The whole picture at the console's size."""
+        """The whole view at the console's size."""
         width, height = self._console.size
         ranks = self._ranks()
         rows = len(self.scene.places) + len(self.scene.standbys) + 3
@@ -278,7 +278,7 @@ class LiveView:
 
 
 def incident_table(incidents: Sequence[IncidentClosed]) -> Table:
-    """A row for each incident with the time that each stage of mending took."""
+    """A table with a row for each incident and the duration of each recovery stage."""
     table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("#", justify="right", no_wrap=True)
     table.add_column("step", justify="right", no_wrap=True)
@@ -305,9 +305,9 @@ def _open_cells(opened: IncidentOpened, now: Instant) -> list[str | Text]:
 
 
 def _what(which: Sequence[Rank], cause: str) -> Text:
-    """The cause, with the ranks in front where it does not name them itself."""
+    """The cause, preceded by the ranks unless it names them itself."""
     line = cause.partition("\n")[0]
-    # As `Text`: in a string, rich would take what is in square brackets for its markup.
+    # As `Text`: in a string, rich would parse square brackets as markup.
     return Text(line if not which or line.startswith("rank") else f"{ranks(list(which))}: {line}")
 
 
@@ -323,7 +323,7 @@ def _worker_cells(worker: WorkerSeen) -> list[str | Text]:
 
 
 def _speed(scene: Scene, unit: str, per_step: int) -> list[str]:
-    """The throughput as one text, or none where nobody counts."""
+    """The throughput as one text; empty if it is unknown."""
     speed, counted = scene.steps_per_second(), per_step or scene.samples_per_step()
     return [f"{speed * counted:,.0f} {unit}/s"] if speed is not None and counted else []
 

@@ -1,8 +1,8 @@
-"""Proof that a training has read every sample once, decided from its records alone. Pure.
+"""Proof that a training has read every sample exactly once, from its records alone. Pure.
 
-Every step must be there, read by each share of one world; a step that was committed again must have read the same; the
-digest of each share's sample addresses must be that of its order; and the addresses of each epoch must be all of its
-samples, each once. A gap in the records is no finding: the proof is then not complete, and says why.
+Every step must be present, read by each share of one world; a step that was committed again must have read the same;
+the digest of each share's sample addresses must match its order; and the addresses of each epoch must be all of its
+samples, each once. A gap in the records is not a finding: it makes the proof incomplete, with a reason.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from regrow.observe.sample_counts import SampleCounts
 
 
 def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> Proof:
-    """Decide about a chain of runs, each resumed from the one before it.
+    """Check a chain of runs, each resumed from the one before it.
 
     Args:
         runs: one, or several in the order in which they ran.
-        against: another such chain, of which each step must have read the same samples.
+        against: another such chain, whose steps must have read the same samples.
     """
     one = _Prover(runs)
     one.go()
@@ -40,9 +40,9 @@ def prove(runs: Sequence[RunRecords], *, against: Sequence[RunRecords] = ()) -> 
 
 @dataclass
 class _Step:
-    """Reads of a step, as far as they could be settled.
+    """The reads of a step, as far as the records show them.
 
-    `followed`: every share had the samples of the order.
+    `followed`: every share read the samples of the order.
     """
 
     reads: StepReads
@@ -53,20 +53,20 @@ class _Step:
 
     @property
     def effective(self) -> OrderSpec | None:
-        """The order without what makes no difference: how the global batch is given."""
+        """The order in a form that is equal for equal global batches, given per share or in all."""
         if self.order is None:
             return None
         batch = self.order.global_batch or self.order.batch_size * self.shares
         return msgspec.structs.replace(self.order, batch_size=0, global_batch=batch)
 
     def share_of(self, rank: Rank) -> int | None:
-        """Share that a rank has read here; None if it has not read exactly one."""
+        """The share that a rank has read; None if it has not read exactly one."""
         commit = self.reads.counted.get(rank)
         return commit.reads[0].share if commit is not None and len(commit.reads) == 1 else None
 
 
 class _Prover:
-    """Goes through the steps of a chain, and notes what it sees in `proof`."""
+    """Checks the steps of a chain, and collects the results in `proof`."""
 
     def __init__(self, runs: Sequence[RunRecords]) -> None:
         self.proof, self._runs = Proof([run.name for run in runs]), runs
@@ -77,7 +77,7 @@ class _Prover:
         self._former: _Step | None = None
 
     def go(self) -> None:
-        """Look at everything. To be called once."""
+        """Check everything. Call it once."""
         history, proof = self._history, self.proof
         proof.first, proof.steps, proof.unfinished = history.first, len(history.steps), history.unfinished
         if not history.steps:
@@ -111,7 +111,7 @@ class _Prover:
             self.settled[reads.step] = self._former = step
 
     def _look_for_ranks(self, reads: StepReads) -> None:
-        """Every rank of the world that decides this step must have a line about it."""
+        """Check that every rank of the world that determines this step has a record of it."""
         if not reads.counted:
             excuses = sorted({missing.excuse for missing in reads.missing})
             if "" in excuses or (not excuses and self._history.reported):
@@ -128,7 +128,7 @@ class _Prover:
                 self.find(reads, "share missing", text, share=share, rank=missing.rank)
 
     def _settle(self, reads: StepReads) -> _Step | None:
-        """Find the shares that were read; None if that cannot be said."""
+        """Determine the shares that were read; None if that is impossible."""
         reported = {rank: commit.reads for rank, commit in reads.counted.items() if commit.reads}
         for rank in sorted(reads.counted.keys() - reported.keys()):
             self._doubt(reads, f"the record of rank {rank} does not say what was read")
@@ -173,7 +173,7 @@ class _Prover:
         return found
 
     def _look_at_times_before(self, reads: StepReads) -> None:
-        """Compare the reads of steps that were committed, given up and committed again: they must be the same."""
+        """Compare the reads of a step that was committed, rolled back and committed again: they must be equal."""
         equal = different = 0
         for place, commit in reads.earlier:
             self._look_at_time_before(reads, place, commit)
@@ -189,7 +189,7 @@ class _Prover:
         self.proof.agreed += equal > 0 and not different
 
     def _look_at_time_before(self, reads: StepReads, place: RunGeneration, commit: StepCommitted) -> None:
-        """Compare a commit that was given up with the order: its samples must have been the order's too."""
+        """Compare a commit that was rolled back with the order: it must have read the order's samples too."""
         order = self._history.order_of(place, commit)
         if not _can_recompute(order):
             return
@@ -204,7 +204,7 @@ class _Prover:
     # --- its samples ----------------------------------------------------------------------------------------------
 
     def _order(self, reads: StepReads) -> OrderSpec | None:
-        """The order in which a step was read; where its ranks have several, that is a finding."""
+        """The order by which a step was read; several orders among its ranks are a finding."""
         found: list[OrderSpec] = []
         for rank, commit in sorted(reads.counted.items()):
             order = self._history.order_of(reads.place, commit)
@@ -225,10 +225,10 @@ class _Prover:
             return
         self.find(step.reads, "order changed", _change(former, now))
         if former.sources != now.sources:
-            self._end_counts()  # what was read of the former's samples says nothing about those of this one
+            self._end_counts()  # counts of the former sources do not apply to the new ones
 
     def _follow(self, reads: StepReads, step: _Step | None, order: OrderSpec | None) -> None:
-        """Compare what each share read with the order, and count its samples."""
+        """Compare the samples that each share read with the order, and count them."""
         if not _can_recompute(order):
             self._unknown("no record tells the order" if order is None else "the loader has an order of its own")
             return
@@ -258,7 +258,7 @@ class _Prover:
             step.followed = not unknown
 
     def _addresses(self, reads: StepReads, order: OrderSpec, shares: int) -> list[Address] | None:
-        """The global batch of a step; None, with a finding, where there is no such order."""
+        """The global batch of a step; None, with a finding, if the order is impossible."""
         try:
             return order_of(order, shares).addresses(reads.step)
         except UsageError as error:
@@ -277,7 +277,7 @@ class _Prover:
         proof.padding += counts.padding
         proof.dropped += counts.dropped
 
-    # --- saying it ------------------------------------------------------------------------------------------------
+    # --- findings -------------------------------------------------------------------------------------------------
 
     def _complain(self, reads: StepReads, cause: str, text: str, count: int) -> None:
         if cause == SampleCounts.REPEATED:
@@ -289,7 +289,7 @@ class _Prover:
     def find(
         self, reads: StepReads, cause: str, text: str, *, share: int | None = None, rank: Rank | None = None
     ) -> None:
-        """Note what is wrong with a step."""
+        """Add a finding about a step."""
         place = reads.place
         self.proof.find(Finding(cause, text, reads.step, self._history.name(place), share, rank, place.generation))
 
@@ -306,7 +306,7 @@ class _Prover:
 
 
 def _compare(one: _Prover, other: _Prover) -> None:
-    """Note in the proof of `one` where it has read anything else than `other`."""
+    """Add the differences between the reads of `one` and `other` to the proof of `one`."""
     proof, theirs = one.proof, other.proof
     proof.against = theirs.runs
     name = " then ".join(theirs.runs)
@@ -328,7 +328,7 @@ def _compare(one: _Prover, other: _Prover) -> None:
 
 
 def _compare_step(one: _Prover, mine: _Step, theirs: _Step, name: str) -> bool:
-    """False: nothing could be compared."""
+    """Compare one step of two chains; False if the records do not suffice."""
     followed = mine.followed and theirs.followed
     if followed and mine.effective != theirs.effective:
         here, there = (set(_all(step)) for step in (mine, theirs))
@@ -349,23 +349,23 @@ def _can_recompute(order: OrderSpec | None) -> TypeGuard[OrderSpec]:
 
 
 def _part(order: OrderSpec, whole: Sequence[Address], data: BatchRecord) -> list[Address]:
-    """Addresses of a global batch that a share reads."""
+    """The addresses of a global batch that a share reads."""
     return dealt(whole, data.share, data.shares, constant=order.global_batch > 0)
 
 
 def _all(step: _Step) -> list[Address]:
-    """The global batch of a step that was followed."""
+    """The global batch of a step whose order is known."""
     return order_of(step.order, step.shares).addresses(step.reads.step) if step.order is not None else []
 
 
 def _same_shares(one: StepCommitted, other: StepCommitted) -> list[tuple[BatchRecord, BatchRecord]]:
-    """Reads that both have, as pairs."""
+    """Pairs of the reads of the same share in both commits."""
     theirs = {(data.share, data.shares): data for data in other.reads}
     return [(data, theirs[key]) for data in one.reads if (key := (data.share, data.shares)) in theirs]
 
 
 def _difference(one: BatchRecord, other: BatchRecord) -> str:
-    """In what two records of the same share differ; empty where they do not, or it is not known."""
+    """The difference of two records of the same share; empty if there is none, or it is unknown."""
     if one.samples and other.samples and one.samples != other.samples:
         return "samples"
     if one.digest and other.digest and one.digest != other.digest:
@@ -374,7 +374,7 @@ def _difference(one: BatchRecord, other: BatchRecord) -> str:
 
 
 def _change(before: OrderSpec, after: OrderSpec) -> str:
-    """Describe the change of an order."""
+    """Describe the change between two orders."""
     fields = [name for name in OrderSpec.__struct_fields__ if getattr(before, name) != getattr(after, name)]
     said = [f"{name} {_short(getattr(before, name))} became {_short(getattr(after, name))}" for name in fields]
     return "; ".join(said)

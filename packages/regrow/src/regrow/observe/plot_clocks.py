@@ -1,4 +1,4 @@
-"""Puts the records of several machines on one clock: `at` is each machine's own, `time` beside it nearly the same."""
+"""Puts the records of several machines on one clock: `at` is each machine's monotonic clock, `time` the wall clock."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from regrow.core.records import Record, StepCommitted, WorkerSpawned
 from regrow.core.rotation import set_aside
 
 _ENOUGH = 1 << 16
-"""Bytes of a file that tell its clock."""
+"""Bytes of a file that are read to determine its clock."""
 _SAME_CLOCK: Seconds = 5.0
-"""Machines that differ by less have one clock: agents write their lines some time after the commit."""
+"""Smaller offsets count as the same clock, as agents write their lines some time after the commit."""
 
 
 class _Stamp(msgspec.Struct):
@@ -22,9 +22,9 @@ class _Stamp(msgspec.Struct):
 
 
 def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
-    """Seconds to add to `at` in a node's `steps.<node>.jsonl`, to be on the clock of `events.jsonl`.
+    """Seconds to add to `at` in a node's `steps.<node>.jsonl` to convert it to the clock of `events.jsonl`.
 
-    Nodes that need none are left out, and so are those whose lines do not tell.
+    Nodes without a shift are left out, and so are those whose offset is unknown.
     """
     own = wall_offset(folder / "events.jsonl")
     if own is None:
@@ -38,9 +38,9 @@ def clock_shifts(folder: Path) -> dict[NodeId, Seconds]:
 
 
 def wall_offset(path: Path) -> Seconds | None:
-    """Wall clock minus monotonic clock of the machine that wrote a file of records; None: it does not tell."""
+    """Wall clock minus monotonic clock of the machine that wrote a file of records; None if unknown."""
     lines: list[bytes] = []
-    # The newest that has any: a file that was set aside a moment ago has an empty one in its place.
+    # Use the newest part with lines: just after a rotation the file itself is empty.
     for part in (path, *(each.path for each in reversed(set_aside(path)))):
         try:
             with part.open("rb") as stream:
@@ -54,13 +54,13 @@ def wall_offset(path: Path) -> Seconds | None:
         try:
             stamp = msgspec.json.decode(line, type=_Stamp)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            continue  # a line without a wall clock; what is no record at all, its reader says
+            continue  # a line without a wall clock; the reader of the records reports invalid lines
         offsets.append(stamp.time - stamp.at)
     return median(offsets) if offsets else None
 
 
 def on_one_clock(records: Sequence[Record], shifts: Mapping[NodeId, Seconds]) -> list[Record]:
-    """The records in order of time, the commits of nodes in `shifts` moved by their shift."""
+    """The records in order of time, with the commits of the nodes in `shifts` shifted."""
     homes = {each.worker: each.node for each in records if isinstance(each, WorkerSpawned)}
     moved: list[Record] = []
     for record in records:

@@ -1,6 +1,6 @@
-"""Draws what `plot_series` found: three panels above one x axis, incidents marked across all of them.
+"""Draws the series of `plot_series`: three panels with a common x axis, and incidents marked across all of them.
 
-Needs matplotlib (`pip install 'regrow[plot]'`), and keeps none of its global state.
+Needs matplotlib (`pip install 'regrow[plot]'`), whose global state it leaves unchanged.
 """
 
 import math
@@ -29,7 +29,7 @@ _STYLES: dict[Kind, tuple[str, Literal["-", "--", "-.", ":"], str]] = {
     Kind.MOVE: ("s", "--", "#1f6f8b"),
     Kind.FAULT: ("X", ":", "#c2330a"),
 }
-"""Marker, line and colour of each kind: each of the three alone tells them apart."""
+"""Marker, line style and colour of each kind; kinds differ in marker and colour."""
 _SETTINGS = {
     "font.size": 9.0,
     "axes.edgecolor": _GREY,
@@ -45,14 +45,14 @@ _SETTINGS = {
     "svg.hashsalt": "regrow",
 }
 _LETTER = 0.0092
-"""Width of a letter above the panels, in parts of their width."""
+"""Width of a letter above the panels, as a fraction of their width."""
 
 
 def render(picture: Picture, kind: str) -> bytes:
     """The figure as a file's content.
 
     Args:
-        picture: what to show.
+        picture: the data to draw.
         kind: `png` or `svg`.
 
     Raises:
@@ -144,7 +144,7 @@ def _draw_rate(panel: "Axes", picture: Picture, divisor: float) -> None:
 
 
 def _usual_top(values: Sequence[float]) -> float:
-    """The largest value; in a long run without the few that stand far out, as a burst of late commits makes them."""
+    """The largest value; in a long run without the few outliers that a burst of late commits causes."""
     ordered = sorted(values)
     if not ordered or ordered[-1] <= 0:
         return 1.0
@@ -213,7 +213,7 @@ def _draw_marks(panels: Sequence["Axes"], marks: Sequence[Mark], divisor: float)
 
 
 def _room_for(words: Sequence[str], places: Sequence[float]) -> list[tuple[float, int]]:
-    """Middle and row of each word above the panel, in the lower of two rows where it fits; none if not all fit."""
+    """(center, row) of each word above the panel, in the lower of two rows if it fits; empty if not all fit."""
     ends = [-1.0, -1.0]
     found = []
     for word, at in zip(words, places, strict=True):

@@ -1,7 +1,7 @@
-"""Series for `regrow plot`, from a job's records: the world, the speed, a metric, and the incidents, along one axis.
+"""Series for `regrow plot`, from a job's records: world size, throughput, a metric, and incidents, along one axis.
 
-Pure. Each step counts once, at the time of its last commit that counts: time spent on steps that had to be run again is
-time without throughput. Long runs are averaged over windows, so that a figure of any run has as many points.
+Pure. Each step counts once, at the time of its last commit that counts: time spent on repeated steps is time without
+throughput. Long runs are averaged over windows, to limit the number of points in a figure.
 """
 
 import math
@@ -23,9 +23,9 @@ from regrow.core.records import (
 from regrow.observe.reads import History, RunRecords, StepReads
 
 MOST_WINDOWS = 150
-"""Windows of throughput in one figure, more or less: breaks between generations come on top."""
+"""Approximate number of windows of throughput in one figure; changes of generation add some."""
 MOST_POINTS = 600
-"""Points of the metric; where there are more steps, each point is the mean over several."""
+"""Most points of the metric; with more steps, each point is the mean over several."""
 
 
 class Axis(StrEnum):
@@ -47,10 +47,10 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Mark:
-    """An incident. `start`, `end`: on the x axis. `cause`: the incident's own kind, such as `exit` or `hang`.
+    """An incident. `start`, `end`: on the x axis. `cause`: the incident's `kind` in the records, as `exit` or `hang`.
 
     `pause`: seconds from its start to the next step that every rank committed; None: it is not over.
-    `before`, `after`: replicas; both 0 where their number did not change.
+    `before`, `after`: number of replicas; both 0 if it did not change.
     """
 
     kind: Kind
@@ -64,7 +64,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Stairs:
-    """Values that hold between edges: `values[i]` from `edges[i]` to `edges[i + 1]`. Both empty, or one edge more."""
+    """A step function: `values[i]` holds from `edges[i]` to `edges[i + 1]`. Both empty, or one more edge than value."""
 
     edges: list[float]
     values: list[float]
@@ -72,9 +72,9 @@ class Stairs:
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric: the mean, least and largest of each point's steps, all finite. `gaps`: where a step had no such value.
+    """A metric: mean, least and largest finite value of each point's steps. `gaps`: x of steps without a finite value.
 
-    `each`: steps of a point, at most. A gap in the line is a point whose steps all had none: NaN in all three lists.
+    `each`: most steps per point. A point whose steps all have no finite value is NaN in all three lists.
     """
 
     x: list[float]
@@ -87,11 +87,11 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """All that one figure shows.
+    """The data of one figure.
 
-    `world_unit`: `replicas`, or `ranks` if the records do not say how many make up a replica. `rate_unit`: `tokens`,
-    `samples` or `steps`, each a second. `steps`: how many counted. `wall`: seconds from the first moment shown to the
-    last. `partial`: steps of which not every rank's line is there. `metrics`: all that were logged.
+    `world_unit`: `replicas`, or `ranks` if the records do not show how many make up a replica. `rate_unit`: `tokens`,
+    `samples` or `steps`, per second. `steps`: number of steps that count. `wall`: seconds from the first moment shown
+    to the last. `partial`: number of steps without a line of every rank. `metrics`: names of all that were logged.
     """
 
     job: str
@@ -111,7 +111,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class _Step:
-    """One step as it counts: what it took from `begin` to `end` (seconds since the start) to do."""
+    """One step that counts: it took from `begin` to `end` (seconds since the start)."""
 
     number: StepNo
     generation: Generation
@@ -125,12 +125,12 @@ class _Step:
 
 
 def picture(run: RunRecords, *, axis: Axis = Axis.TIME, metric: str = "loss") -> Picture:
-    """Make the picture of a job from its records; missing records leave their part empty.
+    """Make the data of a figure from a job's records; parts without records stay empty.
 
     Args:
         run: the records, also of a running job.
         axis: unit of x.
-        metric: one of the numbers that steps have logged; its mean over the ranks is shown.
+        metric: name of a number that steps have logged; its mean over the ranks is shown.
     """
     history = History([run])
     formed = {each.generation: each for each in run.records if isinstance(each, GenerationFormed)}
@@ -160,7 +160,7 @@ def picture(run: RunRecords, *, axis: Axis = Axis.TIME, metric: str = "loss") ->
 
 
 def _origin(records: Sequence[Record]) -> Instant:
-    """Zero of the time axis: the job's start, or the first moment that is known."""
+    """Zero of the time axis: the job's start, or the first known moment."""
     started = [each.at for each in records if isinstance(each, JobStarted)]
     if started:
         return min(started)
@@ -168,7 +168,7 @@ def _origin(records: Sequence[Record]) -> Instant:
 
 
 def _end(records: Sequence[Record], steps: Sequence[_Step], axis: Axis, origin: Instant) -> float:
-    """End of the axis: that of the job's training."""
+    """End of the axis: the end of the job's training."""
     if axis is Axis.STEP:
         return float(steps[-1].number + 1) if steps else 0.0
     shown = (IncidentOpened, IncidentClosed, JobEnded, GenerationFormed)
@@ -182,7 +182,7 @@ def _steps(all_reads: Sequence[StepReads], formed: dict[Generation, GenerationFo
         lines = list(reads.counted.values())
         if not lines:
             continue
-        # Who adopts a step says so when it is told, which may be much later.
+        # A rank that adopts a step records this when it receives the step, which may be much later.
         computed = [line for line in lines if not line.adopted] or lines
         end = max(line.at for line in computed) - origin
         if steps and steps[-1].number + 1 == reads.step:
@@ -192,7 +192,7 @@ def _steps(all_reads: Sequence[StepReads], formed: dict[Generation, GenerationFo
         generation = reads.place.generation
         members = len(formed[generation].workers) if generation in formed else 0
         ranks = members or len(reads.counted) + len(reads.missing)
-        # Clocks of several machines, or a commit seen late, must not turn the axis round.
+        # Clocks of several machines, or a late commit, must not make a step end before it begins.
         end = max(begin, end)
         steps.append(_Step(reads.step, generation, begin, end, ranks, lines))
     return steps
@@ -202,7 +202,7 @@ def _steps(all_reads: Sequence[StepReads], formed: dict[Generation, GenerationFo
 
 
 def _unit(records: Sequence[Record], formed: dict[Generation, GenerationFormed]) -> int | None:
-    """Ranks of a replica; None where no change of the world tells."""
+    """Ranks per replica; None if no change of the world shows it."""
     for change in records:
         if isinstance(change, WorldChanged) and change.generation in formed and change.after > 0:
             ranks = len(formed[change.generation].workers)
@@ -236,7 +236,7 @@ def _world(
 
 
 def _amounts(steps: Sequence[_Step]) -> tuple[str, list[float]]:
-    """In what throughput is counted, and how much of it each step was, summed over the ranks."""
+    """(unit of throughput, amount in each step, summed over the ranks)."""
     tokens = [sum(_finite(line.metrics.get("tokens", 0.0)) for line in step.lines) for step in steps]
     if any(tokens):
         return "tokens", tokens
@@ -268,10 +268,10 @@ def _rate(steps: Sequence[_Step], amounts: Sequence[float], axis: Axis) -> Stair
 def _windows(
     places: Sequence[tuple[float, float]], generations: Sequence[Generation], least: float
 ) -> list[tuple[int, int]]:
-    """First and last index of each window: as wide as `least` at least, and of one generation.
+    """(first, last index) of each window, which is at least as wide as `least`, and within one generation.
 
-    What is left over at a generation's end goes with its window before; a generation that is too short to be seen goes
-    with the one after it.
+    The rest at a generation's end joins the generation's last window; a generation too short for a window joins the one
+    after it.
     """
     windows: list[tuple[int, int]] = []
     first = 0
@@ -311,7 +311,7 @@ def _curve(steps: Sequence[_Step], axis: Axis, metric: str) -> Curve:
 
 
 def _mean(step: _Step, metric: str) -> float:
-    """Over the ranks that have logged it."""
+    """Mean over the ranks that have logged the metric."""
     values = [line.metrics[metric] for line in step.lines if metric in line.metrics]
     return sum(values) / len(values)
 

@@ -1,4 +1,4 @@
-"""Findings of `regrow data verify` about a training, and their wording."""
+"""The result of `regrow data verify` about a training, and its description."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One thing that is wrong. `cause` is one of a few; `text` says it."""
+    """One error. `cause`: one of a few kinds; `text`: describes it."""
 
     cause: str
     text: str
@@ -34,7 +34,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class WorldSpan(msgspec.Struct, frozen=True):
-    """Steps in a row that were read by the same number of shares."""
+    """Consecutive steps that were read by the same number of shares."""
 
     shares: int
     first: StepNo
@@ -46,15 +46,15 @@ class Proof(msgspec.Struct):
 
     Attributes:
         causes: number of findings of each cause; `findings` has the first ones of each.
-        reasons: why the proof is not complete.
-        steps: their number, from `first` on. `unfinished`: steps after them that not all ranks had done.
-        orders: all that are stated for the steps, without repetition.
-        samples_known: whether each sample could be followed; otherwise only shares and digests were looked at.
-        epochs: passes over a source that are complete.
-        read: samples, with `padding`: those that were read twice in the short last batch of an epoch.
+        reasons: reasons why the proof is incomplete.
+        steps: number of steps, from `first` on. `unfinished`: steps after them that not all ranks had done.
+        orders: all orders stated for the steps, without repetition.
+        samples_known: True if each sample could be checked; otherwise only shares and digests were.
+        epochs: number of complete passes over a source.
+        read: samples, including `padding`: those that were read twice in the short last batch of an epoch.
         dropped: samples that the order leaves out at the end of an epoch.
-        repeated, skipped: samples that were read again, or not read, and should not have been.
-        agreed: steps that were committed more than once and had read the same each time.
+        repeated, skipped: samples that were wrongly read again, or wrongly not read.
+        agreed: steps that were committed more than once and read the same each time.
         compared: steps for which another chain of runs, `against`, has read the same.
     """
 
@@ -80,14 +80,14 @@ class Proof(msgspec.Struct):
     against: list[str] = []
 
     def find(self, finding: Finding) -> None:
-        """Note what is wrong."""
+        """Add a finding."""
         before = self.causes.get(finding.cause, 0)
         self.causes[finding.cause] = before + 1
         if before < _KEPT_OF_A_CAUSE:
             self.findings.append(finding)
 
     def decide(self) -> None:
-        """Set the verdict by what was noted."""
+        """Set the verdict from findings and reasons."""
         self.verdict = Verdict.WRONG if self.findings else Verdict.UNPROVEN if self.reasons else Verdict.PROVEN
 
 
@@ -105,7 +105,7 @@ def spans(steps: Sequence[int]) -> str:
 
 
 def proof_lines(proof: Proof) -> list[str]:
-    """A proof for people: what was seen, then what is wrong or missing."""
+    """A proof as lines of text: the facts, then errors and gaps."""
     rows = [("verdict", _verdict(proof)), ("steps", _steps(proof))]
     rows += [("worlds", ", ".join(_world(world) for world in proof.worlds))] if proof.worlds else []
     rows += [("order", _order(order)) for order in proof.orders]

@@ -1,8 +1,8 @@
-"""Reads of each step by each rank, from the records of one job or of several that continue one another. Pure.
+"""The reads of each step by each rank, from the records of one job or of several consecutive ones. Pure.
 
-A step may be committed more than once: the state goes back when it is lost, and a job that is resumed starts from a
-checkpoint. The last time counts. Each generation starts with the state before some step, so it decides that step and
-all after it, up to the start of a later generation.
+A step may be committed more than once: lost state is rolled back, and a resumed job starts from a checkpoint. The last
+commit counts. Each generation starts with the state before some step, so it determines that step and all later ones, up
+to the start of a later generation.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ from regrow.core.records import (
 
 _FIRST = StepNo(0)
 _UNWRITTEN_S: Seconds = 5.0
-"""A worker that ended longer than this before its agent was lost had all its lines written."""
+"""If a worker ended longer than this before its agent was lost, the agent had written all of its lines."""
 
 
 @dataclass(frozen=True)
 class RunRecords:
     """The records of one job.
 
-    `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write. `since`: the first step of
-    which all files still tell; older lines were dropped.
+    `torn`: nodes whose file ends in the middle of a line. `live`: the job may still write. `since`: the first step that
+    all files still contain; older lines were dropped.
     """
 
     name: str
@@ -43,14 +43,14 @@ class RunRecords:
 
 
 class RunGeneration(NamedTuple):
-    """A generation of one of the runs. Later ones are greater."""
+    """A generation of one of the runs. Later ones compare greater."""
 
     run: int
     generation: Generation
 
 
 class Pass(NamedTuple):
-    """The steps that one generation decides: from `first` up to, not including, `end` (None: no end)."""
+    """The steps that one generation determines: from `first` up to, but not including, `end` (None: no end)."""
 
     place: RunGeneration
     first: StepNo
@@ -60,7 +60,7 @@ class Pass(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A rank of which there is no line for a step. `excuse`: why that says nothing; empty where nothing excuses it."""
+    """A rank without a line for a step. `excuse`: a reason other than a missed read; empty if there is none."""
 
     rank: Rank
     worker: WorkerId
@@ -85,9 +85,9 @@ class History:
     """The steps of a chain of runs.
 
     Attributes:
-        steps: those from the first one that a record tells of to the last that counts, without holes.
-        first: where the first run started.
-        unfinished: steps after those, of which not all ranks have a line because the last run was ended, or goes on.
+        steps: from the first recorded step to the last one that counts, without gaps.
+        first: the step at which the first run started.
+        unfinished: number of steps after those without a line of every rank, as the last run was ended or still runs.
     """
 
     def __init__(self, runs: Sequence[RunRecords]) -> None:
@@ -100,11 +100,11 @@ class History:
         self._trim()
 
     def name(self, place: RunGeneration) -> str:
-        """The name of a run."""
+        """Name of the run of a generation."""
         return self._runs[place.run].name
 
     def order_of(self, place: RunGeneration, commit: StepCommitted) -> OrderSpec | None:
-        """The order that the worker of this line reads in; None where no record says so."""
+        """The order of the worker that wrote this line; None if no record states it."""
         return self._accounts[place.run].order_of(commit.worker)
 
     @property
@@ -113,7 +113,7 @@ class History:
         return all(account.formed for account in self._accounts)
 
     def _decide(self) -> list[Pass]:
-        """The generations that decide steps, oldest first."""
+        """The generations that determine steps, oldest first."""
         found: list[Pass] = []
         end: StepNo | None = None
         for run in reversed(range(len(self._accounts))):
@@ -138,7 +138,7 @@ class History:
 
     def _step(self, step: StepNo, decided: Pass, lines: list[tuple[RunGeneration, StepCommitted]]) -> StepReads:
         reads = StepReads(step, decided.place)
-        # Of one rank's lines the newest counts, and of those of one generation the one that it computed itself.
+        # The newest line of a rank counts; within a generation, one that it computed itself comes before adopted ones.
         for place, commit in sorted(lines, key=lambda line: (line[0], not line[1].adopted, line[1].at)):
             if place < decided.place:
                 reads.earlier.append((place, commit))
@@ -154,7 +154,7 @@ class History:
         return reads
 
     def _trim(self) -> None:
-        """Leave out the last steps where not all ranks were done with them, and excuse such of earlier runs."""
+        """Remove the last steps if not all ranks had done them, and excuse such steps of earlier runs."""
         latest = len(self._runs) - 1
         for run, account in enumerate(self._accounts):
             own = [reads for reads in self.steps if reads.place.run == run]
@@ -169,7 +169,7 @@ class History:
 
 
 class _Account:
-    """Records of one run, sorted by subject."""
+    """The records of one run, by subject."""
 
     def __init__(self, run: RunRecords) -> None:
         self._name, self._live = run.name, run.live
@@ -209,12 +209,12 @@ class _Account:
 
     @property
     def end(self) -> str:
-        """Why the last steps may not be there."""
+        """Reason why the last steps may be missing."""
         how = "goes on" if self._live else "had ended before" if self.code == 0 else "ended in it or before"
         return f"job {self._name} {how}"
 
     def starts(self) -> dict[Generation, StepNo]:
-        """The step that each generation started with; that of its first commit where no record of it was written."""
+        """The step at which each generation started; that of its first commit if its own record is missing."""
         found = {generation: formed.step for generation, formed in self.formed.items()}
         for commit in self.commits:
             if not commit.adopted and commit.generation not in self.formed:
@@ -226,18 +226,18 @@ class _Account:
         return {} if formed is None else {Rank(int(rank)): worker for rank, worker in formed.workers.items()}
 
     def order_of(self, worker: WorkerId) -> OrderSpec | None:
-        """A worker's order; where its own line was lost, that of the others if they have just one."""
+        """A worker's order; if its own line was lost, that of the others if all have the same."""
         if worker in self._orders:
             return self._orders[worker]
         others = list(self._orders.values())
         return others[0] if others and all(order == others[0] for order in others) else None
 
     def excuse(self, worker: WorkerId, step: StepNo, generation: Generation) -> str:
-        """Why there may be no line of this worker about this step although it was in it; empty: nothing explains it."""
+        """Reason why the line of a worker that took part in this step may be missing; empty: there is none."""
         if step < self._since:
             return f"lines older than step {self._since} were dropped, as more of them are not kept"
         if self._newest.get(worker, (generation, StepNo(-1))) > (generation, step):
-            return ""  # an agent writes lines in their order: a later one is there
+            return ""  # an agent writes lines in order, and a later one exists
         home = self._homes.get(worker)
         if home is None:
             return ""

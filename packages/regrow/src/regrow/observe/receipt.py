@@ -1,4 +1,4 @@
-"""The receipt: a run that was disturbed against the same run left alone."""
+"""The receipt: compares a disturbed run with the same run undisturbed."""
 
 import struct
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from regrow.observe.story import seconds
 
 
 def differences(one: Ledger, other: Ledger) -> list[str]:
-    """Every committed number in which two jobs differ, as sentences, in order of steps. Compared bit by bit."""
+    """Sentences about every committed number in which two jobs differ, in order of steps. Compares bit by bit."""
     mine, theirs = one.numbers, other.numbers
     found = []
     for step, rank in sorted(mine.keys() | theirs.keys()):
@@ -37,12 +37,12 @@ def _unequal(a: Mapping[str, float], b: Mapping[str, float]) -> list[tuple[str, 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Losses of a disturbed run, and whether it ended in the same state as the undisturbed one.
+    """Compares a disturbed run with the undisturbed one.
 
     Args:
-        disturbed, alone: the accounts of both runs.
-        digest, digest_alone: digest of the final state of each, as the script wrote it; None if it wrote none.
-        planned: faults that the plan asked for.
+        disturbed, alone: the ledgers of both runs.
+        digest, digest_alone: digest of the final state of each, written by the script; None if it wrote none.
+        planned: number of faults in the plan.
     """
 
     disturbed: Ledger
@@ -53,17 +53,17 @@ class Receipt:
 
     @property
     def state_equal(self) -> bool:
-        """Both runs ended, with the same final state."""
+        """True if both runs ended with the same final state."""
         return self.digest is not None and self.digest == self.digest_alone
 
     @property
     def bitwise_equal(self) -> bool:
-        """The final state and every committed number of every rank are the same, and there is at least one."""
+        """True if the final state and every committed number of every rank, at least one, are equal."""
         return self.state_equal and bool(self.alone.numbers) and not differences(self.disturbed, self.alone)
 
     @property
     def recovered(self) -> bool:
-        """All planned faults struck, and every incident ended in a committed step."""
+        """True if all planned faults were injected, and every incident ended in a committed step."""
         ledger = self.disturbed
         ended = ledger.ended is not None and ledger.ended.code == 0
         mended = sum(incident.faults for incident in ledger.incidents)
@@ -71,11 +71,11 @@ class Receipt:
 
     @property
     def steps_lost(self) -> int:
-        """Committed steps lost: as the incidents tell it, or as commits show it, whichever is more."""
+        """Number of committed steps lost, by incidents or by commits, whichever is larger."""
         return max(self.disturbed.steps_lost, self.disturbed.steps_redone)
 
     def figures(self) -> dict[str, float]:
-        """The numbers for `--json`. A median without an incident is absent."""
+        """The figures for `--json`. Without an incident there is no median."""
         numbers = {
             "bitwise_equal": float(self.bitwise_equal),
             "steps_lost": float(self.steps_lost),

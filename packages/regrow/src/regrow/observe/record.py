@@ -1,4 +1,4 @@
-"""Writing a job's records. Watching a job must never stop it: a full disk costs records, not training."""
+"""Writes a job's records. This must never stop the job: a full disk loses records, not training."""
 
 import os
 import time
@@ -19,13 +19,13 @@ _ENCODER = msgspec.json.Encoder()
 class EventWriter:
     """Appends records to a file, one JSON object a line, each with the wall clock as `time`.
 
-    A line is in the file when `write` returns, whole or not at all, so that a reader may follow it. A full file is set
-    aside (`core.rotation`); of those that are too old what is about the job's course stays, incidents first of all.
+    When `write` returns, the file has the whole line or nothing of it, so that a reader may follow it. A full file is
+    rotated (`core.rotation`); old parts are thinned to the lines about the job's course, above all incidents.
 
     Args:
-        path: the file; opened by `with`, created if it is not there, readable by its owner only.
-        complain: told once, in a sentence, when a record could not be written; called with the next success too.
-        limits: when a file is full, and how many full ones stay whole; None: as the environment says.
+        path: the file; opened by `with`, created if it is missing, readable by its owner only.
+        complain: called with a sentence at the first record that cannot be written, and when writing works again.
+        limits: size of a full file, and number of full ones that are kept whole; None: from the environment.
     """
 
     def __init__(self, path: Path, *, complain: Callable[[str], None], limits: RecordLimits | None = None) -> None:
@@ -37,7 +37,7 @@ class EventWriter:
         self._dropped = 0
 
     def __enter__(self) -> "EventWriter":
-        """Open the file. Raises `OSError` where that is not possible."""
+        """Open the file. Raises `OSError` if that fails."""
         self._open()
         return self
 
@@ -52,7 +52,7 @@ class EventWriter:
         self._descriptor = -1
 
     def write(self, record: Record, at: float | None = None) -> None:
-        """Append one record, of the wall clock's `at` (now); never raises for what the disk does."""
+        """Append one record; `at`: wall clock time, default now. Never raises `OSError`."""
         fields: dict[str, object] = msgspec.to_builtins(record)
         fields["time"] = time.time() if at is None else at
         try:
@@ -74,7 +74,7 @@ class EventWriter:
             self._unmovable = True
             self._complain(f"{self._path} is not kept small: {error.strerror or error}; it grows on")
         if not self._path.exists():
-            # Until a new file can be made, the old one is written to, under its new name.
+            # If no new file can be made, writing continues to the old one under its new name.
             former = self._descriptor
             try:
                 self._open()

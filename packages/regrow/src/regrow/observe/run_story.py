@@ -1,4 +1,4 @@
-"""A whole run in plain words: what happened when, what each incident cost, and what it all adds up to. Pure."""
+"""Describes a whole run in plain words: events in order of time, the cost of each incident, and sums. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ Place = Callable[[StepNo], str]
 _INDENT = " " * 10
 _STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 _BELIEVED = ("standby", "fork")
-"""Rungs on which a newcomer takes a place."""
+"""Recovery methods in which a newcomer takes a lost rank's place."""
 _CHANGES = {
     "grow": "the world grows",
     "shrink": "the world shrinks",
@@ -46,11 +46,11 @@ _CHANGES = {
 
 
 def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
-    """Tell the story of a run, in lines.
+    """Describe a run in lines of text.
 
     Args:
-        records: all of it, of the coordinator and of the agents.
-        live: whether it still goes on.
+        records: all records of the coordinator and the agents.
+        live: True if it still runs.
     """
     ledger = Ledger(records)
     began = min((record.at for record in records), default=0.0)
@@ -65,7 +65,7 @@ def run_lines(records: Sequence[Record], *, live: bool) -> list[str]:
 
 
 def _described(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
-    """Records worth telling; an incident is told once, as it was closed, or as it was opened if it never was."""
+    """The records of interest; an incident appears once: its end, or its start if it has not ended."""
     for record in records:
         match record:
             case IncidentOpened() if record.incident in ledger.open_incidents:
@@ -81,7 +81,7 @@ def _described(records: Iterable[Record], ledger: Ledger) -> Iterator[Record]:
 
 
 def places(generations: Iterable[GenerationFormed]) -> Place:
-    """Name for people of each step of a job; where its script has several trainings, by theirs."""
+    """A function that names a job's steps in text; with several trainings in the script, relative to theirs."""
     began = sorted({(each.began, each.training) for each in generations if each.training})
 
     def place(step: StepNo) -> str:
@@ -137,7 +137,7 @@ def _stages(incident: IncidentClosed) -> str:
 
 
 def _replacement(incident: IncidentClosed) -> Iterator[str]:
-    """Stages of the slowest replacement, where there was one."""
+    """Stages of the slowest replacement, if there was one."""
     stages = [f"{stage} {seconds(incident.stages[stage])}" for stage in STAGES if stage in incident.stages]
     if stages:
         yield f"{longest_stage(incident)} (worker {incident.slowest}: {', '.join(stages)})"
@@ -155,7 +155,7 @@ def _received(nbytes: int) -> str:
 
 
 def _ways(ways: Sequence[StateWay]) -> Iterator[str]:
-    """Addresses over which state came, and those that failed."""
+    """Addresses over which state was received, and failures."""
     for way in ways:
         rate = f" ({count(way.flows, 'flow')}, {way.gbps:.2f} GB/s)" if way.flows else ""
         failed = f", not all: {way.failure}" if way.failure else ""
@@ -200,7 +200,7 @@ def _cost(incidents: list[IncidentClosed]) -> str:
 
 
 def lost_workers(records: Iterable[Record]) -> Counter[NodeId]:
-    """Number of a node's workers that ended badly while they were ranks."""
+    """For each node: number of its workers that failed while they were ranks."""
     places: dict[WorkerId, NodeId] = {}
     lost: Counter[NodeId] = Counter()
     for record in records:

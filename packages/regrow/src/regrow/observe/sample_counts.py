@@ -1,6 +1,6 @@
 """Counts how often each sample of each epoch was read, step by step. Pure.
 
-A bit a sample, for the epochs that are being read; the last of them for each source is still open at the end.
+It keeps a bit per sample for the epochs in progress; each source's last epoch is still open at the end.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from regrow.data.order import DROP, KEEP, Address, steps_per_epoch
 
 
 class Complaint(NamedTuple):
-    """Samples that were read again, or never."""
+    """Samples that were read again, or not at all."""
 
     cause: str
     text: str
@@ -28,10 +28,10 @@ class _Epoch:
         self._size = size
         self._bits = np.zeros(-(-size // 8), dtype=np.uint8)
         self.whole = whole
-        """True if its beginning was seen, so that unread samples were left out."""
+        """True if its steps were counted from the beginning, so that unread samples are an error."""
 
     def mark(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Note that samples, each once, were read; returns those that had been read before."""
+        """Mark distinct samples as read; returns those that had been read before."""
         at, bit = indices >> 3, np.left_shift(1, indices & 7).astype(np.uint8)
         again = (self._bits[at] & bit) != 0
         np.bitwise_or.at(self._bits, at, bit)
@@ -44,24 +44,24 @@ class _Epoch:
         return self._size - int(np.unpackbits(self._bits).sum())
 
     def first_left(self) -> int:
-        """The lowest of them."""
+        """The lowest sample that was not read."""
         return int(np.flatnonzero(np.unpackbits(self._bits, bitorder="little")[: self._size] == 0)[0])
 
 
 class SampleCounts:
-    """Reads of a run of steps under one order.
+    """Counts the reads of consecutive steps under one order.
 
     Args:
         spec: the order.
-        shares: shares of a step; matters if each has a batch size of its own.
-        whole: whether the first step counted here is the first of all; else the epochs that it falls into are not
-            expected to be complete.
+        shares: shares of a step; needed if the batch size is given per share.
+        whole: True if the first step counted here is step 0; else the epochs in progress at the first step need not be
+            complete.
 
     Attributes:
-        read: samples, padding included.
+        read: samples, including padding.
         padding: samples that were read a second time in the short last batch of an epoch (`keep`).
         dropped: samples that the order leaves out at the end of epochs (`drop`).
-        epochs: passes over a source that are complete.
+        epochs: number of complete passes over a source.
     """
 
     REPEATED: ClassVar = "sample repeated"
@@ -76,19 +76,19 @@ class SampleCounts:
         self.read = self.padding = self.dropped = self.epochs = 0
 
     def go_on(self, spec: OrderSpec, shares: int) -> None:
-        """From the next step on, count under another order of the same sources."""
+        """Count under another order of the same sources from the next step on."""
         self._spec = spec
         steps = steps_per_epoch(spec, shares)
         batch = spec.global_batch or spec.batch_size * shares
         self._drops = self._sizes[0] - steps * batch if spec.remainder == DROP and steps else 0
-        """Samples that each epoch leaves out."""
+        """Number of samples that each epoch leaves out."""
 
     def add(self, known: Sequence[Address], unknown: Sequence[Address] = ()) -> list[Complaint]:
         """Count the samples of the next step, of all shares together.
 
         Args:
             known: the addresses that were read, (epoch, index) or (epoch, (source, index)).
-            unknown: those that should have been, of which that is not known: they are not counted, and not missed.
+            unknown: addresses that should have been read, without evidence: neither counted nor reported as missing.
         """
         found: list[Complaint] = []
         for epoch, source, indices in _by_epoch(known):
@@ -102,7 +102,7 @@ class SampleCounts:
         return found
 
     def end(self) -> list[Complaint]:
-        """No step follows: epochs that are complete count as such, of the others nothing can be said."""
+        """Count the epochs that are complete after the last step; nothing is known about the others."""
         found: list[Complaint] = []
         for source, epochs in enumerate(self._open):
             for number, epoch in list(epochs.items()):
@@ -155,7 +155,7 @@ class SampleCounts:
 
 
 def _by_epoch(addresses: Sequence[Address]) -> Iterator[tuple[int, int, NDArray[np.int64]]]:
-    """Epoch, source and indices of the samples of each epoch of each source."""
+    """(epoch, source, indices of the samples) for each epoch of each source."""
     epochs = np.fromiter((epoch for epoch, _ in addresses), dtype=np.int64, count=len(addresses))
     rows = [index if isinstance(index, tuple) else (0, index) for _, index in addresses]
     sources, indices = np.array(rows, dtype=np.int64).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Present place and state of a job's workers, by its records. Pure."""
+"""The present ranks and states of a job's workers, from its records. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from regrow.observe.ledger import Ledger
 
 
 class WorkerState(StrEnum):
-    """Visible activity of a worker."""
+    """Activity of a worker."""
 
     STARTING = "starting"
     WARM = "warm"
@@ -34,7 +34,7 @@ class WorkerState(StrEnum):
 
 @dataclass(slots=True)
 class WorkerSeen:
-    """All that the records have told about one worker."""
+    """Everything that the records contain about one worker."""
 
     worker: WorkerId
     role: str
@@ -49,16 +49,16 @@ class WorkerSeen:
 
 @dataclass(slots=True)
 class Scene:
-    """The present of a job. Feed it with `add`."""
+    """The present state of a job. Update it with `add`."""
 
     ledger: Ledger = field(default_factory=Ledger)
     places: dict[Rank, WorkerSeen] = field(default_factory=dict)
-    """Worker that fills, or filled last, each rank."""
+    """The present, or last, worker of each rank."""
     workers: dict[WorkerId, WorkerSeen] = field(default_factory=dict)
     """All workers whose process has not ended."""
 
     def add(self, record: Record) -> None:
-        """Take one more record in."""
+        """Add one record."""
         self.ledger.add(record)
         match record:
             case WorkerSpawned():
@@ -87,25 +87,25 @@ class Scene:
                 pass
 
     def add_all(self, records: Iterable[Record]) -> None:
-        """Take more records in, oldest first."""
+        """Add records, oldest first."""
         for record in records:
             self.add(record)
 
     @property
     def standbys(self) -> list[WorkerSeen]:
-        """The workers that live and fill no rank, but for one that is there for a proof."""
+        """The running workers without a rank, except one that only makes a proof."""
         placed = {worker.worker for worker in self.places.values()}
         others = (worker for worker in self.workers.values() if worker.role != Role.PROVER)
         return [worker for worker in others if worker.worker not in placed]
 
     @property
     def warm_standbys(self) -> list[WorkerSeen]:
-        """Those of them that can take over at once."""
+        """The standbys that can take over at once."""
         return [worker for worker in self.standbys if worker.state is WorkerState.WARM]
 
     @property
     def step(self) -> StepNo:
-        """The step that the world works on: the one after the newest that any rank committed."""
+        """The step in progress: the one after the newest that any rank committed."""
         last = self.ledger.last_step
         return StepNo(0 if last is None else last + 1)
 
@@ -117,14 +117,14 @@ class Scene:
         return max(0.0, (ended.at if ended is not None else now) - started.at)
 
     def steps_per_second(self, *, over: int = 20) -> float | None:
-        """Steps of the whole world a second over its last `over` steps; None before the second one."""
+        """Steps per second of the whole world over its last `over` steps; None before the second one."""
         times = self.ledger.world_commits(newest=over + 1)
         if len(times) < 2 or times[-1][1] <= times[0][1]:
             return None
         return (len(times) - 1) / (times[-1][1] - times[0][1])
 
     def samples_per_step(self) -> int:
-        """Samples that the whole world counted in its newest step; 0 where ranks do not count them."""
+        """Samples of the whole world in its newest step; 0 if ranks do not count them."""
         newest = self.ledger.world_commits(newest=1)
         return sum(c.samples for c in self.ledger.commits[newest[0][0]].values()) if newest else 0
 

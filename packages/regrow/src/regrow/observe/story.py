@@ -1,4 +1,4 @@
-"""A job's records as sentences, for terminals that only take lines and for people who read logs."""
+"""A job's records as sentences, for plain terminals and logs."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ _MOST_NAMES = 4
 
 
 def describe(record: Record) -> str | None:
-    """One line about a record; None for what is only of interest as a number."""
+    """One line about a record; None for records that only contribute to figures."""
     match record:
         case JobStarted():
             standbys = f", {count(record.standbys, 'standby')}" if record.standbys else ""
@@ -82,7 +82,7 @@ _RUNGS = {
 
 
 def mended(incident: IncidentClosed) -> str:
-    """The end of an incident in one sentence, for people who watch the job."""
+    """One sentence about the end of an incident, for people who watch the job."""
     pause = f"pause {seconds(incident.total)}"
     if not incident.faults:
         if incident.before and incident.before != incident.after:
@@ -98,7 +98,7 @@ def mended(incident: IncidentClosed) -> str:
 
 
 def not_kept(incidents: Iterable[IncidentClosed]) -> str:
-    """Variables that ranks have no values of their own in any more, and the cure; empty: there are none."""
+    """A warning about variables in which ranks have lost their own values, with the remedy; empty: there are none."""
     lost = {(name, rank) for incident in incidents for name, which in incident.not_kept.items() for rank in which}
     names = [f"`{name}`" for name in sorted({name for name, _ in lost})]
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if names[_MOST_NAMES:] else "")
@@ -112,7 +112,7 @@ def not_kept(incidents: Iterable[IncidentClosed]) -> str:
 
 
 def _causes(incident: IncidentClosed) -> str:
-    """The cause, and the number of faults where others came before the first was mended."""
+    """The cause, and the number of faults if others happened before the first was mended."""
     cause = first_line(incident.cause)
     if incident.faults == 1:
         return cause
@@ -140,7 +140,7 @@ def _mended(incident: IncidentClosed) -> str:
 
 
 def longest_stage(incident: IncidentClosed) -> str:
-    """The stage in which the slowest replacement was longest, where there was a replacement."""
+    """The longest stage of the slowest replacement; the incident must have one."""
     stage = max(incident.stages, key=lambda each: incident.stages[each])
     return f"most of the replacement: {stage} {seconds(incident.stages[stage])}"
 
@@ -158,7 +158,7 @@ def ranks(which: list[Rank]) -> str:
 
 
 def seconds(value: Seconds) -> str:
-    """A duration in the unit that suits it: `3 ms`, `0.41 s`, `12.5 s`, `4:07 min`."""
+    """A duration in a suitable unit: `3 ms`, `0.41 s`, `12.5 s`, `4:07 min`."""
     if value < 0.0995:
         return f"{value * 1000:.0f} ms"
     if value < 9.995:
@@ -169,5 +169,5 @@ def seconds(value: Seconds) -> str:
 
 
 def count(number: int, one: str, many: str = "") -> str:
-    """A number with the word for it: `1 rank`, `3 ranks`; without `many` the plural has an `s`."""
+    """A number with its noun: `1 rank`, `3 ranks`; `many`: the plural, by default with an `s`."""
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"

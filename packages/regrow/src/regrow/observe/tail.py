@@ -1,4 +1,4 @@
-"""Reading a job's records while they are being written, and after."""
+"""Reads a job's records, also while they are being written."""
 
 import contextlib
 import os
@@ -15,11 +15,11 @@ from regrow.core.rotation import set_aside
 from regrow.observe.reads import RunRecords
 
 _DECODER: msgspec.json.Decoder[AnyRecord] = msgspec.json.Decoder(AnyRecord, strict=False)
-"""Not strict: a loss that is not a number is written as text."""
+"""Not strict, as a loss of NaN is written as text."""
 
 
 class _Reached(NamedTuple):
-    """Position up to which a file was read: the number of the part, its inode, and the byte in it."""
+    """The position up to which a file was read: number of the part, its inode, and byte offset in it."""
 
     part: int = 0
     inode: int = 0
@@ -27,10 +27,10 @@ class _Reached(NamedTuple):
 
 
 class RecordTail:
-    """Follows `events.jsonl` and `steps.*.jsonl` of one job, through the parts that were set aside.
+    """Follows `events.jsonl` and `steps.*.jsonl` of one job, including rotated parts.
 
-    A line counts once its newline is there; what a writer has not finished, or never will, is left alone. So are zeros,
-    which a loss of power leaves where a file has its length and not its text, and the line that they have cut.
+    A line counts once its newline is written; unfinished lines are ignored. So are zero bytes, which a power loss may
+    leave in place of text, and the line that they interrupt.
 
     Args:
         job_dir: the job's folder; it and its files may appear later.
@@ -40,20 +40,20 @@ class RecordTail:
         self._job_dir = job_dir
         self._reached: dict[Path, _Reached] = {}
         self.torn: set[Path] = set()
-        """Files that end in the middle of a line, as of the last call of `poll`, or lack some that zeros stand for."""
+        """Files that end in the middle of a line, as of the last read, or have zero bytes in place of lines."""
         self._zeroed: set[Path] = set()
         self.cut: set[Path] = set()
-        """Files whose first parts were removed, or gone before they were read."""
+        """Files whose first parts were removed before they were read."""
 
     def poll(self) -> list[Record]:
-        """New records since the last call, in order of `at`. Raises `ProtocolError` for a line that is no record."""
+        """New records since the last call, in order of `at`. Raises `ProtocolError` for an invalid line."""
         records: list[Record] = []
         for path in self.files():
             records.extend(self.read(path))
         return sorted(records, key=lambda record: record.at)
 
     def files(self) -> list[Path]:
-        """Files to follow: those that are there, or were before they were set aside."""
+        """Files to follow, also those of which only rotated parts exist."""
         steps = set(self._job_dir.glob("steps.*.jsonl"))
         # Between two parts the file itself may be missing for a moment.
         steps |= {path.with_suffix("") for path in self._job_dir.glob("steps.*.jsonl.*") if path.suffix[1:].isdecimal()}
@@ -69,7 +69,7 @@ class RecordTail:
                     self.cut.add(path)
                 inode = os.fstat(stream.fileno()).st_ino
                 if number < reached.part or (number == reached.part and inode != reached.inode):
-                    continue  # read already; old parts may have been made smaller since
+                    continue  # read already; old parts may have been thinned since
                 start = reached.offset if number == reached.part else 0
                 stream.seek(start)
                 new = stream.read()
@@ -87,7 +87,7 @@ class RecordTail:
 
 
 def _parts(path: Path, reached: _Reached, stack: contextlib.ExitStack) -> Iterator[tuple[int, Path, BinaryIO]]:
-    """All parts of a file, open, the oldest first, and itself under the number that it will be set aside by."""
+    """All parts of a file, opened, oldest first, then the file itself with the number of its future part."""
     while True:
         itself = _open(path, stack)
         if itself is not None and os.fstat(itself.fileno()).st_ino == reached.inode:
@@ -97,7 +97,7 @@ def _parts(path: Path, reached: _Reached, stack: contextlib.ExitStack) -> Iterat
         newest = _open(parts[-1].path, stack) if parts else None
         if itself is None or newest is None or not os.path.sameopenfile(itself.fileno(), newest.fileno()):
             break
-        # It was set aside between the two: another one is, or will be, in its place.
+        # It was rotated between the two calls: a new file is, or will be, in its place.
     for part in parts:
         stream = _open(part.path, stack)
         if stream is not None:
@@ -130,12 +130,12 @@ def _decode(line: bytes, path: Path, offset: int) -> AnyRecord:
 
 
 def read_records(job_dir: Path) -> list[Record]:
-    """All records of a job, in order of `at`; a torn last line of a file is left out. Raises `ProtocolError`."""
+    """All records of a job, in order of `at`, without unfinished last lines. Raises `ProtocolError`."""
     return RecordTail(job_dir).poll()
 
 
 def read_run(job_dir: Path, name: str, *, live: bool = False) -> RunRecords:
-    """All records of a job, with what is known about their files. Raises `ProtocolError`."""
+    """All records of a job, with the state of their files. Raises `ProtocolError`."""
     tail = RecordTail(job_dir)
     records, since = [], StepNo(0)
     for path in tail.files():
@@ -149,7 +149,7 @@ def read_run(job_dir: Path, name: str, *, live: bool = False) -> RunRecords:
 
 
 def read_run_file(path: Path) -> RunRecords:
-    """The records of one file. Raises `ProtocolError` for a line that is none, or a file that cannot be read."""
+    """The records of one file. Raises `ProtocolError` for an invalid line, or an unreadable file."""
     tail = RecordTail(path.parent)
     try:
         records = tail.read(path)

@@ -1,7 +1,7 @@
-"""Thinning of old events: all incidents stay, and changes of the world and its nodes.
+"""Thins old events: incidents stay, and changes of the world and its nodes.
 
-Lines about single workers, about copies and checkpoints, and memberships that were followed by others go first: they
-are nearly all of what a long job writes.
+Lines about single workers, copies and checkpoints, and outdated memberships are dropped: they are nearly all of the
+lines of a long job.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ _SPAWNED = msgspec.json.Decoder(WorkerSpawned)
 
 
 def _begins(kind: type) -> bytes:
-    """Beginning of a line of a kind."""
+    """The beginning of a line with a record of this type."""
     return f'{{"type":"{kind.__name__}",'.encode()
 
 
 def thinned(lines: Sequence[bytes]) -> Iterator[bytes]:
-    """The lines that stay; the newest membership does too, with where its workers were."""
+    """The lines that stay, including the newest membership and the nodes of its workers."""
     generations = [at for at, line in enumerate(lines) if line.startswith(_begins(GenerationFormed))]
     newest = generations[-1] if generations else -1
     members: set[WorkerId] = set()
     with contextlib.suppress(
         msgspec.MsgspecError, UnicodeDecodeError
-    ):  # of another version: then the workers of none are known
+    ):  # a line of another version: its workers are unknown
         members = set(_FORMED.decode(lines[newest]).workers.values()) if generations else members
     dropped = tuple(_begins(kind) for kind in _DROPPED)
     for at, line in enumerate(lines):
@@ -62,9 +62,9 @@ def _is_of(line: bytes, members: set[WorkerId]) -> bool:
 
 
 def records_since(records: Sequence[Record], since: StepNo) -> list[Record]:
-    """A run whose older steps are not told of any more, as if it had begun with the commit of step `since`.
+    """The records of a run whose older steps were dropped, as if it had begun with the commit of step `since`.
 
-    What was before is left out, but for who was in the job.
+    Earlier records are left out, except memberships and worker starts.
     """
     begun = max((each.at for each in records if isinstance(each, StepCommitted) and each.step == since), default=None)
     if begun is None:
@@ -80,7 +80,7 @@ def records_since(records: Sequence[Record], since: StepNo) -> list[Record]:
 
 
 def thin_part(path: Path) -> None:
-    """Make a part that was set aside smaller, at once or not at all. Raises `OSError`."""
+    """Thin a rotated part, atomically. Raises `OSError`."""
     lines = path.read_bytes().split(b"\n")
     kept = b"\n".join(thinned(lines))
     temporary = path.with_name(f"{path.name}.thinned")

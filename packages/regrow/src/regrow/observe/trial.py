@@ -1,7 +1,7 @@
-"""Results of a trial: each kill of a run against the same run undisturbed. Pure, apart from drawing itself.
+"""Results of a trial: judges each kill in a run by the same run undisturbed. Pure, except for making tables.
 
-A run is struck by many kills, one every few steps. Each step says with which state it began, so the first step that
-differs tells which kill changed something.
+A run has many kills, one every few steps. Each step records the digest of the state with which it began, so the first
+step that differs shows which kill changed something.
 """
 
 import struct
@@ -31,7 +31,7 @@ PHASES = (
     FaultStage.AFTER,
     FaultStage.BETWEEN,
 )
-"""Phases in which a trial kills; scripts may have no vote (only sharded worlds do) and no restartable functions."""
+"""Phases in which a trial kills; a script may have no vote (only sharded worlds do) and no restartable function."""
 _TITLES = {
     FaultStage.DATA: "reading its batch",
     FaultStage.BEGIN: "before the body",
@@ -54,13 +54,13 @@ class Outcome(StrEnum):
     DIFFERS = "DIFFERS"
     ENDED = "ENDED"
     ABSENT = "–"
-    """The script never came there."""
+    """The script never reached this phase."""
     UNTRIED = "untried"
 
 
 @dataclass(frozen=True)
 class Kill:
-    """A kill that was planned: `fault` is its name in the records."""
+    """A planned kill. `fault`: its name in the records."""
 
     fault: str
     rank: Rank
@@ -70,7 +70,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a kill; `why`: the difference, or the job's own last words."""
+    """Result of a kill. `why`: the difference, or the last lines of the job's output."""
 
     kill: Kill
     outcome: Outcome
@@ -80,7 +80,7 @@ class Result:
 
 
 def first_difference(one: Ledger, other: Ledger, *, until: StepNo | None = None) -> tuple[StepNo, str] | None:
-    """The first step at which two runs differ, and in what: steps below `until` are compared, where it is given."""
+    """The first step at which two runs differ, with a description; `until`: compare only steps below it."""
     mine, theirs = one.numbers, other.numbers
     for at in sorted(mine.keys() | theirs.keys()):
         if until is not None and at[0] >= until:
@@ -91,12 +91,12 @@ def first_difference(one: Ledger, other: Ledger, *, until: StepNo | None = None)
 
 
 def difference_at(mine: Numbers, theirs: Numbers, at: tuple[StepNo, Rank]) -> str:
-    """Difference of two runs in one step of a rank, for people; empty for none."""
+    """Describe the difference of two runs in one step of a rank; empty if there is none."""
     place = f"step {at[0]}, rank {at[1]}"
     if at not in mine or at not in theirs:
         return f"{place} was committed in one of the runs only"
     a, b = mine[at], theirs[at]
-    # Who has taken a step over from its peers did not look at the state before it.
+    # A rank that adopted a step from its peers recorded no digest of the state before it.
     looked = {STATE_METRIC} if STATE_METRIC in a and STATE_METRIC in b else set()
     reported = ((a.keys() | b.keys()) - {STATE_METRIC}) | looked
     names = [name for name in sorted(reported) if not _same(a.get(name), b.get(name))]
@@ -112,16 +112,16 @@ def _same(a: float | None, b: float | None) -> bool:
 def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, output: str = "") -> list[Result]:
     """Judge each kill of a run, in order of steps.
 
-    The last kill before the first difference is to blame for it, and the last one of all for a job that did not end
-    well. Kills planned after the one to blame are untried, though they may have struck. A difference is reported with
-    the run's own finding about it: the collective, the object or the variable that differs in a newcomer.
+    The last kill before the first difference is blamed for it, and the last one of all for a job that failed. Kills
+    planned after the blamed one count as untried, even if they happened. A difference is reported with the run's own
+    finding about it: the collective, the object or the variable that differs in a newcomer.
 
     Args:
         kills: of the run, as planned.
-        struck: the run's account.
-        alone: the undisturbed run's.
-        code: the struck run's exit code.
-        output: its last words, if it did not end well.
+        struck: ledger of the run with kills.
+        alone: ledger of the undisturbed run.
+        code: exit code of the run with kills.
+        output: the last lines of its output.
     """
     fired = {fault.fault: fault.step for fault in struck.injected}
     reached = struck.last_step
@@ -151,7 +151,7 @@ def judge(kills: Sequence[Kill], struck: Ledger, alone: Ledger, *, code: int, ou
 
 
 def _mended(kill: Kill, step: StepNo, incidents: Sequence[IncidentClosed]) -> Result:
-    """Repair of a kill: the first incident of its rank that ends at its step or later; kills may share one."""
+    """The recovery of a kill: the first incident of its rank that ends at its step or later; kills may share one."""
     mine = next((each for each in incidents if kill.rank in each.ranks and each.step >= step), None)
     if mine is None:
         return Result(kill, Outcome.EQUAL)
@@ -159,7 +159,7 @@ def _mended(kill: Kill, step: StepNo, incidents: Sequence[IncidentClosed]) -> Re
 
 
 def table(title: str, results: Sequence[Result]) -> Table:
-    """Phases by ranks: how long it took to be mended, or what went wrong."""
+    """A table of phases by ranks: the time of recovery, or the failure."""
     ranks = sorted({result.kill.rank for result in results})
     drawn = Table(title=title, title_justify="left", box=None, padding=(0, 3, 0, 0))
     drawn.add_column("killed")
@@ -188,7 +188,7 @@ def complaint(result: Result) -> str:
 
 
 def advice(results: Mapping[str, Sequence[Result]]) -> list[str]:
-    """Advice on the script, from the kills that failed. `results`: by the way in which ranks were replaced."""
+    """Advice on the script, from the kills that failed. `results`: by the way of replacing ranks."""
     failed = {way: [r for r in each if r.outcome in (Outcome.DIFFERS, Outcome.ENDED)] for way, each in results.items()}
     found = []
     if failed.get("standby") and "fork" in failed and not failed["fork"]:

@@ -1,4 +1,4 @@
-"""Looks for the next entry while a step computes, so that the step does not wait for its checksum."""
+"""Opens the next entry while a step computes, so that the next step does not wait for its checksum."""
 
 import threading
 import time
@@ -21,10 +21,10 @@ class _Outcome(NamedTuple, Generic[Asked, Found]):
 
 
 class Ahead(Generic[Asked, Found]):
-    """One call of `look` ahead of time, in a thread of its own that is started at the first one.
+    """Makes one call of `look` ahead of time, in a thread that the first `start` starts.
 
     Args:
-        look: what finds something, or nothing. It runs in the thread and must be fit for that.
+        look: finds something, or returns None. It runs in the thread and must be thread-safe.
     """
 
     def __init__(self, look: Callable[[Asked], Found | None]) -> None:
@@ -37,7 +37,7 @@ class Ahead(Generic[Asked, Found]):
         self._thread: threading.Thread | None = None
 
     def start(self, asked: Asked) -> None:
-        """Look for this from now on, and for nothing else."""
+        """Start to look for this; drops the result for anything else."""
         with self._changed:
             known = self._outcome.asked if self._outcome is not None else None
             if self._closed or asked in (self._running, known):
@@ -49,11 +49,11 @@ class Ahead(Generic[Asked, Found]):
             self._changed.notify_all()
 
     def take(self, asked: Asked) -> Found | None:
-        """Take the result of the look, once; None if it found nothing or was not made. Raises what `look` raised."""
+        """Take the result of `look`, once; None if it found nothing or was not called. Raises what `look` raised."""
         deadline = time.monotonic() + _WAIT_S
         with self._changed:
             if self._wanted == asked:
-                self._wanted = None  # the caller can look as well as the thread
+                self._wanted = None  # not started yet: the caller can look as well as the thread
             while self._running == asked and (left := deadline - time.monotonic()) > 0:
                 self._changed.wait(left)
             outcome = self._outcome
@@ -65,12 +65,12 @@ class Ahead(Generic[Asked, Found]):
         return outcome.found
 
     def idle(self) -> None:
-        """Returns when nothing is being looked for."""
+        """Wait until no call is running or pending."""
         with self._changed:
             self._changed.wait_for(lambda: self._running is None and self._wanted is None, _WAIT_S)
 
     def close(self) -> None:
-        """End the thread and wait for it. What it found is dropped."""
+        """End the thread and wait for it. Its result is dropped."""
         with self._changed:
             self._closed = True
             self._wanted = self._outcome = None
@@ -93,7 +93,7 @@ class Ahead(Generic[Asked, Found]):
             failed: Exception | None = None
             try:
                 found = self._look(asked)
-            except Exception as error:  # noqa: BLE001 - whoever takes it gets it
+            except Exception as error:  # noqa: BLE001 - raised again by `take`
                 failed = error
             with self._changed:
                 self._running = None

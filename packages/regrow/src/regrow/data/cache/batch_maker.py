@@ -1,4 +1,4 @@
-"""The batches of one reader of a loader, made in the producer in the order in which they are asked for."""
+"""Makes the batches of one reader of a loader, in the producer, in the order in which they are requested."""
 
 import signal
 import time
@@ -23,7 +23,7 @@ _PREFETCH = 2
 
 
 class Made(NamedTuple):
-    """A batch, or the draft of its entry. `samples`: digest of what was read; `seconds`: from its start on."""
+    """A batch, or the draft of its entry. `samples`: digest of the addresses; `seconds`: time that it took."""
 
     key: Key
     batch: Any
@@ -32,14 +32,14 @@ class Made(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A batch that could not be made: the data set raised, or a loader worker ended."""
+    """A batch that could not be made: the data set raised, or a loader worker died."""
 
     key: Key
     reason: str
 
 
 class Drafting(NamedTuple):
-    """Place where loader workers write the entries they make."""
+    """The folder in which loader workers write the entries that they make."""
 
     folder: Path
     identity: bytes
@@ -51,20 +51,20 @@ class _Started(NamedTuple):
 
 
 class _Batch(list[Address]):
-    """The addresses of one entry's samples, on their way to a loader worker."""
+    """The addresses of one entry's samples, with its key, as sent to a loader worker."""
 
     key = Key(0, 0, 1)
 
 
 class BatchMaker:
-    """Makes the batches of the entries that it is told to make.
+    """Makes the batches of the entries that `fill` chooses.
 
-    With loader workers they come in any order, and `take` waits for none while `ready` says so.
+    With loader workers they come in any order, and `take` does not block while `ready` is true.
 
     Args:
         loader: the script's.
-        workers: loader workers; 0 makes the batches in this process, one at a time.
-        drafting: where loader workers write the entries, so that no batch goes through a queue; None: nowhere.
+        workers: number of loader workers; 0 makes the batches in this process, one at a time.
+        drafting: folder in which loader workers write the entries, so that no batch goes through a queue; None: none.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class BatchMaker:
         self._plan = plan_of(loader, seed=seed)
         self._dataset = _Guarded(keyed(loader, seed=seed))
         self.workers = workers
-        """Its loader workers; 0: `take` makes the batch in this process."""
+        """Number of loader workers; 0: `take` makes the batch in this process."""
         self._capacity = workers * (loader.prefetch_factor or _PREFETCH) if workers else 1
         self._chosen: deque[Key] = deque()
         self._started: list[_Started] = []
@@ -94,37 +94,37 @@ class BatchMaker:
 
     @property
     def has_room(self) -> bool:
-        """True if `fill` would ask for one more."""
+        """True if `fill` would choose one more."""
         return len(self._started) + len(self._chosen) < self._capacity
 
     @property
     def descriptor(self) -> int | None:
-        """Can be read from when a batch has come from a loader worker; None where nobody will say so."""
+        """Descriptor that becomes readable when a loader worker delivers a batch; None if there is none."""
         reader = getattr(getattr(self._iterator, "_data_queue", None), "_reader", None)
         return None if reader is None or not self._started else reader.fileno()
 
     @property
     def ready(self) -> bool:
-        """True if `take` has something to give."""
+        """True if `take` would return something."""
         if self._iterator is None or not self.workers:
             return bool(self.underway)
         queue = getattr(self._iterator, "_data_queue", None)
         return bool(self._started) and (queue is None or not queue.empty())
 
     def fill(self, choose: Callable[[], Key | None]) -> list[Missed]:
-        """Begin as many batches as the loader workers take; `choose` names the next one, or None."""
+        """Start as many batches as the loader workers accept; `choose` returns the next key, or None."""
         while self.has_room and (key := choose()) is not None:
             self._chosen.append(key)
         if not self.workers or not self._chosen:
             return []
         try:
             self._give_out()
-        except Exception as error:  # noqa: BLE001 - the sampler's or the data set's: the worker that reads gets its own
+        except Exception as error:  # noqa: BLE001 - of sampler or data set: the reading worker meets it by itself
             return self._give_up(error)
         return []
 
     def take(self) -> Made | list[Missed]:
-        """A batch; with loader workers only to be called when `ready`. What was missed can be chosen anew."""
+        """Return a batch; with loader workers call it only when `ready`. Missed batches can be chosen again."""
         try:
             if self._iterator is None:
                 self._iterator = self._begun()
@@ -138,27 +138,27 @@ class BatchMaker:
         return Made(started.key, batch, samples, time.monotonic() - started.at)
 
     def check(self) -> list[Missed]:
-        """Look whether the loader workers live; what is missed where one does not."""
+        """Check that the loader workers are alive; returns the missed batches if one is not."""
         dead = [worker for worker in getattr(self._iterator, "_workers", []) if not worker.is_alive()]
         return self._give_up(RuntimeError(f"loader worker {dead[0].pid} ended with {dead[0].exitcode}")) if dead else []
 
     def close(self) -> None:
-        """End the loader workers. The lane can be used again."""
+        """End the loader workers. The object can be used again."""
         iterator, self._iterator, self._pipeline = self._iterator, None, None
         end_workers(iterator)
         if iterator is not None and self._drafting is not None:
-            sweep(self._drafting.folder)  # what they had made, and nobody has taken
+            sweep(self._drafting.folder)  # drafts that were not taken
         self._chosen.clear()
         self._started.clear()
 
     def _give_up(self, error: Exception) -> list[Missed]:
-        """Close a pipeline in an unknown state, so that the next one begins anew. Its first batch counts as missed."""
+        """Close a pipeline in an unknown state, so that the next one starts anew. Its first batch counts as missed."""
         first = min(self.underway, default=None)
         self.close()
         return [] if first is None else [Missed(first, _in_words(error))]
 
     def _give_out(self) -> None:
-        # The loader itself gives out one batch for each that it returns, so what is idle once would stay idle.
+        # torch's loader starts one batch for each that it returns, so an idle loader worker would stay idle.
         put = getattr(self._iterator, "_try_put_index", None)
         if put is not None:
             while self._chosen:
@@ -168,18 +168,18 @@ class BatchMaker:
 
     def _begun(self) -> Iterator[Any]:
         if self._pipeline is None:
-            # It asks this object for the addresses of each batch. The accelerator is the training's alone.
+            # This object is its batch sampler. No pinning: the accelerator belongs to the training alone.
             self._pipeline = pipeline_of(self._loader, self._dataset, self, workers=self.workers, pin_memory=False)
             self._pipeline.collate_fn = _Guard(self._pipeline.collate_fn, self._drafting)
             self._pipeline.in_order = False
             self._pipeline.timeout = 0
         iterator = iter(self._pipeline)
         if self.workers:
-            # torch's own would raise wherever this process is just then; `check` finds out, too.
+            # torch's handler would raise at any point of this process; `check` detects dead workers too.
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         return iterator
 
-    # --- what the pipeline asks ----------------------------------------------------------------------------------
+    # --- as the pipeline's batch sampler -------------------------------------------------------------------------
 
     def __iter__(self) -> Self:
         return self
@@ -197,7 +197,7 @@ class BatchMaker:
 
 
 class _Failed(NamedTuple):
-    """In the place of a batch: an error that belongs to this batch alone."""
+    """Returned instead of a batch: an error of this batch alone."""
 
     reason: str
 
@@ -208,16 +208,16 @@ class _Attempt(NamedTuple):
 
 
 class _Guarded(Dataset[Any]):
-    """A data set whose errors are values, so that each stays with its batch and ends nothing else."""
+    """Returns a data set's errors as values, so that each affects only its own batch."""
 
     def __init__(self, dataset: KeyedDataset) -> None:
         self.dataset = dataset
 
     def __getitems__(self, addresses: _Batch) -> _Attempt:
-        """The samples, or why there are none."""
+        """The samples, or the error."""
         try:
             return _Attempt(addresses, self.dataset.__getitems__(addresses))
-        except Exception as error:  # noqa: BLE001 - told to the producer, which has the worker meet it by itself
+        except Exception as error:  # noqa: BLE001 - reported to the producer; the reading worker meets it by itself
             return _Attempt(addresses, _Failed(_in_words(error)))
 
     def __getattr__(self, name: str) -> Any:
@@ -227,7 +227,7 @@ class _Guarded(Dataset[Any]):
 
 
 class _Guard:
-    """The same for what makes a batch of samples. What it has made it writes at once, where that can be done."""
+    """Returns errors of the `collate_fn` as values too, and writes the batch to a draft at once if possible."""
 
     def __init__(self, collate_fn: Callable[[Any], tuple[str, Any]], drafting: Drafting | None) -> None:
         self._collate_fn, self._drafting = collate_fn, drafting
@@ -249,7 +249,7 @@ class _Guard:
         try:
             return draft(folder, encode(batch, identity=identity, key=key, samples=samples))
         except (NotCacheable, OSError):
-            return batch  # the producer meets the same, and knows what to do: make room, or give up
+            return batch  # the producer gets the same error, and makes room or gives up
 
 
 def _in_words(error: Exception) -> str:

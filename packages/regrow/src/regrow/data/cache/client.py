@@ -1,4 +1,4 @@
-"""A worker's batches from the cache of its node, and what becomes of them where the cache cannot be had."""
+"""A worker's batches from the cache of its node, or made by the worker itself if the cache is not available."""
 
 import logging
 from dataclasses import dataclass
@@ -30,8 +30,8 @@ _log = logging.getLogger("regrow")
 class NodeCache:
     """A worker's access to the data cache of its node.
 
-    socket_dir: where producers listen. until: steps of the training in all. speaks: whether this worker's warnings
-    speak for its whole node. reader: the worker, as far as waiting concerns it.
+    socket_dir: folder of the producers' sockets. until: steps of the whole training. speaks: True if this worker prints
+    warnings for its whole node. reader: the worker's interface for waiting.
     """
 
     settings: CacheSettings
@@ -42,13 +42,13 @@ class NodeCache:
     reader: Reader
 
     def source(self, loader: CachedLoader) -> Source:
-        """The loader's batches from the cache; made in this process where nothing can say whose batches they are."""
+        """A source of the loader's batches that uses the cache."""
         return CachedSource(loader, self)
 
 
 @dataclass
 class Counts:
-    """Origins of batches. `served`: by the cache, of which `waited` after the producer was asked; `made`: here."""
+    """Origins of batches. `served`: by the cache, of these `waited` after a request to the producer; `made`: here."""
 
     served: int = 0
     waited: int = 0
@@ -57,10 +57,10 @@ class Counts:
 
 
 class CachedSource:
-    """A loader's batches from the node's cache; what is not there is made by the producer, or in this process.
+    """A loader's batches from the node's cache; missing ones are made by the producer, or in this process.
 
     Args:
-        loader: what the script gave.
+        loader: the script's loader.
         cache: of this node.
     """
 
@@ -71,7 +71,7 @@ class CachedSource:
         self._loader, self._cache = loader, cache
         self._own: Source = loader.source()
         self._stopgap = self._own_alone()
-        # What is iterated cannot be had a second time, but for what was kept.
+        # An iterable cannot be read a second time, except for kept batches.
         self.giving = self._own.giving
         self.spec = loader.spec
         identity = described(loader)
@@ -94,7 +94,7 @@ class CachedSource:
         cache.reader.on_halt(self.wake)
 
     def follow(self, walk: Walk) -> None:
-        """From now on, batches are asked for in this order."""
+        """Expect requests in this order from now on."""
         if walk == self._walk:
             return
         self._walk = walk
@@ -105,7 +105,7 @@ class CachedSource:
                 source.follow(walk)
 
     def seek(self, step: int, rank: int, world: int) -> None:
-        """Looks for the entry of `step` in the background, and tells the producer that it is needed."""
+        """Open the entry of `step` in the background, and notify the producer that it is needed."""
         key = Key(step, rank, world)
         self._ahead.start(key)
         if not self._loader.map_style:
@@ -113,13 +113,13 @@ class CachedSource:
         self._note(key)
 
     def fetch(self, step: int, rank: int, world: int) -> Fetched:
-        """The batch of `step` for share `rank` of `world`; what the data set raises passes through.
+        """The batch of `step` for share `rank` of `world`; exceptions of the data set pass through.
 
-        Raises `GenerationHalted` where the producer was waited for and nobody needs the batch any more.
+        Raises `GenerationHalted` if the generation ends while this waits for the producer.
         """
         key = Key(step, rank, world)
         last, self._last = self._last, key
-        # The producer must start anew in a world of another size, which takes longer than one batch, and all wait.
+        # In a world of another size the producer restarts, which takes longer than to make one batch here.
         jumped = last is not None and key not in (last, self._after(last))
         alone = jumped and self._cache.reader.moved
         fetched = self._from_cache(key) or (None if alone else self._asked_for(key))
@@ -127,23 +127,23 @@ class CachedSource:
         if fetched is None:
             fetched = self._made(key)
         self._note(key)
-        # Where this one had to be made here, the next one will hardly be there.
+        # If this one had to be made here, the next one is hardly in the cache.
         following = self._after(key)
         if is_there and self._cache.reader.stepping and following is not None and following.step < self._cache.until:
             self._ahead.start(following)
         return fetched
 
     def _after(self, key: Key) -> Key | None:
-        """Key to ask for after this one; None if the walk does not pass it any more."""
+        """The key after this one; None if this key is not on the walk any more."""
         return Key(*self._walk.after(key)) if self._walk.passes(key) else None
 
     def wake(self) -> None:
-        """Have a `fetch` that waits look whether the batch is still needed. From any thread."""
+        """Make a waiting `fetch` check if its batch is still needed. From any thread."""
         if self._reach is not None:
             self._reach.wake()
 
     def close(self) -> None:
-        """Ends the connection, the thread and loader workers. May be called twice."""
+        """Close the connection, and end the thread and loader workers. May be called twice."""
         if not self._closed:
             self._closed = True
             _log.info("loader %d: %s", self._loader.number, self.counts)
@@ -174,7 +174,7 @@ class CachedSource:
         return Fetched(self._pinned(entry.batch()), entry.samples, entry.digest)
 
     def _asked_for(self, key: Key) -> Fetched | None:
-        """Fetch the entry that the producer was asked for; None if it refuses or does not deliver."""
+        """Request the entry from the producer and read it; None if it refuses or does not deliver."""
         reach = self._reach
         if reach is None or not self._keeps:
             return None
@@ -198,9 +198,9 @@ class CachedSource:
     # --- made here -----------------------------------------------------------------------------------------------
 
     def _own_alone(self) -> Source:
-        """Source of the few batches that are made here while there is no producer.
+        """The source of the few batches that are made here while no producer is available.
 
-        It starts no loader workers, unless the loader has a `worker_init_fn`, which may prepare what samples need.
+        It starts no loader workers, unless the loader has a `worker_init_fn`, which may set up what samples need.
         """
         plain = self._loader.loader
         if not self._loader.map_style or plain.num_workers == 0 or plain.worker_init_fn is not None:
@@ -228,13 +228,13 @@ class CachedSource:
         if self._entry_store is None:
             self._entry_store = EntryStore(self._cache.settings, self._identity)
         self._entry_store.folder.refresh_at_times()
-        # Where the other ranks of the node stand is not known here: about where this one does.
+        # The positions of the node's other ranks are not known here: assume that of this rank.
         shares = {other.share for other in self._entry_store.folder.entries if other.shares == key.shares}
         readers = [key._replace(share=share) for share in shares | {key.share}]
         self._entry_store.put(encoded, readers, until=self._cache.until, spare=True)
 
     def _do_without(self, why: str) -> None:
-        """From now on every batch is made in this process."""
+        """Make every batch in this process from now on, and warn once."""
         self._keeps = False
         self._say(f"training goes on without the data cache of loader {self._loader.number}: {why}")
 

@@ -1,4 +1,4 @@
-"""A batch as an entry of the cache, and back without copying."""
+"""Converts a batch to an entry of the cache, and back without copying."""
 
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,10 @@ __all__ = [
 
 
 class Entry:
-    """One whole entry of the cache, mapped privately; it and its batch outlive the file.
+    """One complete entry of the cache, mapped privately; it and its batch outlive the file.
 
     Args:
-        mapped: as `layout.map_entry` or `CacheFolder.find` gives it: it has been checked.
+        mapped: a checked mapping, from `layout.map_entry` or `CacheFolder.find`.
     """
 
     def __init__(self, mapped: Mapped) -> None:
@@ -31,30 +31,30 @@ class Entry:
 
     @property
     def key(self) -> Key:
-        """Key of the entry."""
+        """The entry's key."""
         return self._mapped.head.key
 
     @property
     def digest(self) -> str:
-        """Of the batch's content, 16 hexadecimal digits; what `digest_of` gives for the batch."""
+        """Digest of the batch's content, 16 hexadecimal digits; equals `digest_of` of the batch."""
         return self._mapped.head.digest
 
     @property
     def samples(self) -> str:
-        """Digest of the addresses of the samples, as `encode` was told."""
+        """Digest of the addresses of the samples, as given to `encode`."""
         return self._mapped.head.samples
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self._mapped.head.nbytes
 
     def batch(self) -> Any:
         """The batch in fresh containers. Its tensors are views of this process's private mapping.
 
         A write into them stays in this process and reaches neither the file nor an entry that is opened later; a
-        second call on the same entry shows it. Raises `NotCacheable` where the batch holds a class of a module that is
-        not imported here, and `Damaged` where the entry is whole but holds no batch.
+        second call on the same entry shows it. Raises `NotCacheable` if the batch contains a class of a module that is
+        not imported here, and `Damaged` if the entry is complete but holds no batch.
         """
         mapped = self._mapped
         try:
@@ -64,7 +64,7 @@ class Entry:
 
 
 def encode(batch: object, *, identity: bytes, key: Key, samples: str) -> Encoded:
-    """The batch as an entry that can be written. Raises `NotCacheable`.
+    """Convert a batch to an entry that can be written. Raises `NotCacheable`.
 
     identity: 16 bytes. samples: at most 32 ASCII characters, see `regrow.data.order.samples_digest`; may be empty.
     """
@@ -73,7 +73,7 @@ def encode(batch: object, *, identity: bytes, key: Key, samples: str) -> Encoded
 
 
 def digest_of(batch: object) -> str:
-    """Digest of a batch's content, the one its entry would have, 16 hexadecimal digits; "" where it has no bytes."""
+    """Digest of a batch's content, as of its entry, 16 hexadecimal digits; "" if it cannot be an entry."""
     try:
         return digest_of_parts(*to_tree(batch))
     except NotCacheable:
@@ -81,9 +81,9 @@ def digest_of(batch: object) -> str:
 
 
 def open_entry(folder: Path, key: Key, identity: bytes) -> Entry | None:
-    """The entry of `key`, checked as a whole; None where there is none.
+    """Open the entry of `key` and check all of it; None if there is none.
 
-    Raises `Damaged` where the file is not whole or is another's, which removes it; `OSError` where it cannot be read.
+    Raises `Damaged` if the file is incomplete or has another identity, and removes it; `OSError` if it is unreadable.
     """
     mapped = map_entry(folder, key, identity)
     return None if mapped is None else Entry(mapped)

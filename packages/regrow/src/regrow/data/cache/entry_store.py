@@ -1,4 +1,4 @@
-"""The entries of one identity, kept within the cache's budget while readers and writers go on."""
+"""Keeps the entries of one identity within the cache's budget, while others read and write."""
 
 import time
 from collections.abc import Collection, Mapping
@@ -12,22 +12,21 @@ from regrow.data.cache.keeping import Keeping
 from regrow.data.cache.layout import Draft, Encoded, Key, discard
 
 _OTHERS_S: Seconds = 1.0
-"""Interval of looks at the memory of the job's other loaders."""
+"""Interval at which the size of the job's other loaders' entries is measured."""
 _SPARED = 0.75
-"""Part to which the entries are reduced if the file system is full before the budget is."""
+"""Fraction to which the entries are reduced if the file system is full before the budget is used up."""
 
 
 class EntryStore:
-    """Puts entries into the cache and makes room for them. For one thread.
+    """Puts entries into the cache and makes room for them. Not thread-safe.
 
-    The first step's entries stay, though every reader has passed them: a worker that takes a lost one's place rehearses
-    with them.
+    Entries of step 0 stay after all readers have passed them: the replacement of a lost worker rehearses with them.
 
     Args:
         settings: the cache. Its budget is for all loaders together.
-        identity: whose entries.
+        identity: of the loader whose entries these are.
 
-    Raises `CacheUnusable` where the folder cannot be read.
+    Raises `CacheUnusable` if the folder cannot be read.
     """
 
     def __init__(self, settings: CacheSettings, identity: bytes) -> None:
@@ -37,13 +36,13 @@ class EntryStore:
         self._others = 0
         self._others_at: Instant | None = None
         self.estimate = max(self.folder.entries.values(), default=0)
-        """Bytes of an entry that is still to be made."""
+        """Estimated bytes of an entry that is not made yet."""
 
     def has(self, key: Key) -> bool:
-        """True if the entry is there now."""
+        """True if the entry exists now."""
         if self.folder.path_of(key).exists():
             return True
-        self.folder.evict([key])  # from the books
+        self.folder.evict([key])  # removes it from the list of entries
         return False
 
     def plan(
@@ -56,15 +55,15 @@ class EntryStore:
         underway: Collection[Key] = (),
         failed: Collection[Key] = (),
     ) -> list[Key]:
-        """Make room; returns what is to be made next, most urgent first. Raises `CacheUnusable`.
+        """Make room; returns the entries to make next, most urgent first. Raises `CacheUnusable`.
 
         Args:
-            readers: where each stands.
-            until: steps of the training in all.
-            limit: how many to name at most.
-            wants: what somebody waits for.
-            underway: what is being made.
-            failed: what cannot be made.
+            readers: position of each reader.
+            until: steps of the whole training.
+            limit: most entries to return.
+            wants: entries that readers wait for.
+            underway: entries that are being made.
+            failed: entries that cannot be made.
         """
         self.folder.refresh_at_times()
         there = self.folder.entries
@@ -78,11 +77,11 @@ class EntryStore:
         return decision.make
 
     def put(self, entry: Encoded | Draft, readers: Collection[Key], *, until: int, spare: bool = False) -> None:
-        """Write an entry, or name a written one.
+        """Write an entry, or publish a draft.
 
-        Raises `NoRoom`, even after what nobody needs has gone, or `CacheUnusable`.
+        Raises `NoRoom` if evicting unneeded entries does not make enough room, or `CacheUnusable`.
 
-        spare: it may be left out where the budget has no room for it, as nobody waits for it.
+        spare: drop the entry if the budget has no room for it, as no reader waits for it.
         """
         self.estimate = entry.nbytes
         if self._excess(entry) > 0:

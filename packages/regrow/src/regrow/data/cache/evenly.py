@@ -1,4 +1,4 @@
-"""Digests of values, of large ones by an even sample."""
+"""Digests of values; large ones are sampled evenly."""
 
 import struct
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ Digest = bytes
 
 
 def sampled(items: Sequence[Any]) -> Iterable[Any]:
-    """All items, or of many some 1000 of them, evenly, with the first and the last."""
+    """All items; of more than 1024, that many, evenly spaced, with the first and the last."""
     count = len(items)
     if count <= SAMPLED_ITEMS:
         return items
@@ -24,7 +24,7 @@ def sampled(items: Sequence[Any]) -> Iterable[Any]:
 
 
 def of(*parts: str | bytes | int) -> Digest:
-    """16 bytes that depend on all parts and their order."""
+    """A digest of 16 bytes that depends on all parts and their order."""
     state = xxhash.xxh3_128()
     for part in parts:
         raw = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
@@ -35,7 +35,7 @@ def of(*parts: str | bytes | int) -> Digest:
 
 
 def of_atom(value: Any) -> Digest:
-    """Of None, a number, text or bytes; their types count, and the bits of floats."""
+    """Digest of None, a number, text or bytes; includes the type, and the bits of floats."""
     if type(value) is float:
         return of("float", struct.pack("<d", value))
     if type(value) is complex:
@@ -48,7 +48,7 @@ def of_atom(value: Any) -> Digest:
 
 
 def of_bytes(value: bytes | bytearray | memoryview) -> Digest:
-    """Of all bytes, or of many 1 MiB of them, in pieces from begin to end."""
+    """Digest of all bytes; of more than 1 MiB, of that many, in evenly spaced pieces."""
     view = memoryview(value)
     if len(view) <= _SAMPLED_BYTES:
         return of(bytes(view))
@@ -59,16 +59,16 @@ def of_bytes(value: bytes | bytearray | memoryview) -> Digest:
 
 
 def bytes_of_array(value: "np.ndarray[Any, Any]") -> memoryview:
-    """Its elements; of a large one that lies scattered in memory, some."""
+    """The bytes of an array; of some rows only if it is large and not contiguous."""
     if not value.nbytes:
         return memoryview(b"")
     while not value.flags.c_contiguous and value.nbytes > _SAMPLED_BYTES and value.shape[0] > 1:
-        value = value[:: max(2, value.shape[0] // SAMPLED_ITEMS)]  # a view that is no stretch of memory: some rows
+        value = value[:: max(2, value.shape[0] // SAMPLED_ITEMS)]
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
 
 
 def of_tensor(value: torch.Tensor) -> Digest:
-    """Of type, shape and, where it is in this machine's memory, elements."""
+    """Digest of dtype, shape and layout and, for a dense CPU tensor, of the elements."""
     about = (str(value.dtype), str(tuple(value.shape)), str(value.layout))
     if value.layout is not torch.strided or value.device.type != "cpu" or value.is_quantized or not value.numel():
         return of("tensor", *about)

@@ -1,7 +1,7 @@
-"""The entries of one identity in a node's cache: what is there, what goes, and why it cannot be used. Needs no torch.
+"""The folder with the entries of one identity in a node's cache: lists, reads, writes, evicts. Needs no torch.
 
-Several processes write into one folder: workers, the producer, the agent. So what is there is what a listing says,
-and an entry can be gone, or new, between two of them.
+Several processes write into one folder: workers, the producer, the agent. So only a listing shows the entries, and
+between two listings an entry can disappear or be added.
 """
 
 import contextlib
@@ -15,13 +15,13 @@ from regrow.core.errors import CacheUnusable, Damaged, NoRoom, RegrowError
 from regrow.data.cache.layout import Draft, Encoded, Key, Mapped, key_of, map_entry, name_of, publish, write, writer_of
 
 _REFRESH_EVERY = 64
-"""Calls between two listings."""
+"""Calls of `refresh_at_times` between two listings."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 
 
 @dataclass
 class Counters:
-    """Counts of entries in this process. `nbytes`: written."""
+    """Counts of entries in this process. `nbytes`: bytes written."""
 
     served: int = 0
     made: int = 0
@@ -31,14 +31,14 @@ class Counters:
 
 
 class CacheFolder:
-    """The folder of one identity. For one thread.
+    """The folder of one identity. Not thread-safe.
 
     Args:
         root: the folder of the cache, which must exist.
-        identity: whose entries; its folder is made with the first of them.
-        budget: bytes that the cache may hold, those of other identities included.
+        identity: of the entries; its folder is made with the first entry.
+        budget: bytes that the cache may hold, including other identities.
 
-    Raises `CacheUnusable` where it is there and cannot be read.
+    Raises `CacheUnusable` if the folder exists but cannot be read.
     """
 
     def __init__(self, root: Path, identity: bytes, budget: int) -> None:
@@ -52,12 +52,12 @@ class CacheFolder:
         self.refresh(sweep=True)
 
     def path_of(self, key: Key) -> Path:
-        """Path of the entry of `key`, whether or not it exists."""
+        """Path of the entry of `key`, which need not exist."""
         return self.path / name_of(key)
 
     @property
     def entries(self) -> dict[Key, int]:
-        """Present entries and their bytes, as of the last listing and of the changes made here since."""
+        """Present entries and their bytes, by the last listing and the changes made here since."""
         return dict(self._sizes)
 
     @property
@@ -82,7 +82,7 @@ class CacheFolder:
             self.refresh()
 
     def other_bytes(self) -> int:
-        """Bytes that entries of other identities take below the same root."""
+        """Total bytes of the entries of other identities below the same root."""
         total = 0
         with contextlib.suppress(OSError), os.scandir(self.root) as folders:
             for folder in folders:
@@ -91,7 +91,7 @@ class CacheFolder:
         return total
 
     def find(self, key: Key) -> Mapped | None:
-        """The entry of `key`, checked and counted; None where there is none, or was a damaged one, which is counted.
+        """Open the entry of `key` and check it; None if there is none, or a damaged one. Counts both outcomes.
 
         Raises `CacheUnusable`.
         """
@@ -110,9 +110,9 @@ class CacheFolder:
         return mapped
 
     def put(self, entry: Encoded | Draft) -> int:
-        """Write an entry, or name a written one; returns its bytes.
+        """Write an entry, or publish a draft; returns its bytes.
 
-        Raises `NoRoom` or `CacheUnusable`; nothing of it stays then.
+        Raises `NoRoom` or `CacheUnusable`; then no file of it is left.
         """
         try:
             written = publish(entry) if isinstance(entry, Draft) else write(self.path, entry)
@@ -124,7 +124,7 @@ class CacheFolder:
         return written
 
     def evict(self, keys: Iterable[Key]) -> int:
-        """Remove entries; returns how many bytes that freed. What has gone already is no matter.
+        """Remove entries, if they still exist; returns the number of bytes freed.
 
         A reader that has mapped one keeps it. Raises `CacheUnusable`.
         """
@@ -150,12 +150,12 @@ class CacheFolder:
                     if sweep:
                         _remove_if_left(each)
                     continue
-                with contextlib.suppress(FileNotFoundError):  # evicted by another meanwhile
+                with contextlib.suppress(FileNotFoundError):  # evicted by another process meanwhile
                     yield key, each.stat(follow_symlinks=False).st_size
 
 
 def sweep(folder: Path) -> None:
-    """Remove the temporary files that writers which have died left in a folder, if it is there. Raises no error."""
+    """Remove the temporary files that dead writers have left in a folder, if it exists. Raises no error."""
     with contextlib.suppress(OSError), os.scandir(folder) as found:
         for each in found:
             _remove_if_left(each)

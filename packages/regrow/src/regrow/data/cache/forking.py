@@ -1,8 +1,8 @@
-"""Check whether several forked processes can read a data set at once, though its author did not plan for it.
+"""Checks if several forked processes can read a data set at once, though its author did not plan for it.
 
-A file that is open when a process forks has one position for parent and child: two of them that seek and read get each
-other's bytes, and no error shows it. A connection to a database is shared the same way. Files that are only mapped into
-memory have no position that counts.
+Parent and child share the position of a file that is open at the fork: if both seek and read, they get each other's
+bytes without any error. A connection to a database is shared in the same way. For files that are only memory-mapped the
+position does not matter.
 """
 
 import os
@@ -10,15 +10,15 @@ import stat
 
 
 def open_descriptors() -> frozenset[int]:
-    """Those of this process, now."""
+    """Open file descriptors of this process."""
     found = [int(name) for name in os.listdir("/proc/self/fd")]
     return frozenset(descriptor for descriptor in found if _is_open(descriptor))  # the listing's own is closed by now
 
 
 def shared_positions(before: frozenset[int]) -> list[str]:
-    """Descriptors opened since `before` that two processes could not read at once: paths, or kinds.
+    """Files and sockets opened since `before` that two processes cannot read at once, by path or kind.
 
-    before: the descriptors that were open before the script began.
+    before: the descriptors that were open before the script started.
     """
     mapped = _mapped_files()
     found = []

@@ -1,8 +1,8 @@
-"""Identity of a loader's batches: 16 bytes that change with data set, transforms, order and format; differences.
+"""Identity of a loader's batches: 16 bytes that change with data set, transforms, order and format.
 
-A process that runs the same script gets the same identity; another job or another transform gets another one. Changes
-that cannot be seen from here, such as a file that a transform reads or code of a compiled module, are for the user's
-`version`.
+Processes that run the same script get the same identity; another job or another transform gets another one. Changes
+that cannot be detected, such as in a file that a transform reads or in a compiled module, need a new `version` from the
+user.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _KINDS = (bool, int, float, str, type(None))
 
 
 class Identified(Protocol):
-    """Loader that can be identified; `regrow.data.described.CachedLoader` is one."""
+    """A loader that can be identified, such as `regrow.data.described.CachedLoader`."""
 
     @property
     def dataset(self) -> Any:
@@ -31,7 +31,7 @@ class Identified(Protocol):
 
     @property
     def collate_fn(self) -> Any:
-        """Function that makes a batch of samples."""
+        """The function that makes a batch from samples."""
         ...
 
     @property
@@ -41,29 +41,29 @@ class Identified(Protocol):
 
     @property
     def seed(self) -> int:
-        """The session's."""
+        """The session's seed."""
         ...
 
     @property
     def version(self) -> str:
-        """The user's word for the transform."""
+        """The version that the user gives the transform."""
         ...
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All else that decides what is in a batch."""
+        """Everything else that determines a batch."""
         ...
 
 
 class Identity(NamedTuple):
-    """`value`: 16 bytes. `parts`: what it was made of, each as a value or a digest, by its name for people."""
+    """`value`: 16 bytes. `parts`: its ingredients by readable name, each as a value or a digest."""
 
     value: bytes
     parts: dict[str, str]
 
 
 def identity_of(loader: Identified) -> bytes:
-    """The identity of a loader's batches: 16 bytes, the same in every process that made the loader the same way."""
+    """The identity of a loader's batches: 16 bytes, equal in all processes that make the loader the same way."""
     return described(loader).value
 
 
@@ -79,9 +79,9 @@ def describe(
 ) -> Identity:
     """The identity with its ingredients.
 
-    It takes milliseconds, whatever the size of the data: large arrays and lists are sampled evenly, so a change of a
-    few samples of many can go unnoticed where neither a fingerprint nor a file's time tells it. Raises nothing,
-    whatever the data set's own methods do.
+    It takes milliseconds for any size of data: large arrays and lists are sampled evenly, so a change of a few samples
+    of many can go unnoticed if neither a fingerprint nor a file's modification time shows it. Never raises, even if the
+    data set's own methods do.
     """
     walk = Walk()
     ingredients = {
@@ -98,13 +98,13 @@ def describe(
     ingredients |= {f"the order's {name.replace('_', ' ')}": _in_words(value) for name, value in order.items()}
     ingredients |= _of_attributes(walk, dataset)
     if type(dataset).__module__ == "__main__":
-        # How the script was started decides whether its module has that name.
+        # The module is named `__main__` only in some ways of starting the script.
         ingredients["the data set's type"] = type(dataset).__qualname__
     return Identity(_value(ingredients), ingredients)
 
 
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """In words what differs between the parts of two identities; empty where nothing does."""
+    """Describe the differences between the parts of two identities; empty if there are none."""
     words: list[str] = []
     for name in sorted(before.keys() | after.keys()):
         was, now = before.get(name), after.get(name)
@@ -120,7 +120,7 @@ def difference(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]
 
 
 def _of_attributes(walk: Walk, dataset: Any) -> dict[str, str]:
-    """Of the data set itself each attribute by name, so that one can say which has changed."""
+    """An ingredient for each attribute of the data set, so that `difference` can name the one that has changed."""
     ingredients: dict[str, str] = {}
     try:
         attributes = walk.attributes(dataset)
@@ -136,7 +136,7 @@ def _of_attributes(walk: Walk, dataset: Any) -> dict[str, str]:
 
 
 def _files(value: Any) -> str:
-    """Sizes and times of change of the files that an attribute names."""
+    """Digest of sizes and modification times of the files that an attribute names; empty if it names none."""
     kind = type(value)
     names = [value] if kind is str else list(sampled(value)) if kind in (list, tuple) else []
     states = [file_state(name) for name in names if isinstance(name, str) and 0 < len(name) < 4096]
@@ -145,7 +145,7 @@ def _files(value: Any) -> str:
 
 def _in_words(value: Any) -> str:
     text = repr(value)
-    # A long one by its begin and its digest.
+    # A long text is cut and its digest appended.
     return (
         text
         if len(text) <= _FEW
@@ -156,7 +156,7 @@ def _in_words(value: Any) -> str:
 def _length(dataset: Any) -> str:
     try:
         return str(len(dataset))
-    except Exception as error:  # noqa: BLE001 - an iterable data set has none, and what it raises is its own affair
+    except Exception as error:  # noqa: BLE001 - an iterable data set has no length, and may raise any error
         return f"none ({type(error).__name__})"
 
 

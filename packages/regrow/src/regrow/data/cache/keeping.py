@@ -1,9 +1,9 @@
-"""Choice of the entries to evict when room is short, and of those to make next. Decides only: no clock, no files.
+"""Selects the entries to evict when room is short, and those to make next, without clock or files.
 
-A reader stands at the entry that it needs next and goes through its lane (share, shares) step by step. Needed entries
-claim room in this order, as far as the budget goes: entries that readers wait for; those being made; each reader's
-current step and the next one; the two steps behind each reader, which a retry after a fault reads again; then step
-after step ahead, all lanes side by side. Pure.
+A reader's position is the entry that it needs next in its sequence (share, shares), which it reads step by step. Needed
+entries claim room in this order, until the budget is used up: entries that readers wait for; those being made; each
+reader's current step and the next one; the two steps behind each reader, which a retry after a fault reads again; then
+step after step ahead, all sequences in parallel. Pure.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -16,16 +16,16 @@ BEHIND = 2
 """Steps behind a reader that are kept if there is room."""
 _NEAR = 1
 _MOST_AHEAD = 4096
-"""Entries ahead of all readers together: a bound for the time of a decision."""
+"""Most entries ahead of all readers together, to bound the time of a decision."""
 _MOST_REMEMBERED = 10_000
 
 _Sequence = tuple[int, int]
 _Sequences = dict[_Sequence, list[int]]
-"""(share, shares) to the steps at which readers stand, in order."""
+"""(share, shares) to the steps of the readers' positions, in order."""
 
 
 class Decision(NamedTuple):
-    """First remove `evict`, then make `make`, in their order: that fits into the budget, as far as sizes are known."""
+    """Remove `evict` first, then make `make`, in order: this fits into the budget, as far as sizes are known."""
 
     evict: list[Key]
     make: list[Key]
@@ -34,10 +34,10 @@ class Decision(NamedTuple):
 class Keeping:
     """Decides for the entries of one loader.
 
-    It remembers how large entries were that had to go, so that what does not fit is not made again before it does.
+    It remembers the sizes of evicted entries, so that an entry is not made again before it fits.
 
     Args:
-        budget: bytes that entries may take. One that somebody needs may be larger; it is then alone.
+        budget: bytes that entries may take. A needed entry may exceed it; it is then the only one.
     """
 
     def __init__(self, budget: int) -> None:
@@ -55,16 +55,16 @@ class Keeping:
         underway: Collection[Key] = (),
         limit: int = 1,
     ) -> Decision:
-        """Decide what to evict and what to make now.
+        """Select the entries to evict and those to make now.
 
         Args:
-            readers: the entry that each needs next. A reader that goes back stands where it goes to.
+            readers: the entry that each reader needs next, also after it went back.
             there: the present entries, and their bytes.
-            estimate: bytes of an entry whose size is not known.
-            until: steps of the training in all; None: without end.
+            estimate: bytes of an entry of unknown size.
+            until: steps of the whole training; None: no end.
             wants: entries that readers wait for; they come first.
             underway: entries that are being made already.
-            limit: how many to name that can be made next.
+            limit: most entries to make next.
         """
         sequences = _sequences_of(readers)
         claimed, make = self._claim(sequences, there, estimate, until, wants, underway, limit)
@@ -72,7 +72,7 @@ class Keeping:
         excess = sum(there.values()) + coming - self.budget
         evict: list[Key] = []
         if excess > 0:
-            # What is waited for and has no room beside what comes before it goes last, what is never read again first.
+            # Evict entries that are never read again first, and those last that a reader waits for.
             free = (key for key in there if key not in claimed)
             read = {key for key in there if until is None or key.step < until}
             for key in sorted(free, key=lambda key: (key in wants, key in read, _last_needed(key, sequences))):
@@ -93,7 +93,7 @@ class Keeping:
         underway: Collection[Key],
         limit: int,
     ) -> tuple[set[Key], list[Key]]:
-        """Entries that must stay, and those to be made, until room or `limit` is reached."""
+        """(entries that must stay, entries to make), until the budget or `limit` is reached."""
         room = self.budget
         claimed: set[Key] = set()
         make: list[Key] = []
@@ -132,9 +132,9 @@ def _sequences_of(readers: Iterable[Key]) -> _Sequences:
 
 
 def _needs(sequences: _Sequences, there: Collection[Key], until: int | None) -> Iterator[Key]:
-    """Entries that readers need, most urgent first; keys can come more than once."""
+    """Entries that readers need, most urgent first; keys may repeat."""
     yield from _ahead(sequences, range(_NEAR + 1), until)
-    # What lies behind is not made for its own sake.
+    # Entries behind a reader are kept, but not made.
     yield from (key for key in _ahead(sequences, range(-1, -BEHIND - 1, -1), until) if key in there)
     readers = sum(map(len, sequences.values()))
     if readers:
@@ -151,7 +151,7 @@ def _ahead(sequences: _Sequences, distances: Iterable[int], until: int | None) -
 
 
 def _distance(key: Key, sequences: _Sequences) -> int | None:
-    """Steps from the nearest reader that has not passed it; below 0 where all have; None where nobody reads there."""
+    """Steps from the nearest reader that has not passed it; negative if all have; None: its sequence has no reader."""
     steps = sequences.get((key.share, key.shares))
     if steps is None:
         return None
@@ -159,7 +159,7 @@ def _distance(key: Key, sequences: _Sequences) -> int | None:
 
 
 def _last_needed(key: Key, sequences: _Sequences) -> tuple[int, int, Key]:
-    """Sorts what goes first to the front."""
+    """Sort key: entries to evict first come first."""
     distance = _distance(key, sequences)
     if distance is None:
         return 0, key.step, key

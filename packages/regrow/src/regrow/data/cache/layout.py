@@ -1,12 +1,12 @@
-"""An entry as a file: how it is named, what is in it where, and how one knows that it is whole. Needs no torch.
+"""The file format of an entry: its name, layout and checksums. Needs no torch.
 
-    0      header: magic, format, identity, key, lengths, digest of the body, samples; xxh3_64 of all that
+    0      header: magic, format, identity, key, lengths, digest of the body, samples; xxh3_64 of these
     128    the tree (msgpack), then zeros up to a multiple of 64
     64·n   the payload: the tensors' bytes, each from a multiple of 64 on, zeros between them
 
-The digest is xxh3_64 of the body: all that follows the header, zeros included. So no bit of the file can change
-unnoticed. It depends on the batch alone, not on key or identity. Files are not synced: after a crash of the machine
-the checksum finds what was not on the disk yet.
+The digest is xxh3_64 of the body: everything after the header, zeros included. So a change of any bit of the file is
+detected. It depends on the batch alone, not on key or identity. Files are not synced: after a crash of the machine the
+checksum detects data that had not reached the disk.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ import xxhash
 from regrow.core.errors import REFUSALS, Damaged
 
 FORMAT = 1
-"""Counts up with each change of the tree or the file; part of the identity, too."""
+"""Version of the tree and the file format; also part of the identity."""
 ALIGNMENT = 64
 IDENTITY_BYTES = 16
 ENTRY_SUFFIX = ".entry"
@@ -33,12 +33,12 @@ TEMP_SUFFIX = ".tmp"
 
 _MAGIC = b"regrow\x00D"
 _HEAD = struct.Struct("<8sII16sqIIQQQ32s16x")
-"""magic, format, bytes of samples, identity, step, share, shares, bytes of the tree, of the file, digest, samples."""
+"""magic, format, length of samples, identity, step, share, shares, bytes of the tree, of the file, digest, samples."""
 _SUM = struct.Struct("<Q")
 _BODY_AT = _HEAD.size + _SUM.size
 _SAMPLES_BYTES = 32
 _MOST_BUFFERS = 512
-"""In one call of writev; the kernel's limit is 1024."""
+"""Most buffers in one call of writev; the kernel's limit is 1024."""
 _NAME = re.compile(r"(\d{10,18})\.(\d{1,9})\.(\d{1,9})\.entry", re.ASCII)
 _TEMP = re.compile(r"[^/]+\.(\d{1,10})\.[0-9a-f]{16}\.tmp", re.ASCII)
 
@@ -46,7 +46,7 @@ Bytes = bytes | memoryview
 
 
 class Key(NamedTuple):
-    """Key of an entry: slice `share` of `shares` of the global batch of `step`."""
+    """The key of an entry: slice `share` of `shares` of the global batch of `step`."""
 
     step: int
     share: int
@@ -54,7 +54,7 @@ class Key(NamedTuple):
 
 
 class Head(NamedTuple):
-    """An entry's description of itself. `tree`: bytes of the tree; `nbytes`: of the file."""
+    """The header of an entry. `tree`: bytes of the tree; `nbytes`: of the file."""
 
     identity: bytes
     key: Key
@@ -66,7 +66,7 @@ class Head(NamedTuple):
 
 @dataclass(frozen=True)
 class Encoded:
-    """An entry before it is written. It refers to the batch's own memory: write it before anyone changes that.
+    """An entry before it is written. It refers to the batch's own memory: write it before that changes.
 
     buffers: the file's content, in order. nbytes: of the file. digest: of the batch's content, 16 hexadecimal digits.
     """
@@ -80,7 +80,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class Draft:
-    """An entry that is written in full and has no name yet. `nbytes`: of the file at `path`."""
+    """A complete entry in a temporary file. `nbytes`: of the file at `path`."""
 
     key: Key
     nbytes: int
@@ -89,9 +89,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Mapped:
-    """A whole entry, mapped privately: reading copies nothing, a write stays in this process.
+    """A complete entry, mapped privately: reading copies nothing, a write stays in this process.
 
-    It lives as long as anything refers to `memory`, whatever becomes of the file.
+    It is valid as long as anything refers to `memory`, also after the file is removed.
     """
 
     memory: mmap.mmap
@@ -114,12 +114,12 @@ def aligned(size: int) -> int:
 
 
 def name_of(key: Key) -> str:
-    """The name of the entry's file; names in order are steps in order, up to step 10**10."""
+    """Name of the entry's file; names sort by step, up to step 10**10."""
     return f"{key.step:010d}.{key.share}.{key.shares}{ENTRY_SUFFIX}"
 
 
 def key_of(name: str) -> Key | None:
-    """Key of the entry in a file of this name; None if it is no entry."""
+    """The key of the entry with this file name; None if it is not the name of an entry."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -128,7 +128,7 @@ def key_of(name: str) -> Key | None:
 
 
 def writer_of(name: str) -> int | None:
-    """The process that writes, or wrote, a temporary file of this name; None where it is no such file."""
+    """Pid of the process that made a temporary file of this name; None if it is not such a name."""
     found = _TEMP.fullmatch(name)
     return None if found is None else int(found[1])
 
@@ -137,12 +137,12 @@ def writer_of(name: str) -> int | None:
 
 
 def digest_of_parts(tree: bytes, payload: Sequence[Bytes]) -> str:
-    """The digest of a body of this tree and these tensors."""
+    """Digest of the body with this tree and these tensors."""
     return _digest(_body(tree, payload))
 
 
 def sealed(tree: bytes, payload: Sequence[Bytes], *, identity: bytes, key: Key, samples: str) -> Encoded:
-    """An entry of this tree and these tensors. Raises `ValueError` where a part of the header has no room in it."""
+    """An entry of this tree and these tensors. Raises `ValueError` if a value does not fit into the header."""
     body = list(_body(tree, payload))
     nbytes = _BODY_AT + sum(map(len, body))
     digest = _digest(body)
@@ -175,15 +175,15 @@ def _digest(parts: Iterator[Bytes] | Sequence[Bytes]) -> str:
 
 
 def write(folder: Path, encoded: Encoded) -> int:
-    """Write the entry into the folder, which is made where only it is missing; returns its bytes.
+    """Write the entry into the folder, which is made if its parent exists; returns its bytes.
 
-    Whoever looks sees all of the entry or none of it. Raises `OSError`; then no temporary file stays.
+    The entry appears atomically. Raises `OSError`; then no temporary file is left.
     """
     return publish(draft(folder, encoded))
 
 
 def draft(folder: Path, encoded: Encoded) -> Draft:
-    """Write the entry under a name that nobody looks for. Raises `OSError`; then no temporary file stays."""
+    """Write the entry under a temporary name. Raises `OSError`; then no temporary file is left."""
     temp = folder / f"{name_of(encoded.key)}.{os.getpid()}.{os.urandom(8).hex()}{TEMP_SUFFIX}"
     written = Draft(encoded.key, encoded.nbytes, temp)
     descriptor = _create(temp)
@@ -200,7 +200,7 @@ def draft(folder: Path, encoded: Encoded) -> Draft:
 
 
 def publish(written: Draft) -> int:
-    """Give a draft its name; returns its bytes. Raises `OSError`; then nothing of it stays."""
+    """Rename a draft to its final name; returns its bytes. Raises `OSError`; then the draft is removed."""
     try:
         os.rename(written.path, written.path.with_name(name_of(written.key)))
     except BaseException:
@@ -210,8 +210,8 @@ def publish(written: Draft) -> int:
 
 
 def discard(written: Draft) -> None:
-    """Remove a draft, as far as it is there."""
-    with contextlib.suppress(OSError):  # called where something else has failed, which is the error to tell
+    """Remove a draft, if it exists."""
+    with contextlib.suppress(OSError):  # called after another error, which is the one to report
         os.unlink(written.path)
 
 
@@ -220,14 +220,14 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, flags, 0o600)
     except FileNotFoundError:
-        # Not its parents: where the cache has been removed, its agent has ended.
+        # Parents are not made: if the cache's folder was removed, its agent has ended.
         with contextlib.suppress(FileExistsError):
             os.mkdir(path.parent, 0o700)
         return os.open(path, flags, 0o600)
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Take the room now. A file with holes on a full tmpfs would end its readers by SIGBUS."""
+    """Reserve the space now: reading a sparse file on a full tmpfs would raise SIGBUS."""
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
@@ -253,9 +253,9 @@ def _write_all(descriptor: int, buffers: Sequence[Bytes]) -> None:
 
 
 def map_entry(folder: Path, key: Key, identity: bytes) -> Mapped | None:
-    """The entry of `key`, checked; None where there is none.
+    """Map the entry of `key` and check it; None if there is none.
 
-    Raises `Damaged` where the file is not whole or is another's, which removes it; `OSError` where it cannot be read.
+    Raises `Damaged` if the file is incomplete or has another identity, and removes it; `OSError` if it is unreadable.
     """
     path = folder / name_of(key)
     try:
@@ -269,7 +269,7 @@ def map_entry(folder: Path, key: Key, identity: bytes) -> Mapped | None:
         memory = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
         return Mapped(memory, check(memory, key, identity, where=str(path)))
     except Damaged:
-        # It may have been replaced by a good one meanwhile: that is then made once more, which costs time only.
+        # This may remove a good file that has replaced it meanwhile, which then only has to be made once more.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         raise
@@ -278,7 +278,7 @@ def map_entry(folder: Path, key: Key, identity: bytes) -> Mapped | None:
 
 
 def check(data: bytes | mmap.mmap, key: Key, identity: bytes, *, where: str) -> Head:
-    """The header of a whole entry. Raises `Damaged` where it is none, or not that of this key and identity."""
+    """Check a complete entry; returns its header. Raises `Damaged` if it is invalid, or of another key or identity."""
     size = len(data)
     if size < _BODY_AT:
         raise Damaged(f"{where} has {size} bytes, less than an entry's header")

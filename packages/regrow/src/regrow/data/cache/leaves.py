@@ -1,4 +1,4 @@
-"""Tensors, arrays and numpy's scalars: their bytes as they lie in memory, and back as views of the bytes."""
+"""Converts tensors, arrays and numpy scalars to the bytes of their memory, and back to views of the bytes."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -27,9 +27,9 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def tensor_bytes(value: torch.Tensor, path: str) -> tuple[Bytes, list[int]]:
-    """The tensor's elements, its own memory where they are dense in it, and the strides they lie in; [] row by row.
+    """(bytes of the elements, strides), without a copy if they are dense in memory; no strides: row-major.
 
-    Raises `NotCacheable` where a tensor of these bytes would not be the same.
+    Raises `NotCacheable` if a tensor made from these bytes would not be equal.
     """
     if reason := _why_not(value):
         raise NotCacheable(f"{path} is {reason}")
@@ -39,7 +39,7 @@ def tensor_bytes(value: torch.Tensor, path: str) -> tuple[Bytes, list[int]]:
     strides: list[int] = []
     if not plain.is_contiguous() or plain.stride() != _row_by_row(plain.shape):
         if _is_dense(plain):
-            # Its strides are kept, as with channels last: the choice of a kernel, and so bits, can depend on them.
+            # Keep the strides, such as channels-last: the choice of a kernel, and so the bits, can depend on them.
             strides = list(plain.stride())
             plain = plain.as_strided((plain.numel(),), (1,))
         else:
@@ -53,7 +53,7 @@ def tensor_dtype(value: torch.Tensor) -> str:
 
 
 def read_tensor(node: TensorNode, memory: Any, payload_at: int) -> torch.Tensor:
-    """The tensor, a view of `memory`, which lives as long as it. Raises `NotCacheable` where torch lacks the dtype."""
+    """The tensor as a view of `memory`, which it keeps alive. Raises `NotCacheable` if torch lacks the dtype."""
     dtype = _DTYPES.get(node.dtype)
     if dtype is None:
         raise NotCacheable(f"{node.dtype} is no dtype of this torch {torch.__version__}")
@@ -66,7 +66,7 @@ def read_tensor(node: TensorNode, memory: Any, payload_at: int) -> torch.Tensor:
 
 
 def _why_not(tensor: torch.Tensor) -> str:
-    """Reason why a tensor cannot be given again as it is; empty if it can."""
+    """Reason why a tensor cannot be restored exactly; empty if it can."""
     if type(tensor) is not torch.Tensor:
         return f"a {type(tensor).__qualname__}, not a plain tensor"
     if tensor.layout is not torch.strided:
@@ -96,7 +96,7 @@ def _row_by_row(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if its elements fill one stretch of memory, each once, in whatever order."""
+    """True if its elements fill one contiguous block of memory, each once, in any order."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:
@@ -110,7 +110,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def array_bytes(value: NDArray[Any], path: str) -> tuple[Bytes, bool]:
-    """The array's elements, and whether they lie column by column. Raises `NotCacheable`, as for a tensor."""
+    """(bytes of the elements, True if they are in column-major order). Raises `NotCacheable`, as for a tensor."""
     if type(value) is not np.ndarray:
         kind = type(value)
         raise NotCacheable(f"{path} is of type {kind.__module__}.{kind.__qualname__}, not a plain array")
@@ -122,7 +122,7 @@ def array_bytes(value: NDArray[Any], path: str) -> tuple[Bytes, bool]:
 
 
 def read_array(node: ArrayNode, dtype: "np.dtype[Any]", memory: Any, payload_at: int) -> NDArray[Any]:
-    """The array, a view of `memory`, which lives as long as it."""
+    """The array as a view of `memory`, which it keeps alive."""
     shape = tuple(node.shape)
     count = _count(shape)
     if not count * dtype.itemsize:
@@ -132,13 +132,13 @@ def read_array(node: ArrayNode, dtype: "np.dtype[Any]", memory: Any, payload_at:
 
 
 def dtype_description(dtype: "np.dtype[Any]", path: str) -> object:
-    """Numpy's own description of a dtype, of plain values. Raises `NotCacheable` where it does not lead back to it."""
+    """Numpy's description of a dtype, in plain values. Raises `NotCacheable` if it does not restore the dtype."""
     if not dtype.hasobject and dtype.kind != "T" and dtype.metadata is None:
         description = np.lib.format.dtype_to_descr(dtype)
         try:
             back = np.lib.format.descr_to_dtype(description)
         except (TypeError, ValueError):
-            back = None  # one that another package has added to numpy
+            back = None  # a dtype of another package
         if back == dtype and back.kind == dtype.kind:
             return cast(object, description)
     raise NotCacheable(f"{path} is of numpy's dtype {dtype}")
@@ -150,7 +150,7 @@ def described_dtype(description: Any) -> "np.dtype[Any]":
 
 
 def scalar_bytes(value: np.generic, path: str) -> bytes:
-    """A numpy scalar's bytes. Raises `NotCacheable` where they would make a scalar of another type."""
+    """A numpy scalar's bytes. Raises `NotCacheable` if a scalar read from them would have another type."""
     raw = np.asarray(value).tobytes()
     if type(read_scalar(value.dtype, raw)) is not type(value):
         raise NotCacheable(f"{path} is a numpy.{type(value).__name__}")
@@ -158,7 +158,7 @@ def scalar_bytes(value: np.generic, path: str) -> bytes:
 
 
 def read_scalar(dtype: "np.dtype[Any]", raw: bytes) -> Any:
-    """The scalar; a structured one can be written to."""
+    """The scalar; a structured one is writable."""
     return np.frombuffer(bytearray(raw), dtype)[0] if dtype.itemsize else np.zeros(1, dtype)[0]
 
 

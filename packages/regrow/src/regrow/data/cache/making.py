@@ -1,4 +1,4 @@
-"""A producer's choice of the next entry, and its way into the cache."""
+"""Chooses a producer's next entries, has them made, and puts them into the cache."""
 
 import logging
 import time
@@ -18,13 +18,13 @@ from regrow.data.cache.messages import At, Hello, ShareGroup, Want
 from regrow.data.described import CachedLoader, cached_loader
 
 _GRACE_S: Seconds = 30.0
-"""Time that a group without readers keeps its loader workers: its reader is about to be replaced."""
+"""A group without readers keeps its loader workers for this time: its reader is probably being replaced."""
 _PLAN = 256
-"""Entries that are planned at a time: a plan looks at all that is ahead."""
+"""Entries that are planned at a time, as planning is expensive: it considers all entries ahead."""
 _PLAN_S: Seconds = 0.05
-"""Time without a new plan after one that had nothing to make, unless a reader waits."""
+"""Least time between two plans, unless a reader waits."""
 _CHECK_S: Seconds = 1.0
-"""Interval of checks that silent loader workers live."""
+"""Interval of checks that silent loader workers are alive."""
 _LARGER = 1.5
 
 _NO_ROOM = "the cache has no room for what its readers need at the same time"
@@ -32,7 +32,7 @@ _log = logging.getLogger("regrow")
 
 
 class _Served:
-    """Shares that are read together, or were. `at`: what is read next of each; `left`: since when nobody reads them."""
+    """Shares that are, or were, read together. `at`: next entry of each; `left`: since when they have no reader."""
 
     def __init__(self, maker: BatchMaker) -> None:
         self.maker = maker
@@ -43,12 +43,12 @@ class _Served:
 
 
 class Making:
-    """The entries of one loader, in the order in which they are needed.
+    """Makes the entries of one loader, in the order in which they are needed.
 
     Args:
-        loader: what the script made.
+        loader: the script's loader.
         settings: the cache.
-        alone: what keeps the data set from being read by several processes, unless its author asked for that.
+        alone: open files because of which several processes should not read the data set, unless `num_workers` says so.
     """
 
     def __init__(self, loader: object, settings: CacheSettings, *, alone: list[str]) -> None:
@@ -66,12 +66,12 @@ class Making:
         self._planned_at: Instant = 0.0
         self._checked_at: Instant = 0.0
         self.refusal = ""
-        """Why this producer will never make anything any more; empty while it may."""
+        """Reason why this producer will never make entries again; empty while it may."""
         self.slowest: Seconds = 0.0
-        """Longest time of an entry, from its start to its file."""
+        """Longest time that an entry took, from its start to its file."""
 
     def check(self, hello: Hello) -> None:
-        """A worker has come. Raises `Unfit` where its batches are not those that are made here."""
+        """Check a worker that has connected. Raises `Unfit` if its batches are not those made here."""
         if self._loader is None and not self.refusal:
             self._open(hello.seed)
         if self.refusal:
@@ -96,7 +96,7 @@ class Making:
     # --- readers -------------------------------------------------------------------------------------------------
 
     def stand(self, positions: Collection[At], wants: Collection[Want]) -> None:
-        """All readers stand here, and wait for those."""
+        """Update the positions of all readers, and the entries that they wait for."""
         now = time.monotonic()
         for message in (*positions, *wants):
             if message.group not in self._served and self._loader is not None:
@@ -111,7 +111,7 @@ class Making:
                 first = min(at)
                 served.failed = {key: why for key, why in served.failed.items() if key >= first}
             elif group in wanted:
-                served.left = None  # a newcomer of a world to come is warming up
+                served.left = None  # a newcomer of the next world size is warming up
             elif worlds and (group.of not in worlds or all((share, group.of) in read for share in group.shares)):
                 served.left = now - _GRACE_S  # the world has another size now
             elif served.left is None:
@@ -120,7 +120,7 @@ class Making:
         self._stale = True
 
     def try_again(self, key: Key) -> None:
-        """Somebody wants what may have failed before."""
+        """Forget a failure of this entry, as a reader requests it."""
         for served in self._served.values():
             served.failed.pop(key, None)
 
@@ -128,7 +128,7 @@ class Making:
         workers = loader.loader.num_workers
         if workers == 0 and (group.of > len(group.shares) or self._served):
             if not self._alone:
-                workers = 1  # ranks that make their own batches do so side by side
+                workers = 1  # without a cache the ranks would make their batches in parallel too
             elif not self._served:
                 _log.warning(
                     "batches are made one after another, since loader workers would share what the data set reads "
@@ -145,21 +145,21 @@ class Making:
 
     @property
     def busy(self) -> bool:
-        """True if `make` has something to do."""
+        """True if `make` has work to do."""
         makers = [(served.maker, served.planned) for served in self._served.values()]
         return any(maker.ready or (planned and maker.has_room) for maker, planned in makers)
 
     @property
     def descriptors(self) -> set[int]:
-        """Descriptors that become readable when `make` has something to do again."""
+        """Descriptors that become readable when `make` has work to do again."""
         found = (served.maker.descriptor for served in self._served.values())
         return {descriptor for descriptor in found if descriptor is not None}
 
     @property
     def rest(self) -> Seconds | None:
-        """Time for which `make` will have nothing to do, unless a message comes; None: until one comes."""
+        """Time until `make` has work again, unless a message arrives earlier; None: only after a message."""
         if not self._stale or any(served.planned for served in self._served.values()) or not self._served:
-            return None  # what is planned is begun when a loader worker is free, and only then planned anew
+            return None  # planned entries start when a loader worker is free; the next plan follows only then
         return max(0.0, self._planned_at + _PLAN_S - time.monotonic())
 
     def has(self, key: Key) -> bool:
@@ -167,11 +167,11 @@ class Making:
         return self._entry_store is not None and self._entry_store.has(key)
 
     def failed(self, key: Key) -> str | None:
-        """Why the entry could not be made; None where it could, or was not tried."""
+        """Reason why the entry could not be made; None if it was made, or not tried."""
         return next((served.failed[key] for served in self._served.values() if key in served.failed), None)
 
     def make(self) -> list[Key]:
-        """Make an entry, if one is to be made; returns those that have become ready or have failed."""
+        """Make an entry, if one is needed; returns the keys that have become ready or have failed."""
         try:
             return self._make()
         except (NoRoom, CacheUnusable) as error:
@@ -190,7 +190,7 @@ class Making:
         news += self._fill()
         ready = [group for group, served in self._served.items() if served.maker.ready]
         side_by_side = [group for group in ready if self._served[group].maker.workers]
-        # One batch at most that is made in this process: somebody may have something to say.
+        # At most one batch is made in this process before messages are read again.
         for group in side_by_side or sorted(ready, key=self._urgency)[:1]:
             news += self._take(group)
             if self.refusal:
@@ -209,7 +209,7 @@ class Making:
         return missed
 
     def _urgency(self, group: ShareGroup) -> tuple[bool, int, ShareGroup]:
-        """Sorts groups of shares: whose batch is waited for, then whose is needed soonest."""
+        """Sort key of groups of shares: first those whose batch a reader waits for, then the most urgent."""
         served = self._served[group]
         first = min(served.maker.underway)
         distance = first.step - min((key.step for key in served.at), default=first.step)
@@ -224,9 +224,9 @@ class Making:
                 self._stale = True
 
     def _plan(self) -> list[Key]:
-        """Say what is made next, where nothing is known to be, or somebody waits for something else.
+        """Plan the next entries, if none are planned, or a reader waits for another one.
 
-        Returns what somebody waits for in vain.
+        Returns the entries that readers wait for in vain.
         """
         underway = [key for served in self._served.values() for key in served.maker.underway]
         first = {served.planned[0] for served in self._served.values() if served.planned}
@@ -250,11 +250,11 @@ class Making:
         )
         for key in make:
             maker = self._maker_of(key)
-            # What comes after a sample that cannot be read will hardly be needed.
+            # Entries after a sample that cannot be read will hardly be needed.
             if maker is not None and (not maker.failed or key in self._wants):
                 maker.planned.append(key)
         for group, served in self._served.items():
-            if len(group.shares) > 1:  # a share that a reader has passed comes up again in the next step
+            if len(group.shares) > 1:  # a share that its reader has passed is needed again in the next step
                 served.planned = deque(sorted(served.planned, key=lambda key: (key not in self._wants, key.step)))
         self._stale, self._planned_at = False, time.monotonic()
         in_vain = self._wants - failed - set(make) - set(underway)
@@ -264,12 +264,12 @@ class Making:
         return list(in_vain)
 
     def _maker_of(self, key: Key) -> _Served | None:
-        """Loader that makes an entry; best one that a worker reads."""
+        """The group that makes an entry, preferably one with a reader."""
         found = (served for group, served in self._served.items() if group.has(key))
         return min(found, key=lambda served: served.left is not None, default=None)
 
     def _next_of(self, planned: deque[Key]) -> Key | None:
-        """The next entry of a group to begin: one that no worker has made."""
+        """The next planned entry of a group that no worker has made itself."""
         while self._entry_store is not None and planned:
             key = planned.popleft()
             if not self._entry_store.has(key):
@@ -299,7 +299,7 @@ class Making:
             return
         if entry.nbytes > _LARGER * self._entry_store.estimate:
             for served in self._served.values():
-                served.planned.clear()  # they were thought to be smaller
+                served.planned.clear()  # planned with a smaller estimate
             self._planned_at = 0.0
         self._entry_store.put(entry, self._readers(), until=self._until)
         self._stale = True
@@ -318,7 +318,7 @@ class Making:
 
 
 def _next_of_each_share(message: At) -> list[Key]:
-    """The entry of each share that a reader comes to next, as if each had a reader of its own."""
+    """The next entry of each share of a reader, as if each share had a reader of its own."""
     shares = message.group.shares
     now = shares.index(message.key.share)
     return [message.key._replace(step=message.key.step + (at < now), share=share) for at, share in enumerate(shares)]

@@ -1,4 +1,4 @@
-"""Messages between a worker and its node's producer: frames over a unix stream socket that never blocks."""
+"""Messages between a worker and its node's producer, as frames over a nonblocking unix stream socket."""
 
 import socket
 from typing import Generic, NamedTuple, TypeVar
@@ -19,9 +19,9 @@ Incoming = TypeVar("Incoming")
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message. `seed`: the session's; `until`: steps in all.
+    """First message. `seed`: the session's; `until`: steps of the whole training.
 
-    `identity`: whose batches the worker reads; `parts`: what that was made of, see `identity.Identity`.
+    `identity`: of the loader that the worker reads; `parts`: its ingredients, see `identity.Identity`.
     """
 
     worker: WorkerId
@@ -38,12 +38,12 @@ class ShareGroup(NamedTuple):
     of: int
 
     def has(self, key: Key) -> bool:
-        """True if an entry is part of it."""
+        """True if the entry belongs to one of these shares."""
         return key.share in self.shares and key.shares == self.of
 
 
 class _ReaderMessage(msgspec.Struct, frozen=True):
-    """An entry, and which shares the worker reads in each step, in order; empty: the entry's alone."""
+    """An entry, and the shares that the worker reads in each step, in order; empty: only the entry's."""
 
     key: Key
     shares: tuple[int, ...] = ()
@@ -55,35 +55,35 @@ class _ReaderMessage(msgspec.Struct, frozen=True):
 
 
 class At(_ReaderMessage, frozen=True, tag=True):
-    """The worker needs this entry and those after it. Not answered, and may get lost: the next one says it again."""
+    """The worker needs this entry and those after it. Not answered; may get lost, as the next one repeats it."""
 
 
 class Want(_ReaderMessage, frozen=True, tag=True):
-    """The worker waits for this entry: `Ready` or `CannotMake` follows."""
+    """The worker waits for this entry; the answer is `Ready` or `CannotMake`."""
 
 
 # --- the producer to a worker --------------------------------------------------------------------------------------
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
-    """The producer makes the batches that the worker reads."""
+    """The producer makes the batches of this worker."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """It does not, and never will."""
+    """The producer does not make the batches of this worker, and never will."""
 
     reason: str
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """The entry is in the cache. `seconds`: what the slowest entry has taken so far, from its start to its file."""
+    """The entry is in the cache. `seconds`: longest time of any entry so far, from its start to its file."""
 
     key: Key
     seconds: float
 
 
 class CannotMake(msgspec.Struct, frozen=True, tag=True):
-    """The data set has raised: the worker that makes the batch itself gets the error with its own traceback."""
+    """The entry could not be made: the worker makes it itself, and gets any error with a traceback of its own."""
 
     key: Key
     reason: str
@@ -97,16 +97,16 @@ TO_READER: FrameCodec[ToReader] = FrameCodec(ToReader)
 
 
 def shortened(reason: str) -> str:
-    """A reason that fits into any message."""
+    """Cut a reason to a length that fits into any message."""
     return reason if len(reason) <= _REASON_CHARS else f"{reason[:_REASON_CHARS]} ..."
 
 
 class Line(Generic[Incoming]):
-    """One end of a connection. Nothing here waits; for one thread.
+    """One end of a connection. Never blocks; not thread-safe.
 
     Args:
-        sock: connected; this owns it.
-        codec: of what arrives here.
+        sock: connected; owned by this object.
+        codec: of incoming messages.
     """
 
     def __init__(self, sock: socket.socket, codec: FrameCodec[Incoming]) -> None:
@@ -122,21 +122,21 @@ class Line(Generic[Incoming]):
 
     @property
     def unsent(self) -> bool:
-        """True if data waits until the peer reads: call `flush` when the socket can be written to."""
+        """True if data is left to send: call `flush` when the socket is writable."""
         return bool(self._unsent)
 
     def send(self, message: msgspec.Struct) -> None:
-        """Send a message now or by a later `flush`. Raises `OSError` when the peer has gone."""
+        """Send a message now or by a later `flush`. Raises `OSError` if the peer has gone."""
         self._unsent += self._codec.frame(message)
         self.flush()
 
     def note(self, message: msgspec.Struct) -> None:
-        """Send a message that may get lost: it is dropped where the peer does not read. Raises as `send` does."""
+        """Send a message, or drop it if earlier data is still unsent. Raises as `send` does."""
         if not self._unsent:
             self.send(message)
 
     def flush(self) -> None:
-        """Send what could not be sent so far, as far as the peer has room for it. Raises `OSError`."""
+        """Send unsent data, as far as the peer has room for it. Raises `OSError`."""
         while self._unsent:
             try:
                 sent = self._sock.send(self._unsent)
@@ -145,7 +145,7 @@ class Line(Generic[Incoming]):
             del self._unsent[:sent]
 
     def receive(self) -> list[Incoming]:
-        """Messages that have arrived. Raises `OSError` when the peer has gone, and `ProtocolError`."""
+        """The messages that have arrived. Raises `OSError` if the peer has gone, and `ProtocolError`."""
         while True:
             try:
                 new = self._sock.recv(_RECEIVE_BYTES)
@@ -154,7 +154,7 @@ class Line(Generic[Incoming]):
             if not new:
                 messages = list(self._codec.take(self._unread))
                 if messages:
-                    return messages  # the next call finds the end again
+                    return messages  # the next call reads the end again
                 raise ConnectionResetError("the other end is closed")
             self._unread += new
 

@@ -1,4 +1,4 @@
-"""The process that makes the batches of one loader for all workers of its node, ahead of them."""
+"""The process that makes the batches of one loader ahead of time for all workers of its node."""
 
 import contextlib
 import errno
@@ -33,12 +33,12 @@ _BACKLOG = 128
 _IDLE_S: Seconds = 1.0
 _BIND_S: Seconds = 10.0
 _BIND_AGAIN_S: Seconds = 0.02
-"""Interval of checks for lanes without readers, to give them up."""
+"""Interval of attempts to bind the socket."""
 _log = logging.getLogger("regrow")
 
 
 class _Reader:
-    """A worker that reads. `at`: what it needs next, `wants`: what it waits for."""
+    """A connected worker. `at`: the entry that it needs next, `wants`: the entry that it waits for."""
 
     def __init__(self, line: Line[ToProducer]) -> None:
         self.line = line
@@ -48,25 +48,25 @@ class _Reader:
 
 
 class Producer:
-    """Serves the readers of one loader. One thread: it listens between two batches.
+    """Serves the readers of one loader, in one thread: it reads messages between two batches.
 
     Args:
         making: makes the entries.
         address: path of the socket, as in `core/net.py`.
-        served: called once, when there is an entry that readers can take.
+        served: called once, before the first entry is announced to a reader.
     """
 
     def __init__(self, making: Making, address: str, *, served: Callable[[], None]) -> None:
         self._making = making
         self._address = address
         self._served: Callable[[], None] | None = served
-        # Not epoll: that goes on about descriptors that were closed here and are still open in loader workers.
+        # Not epoll: it keeps reporting descriptors that were closed here but are still open in loader workers.
         self._selector = selectors.PollSelector()
         self._readers: list[_Reader] = []
         self._watched: set[int] = set()
 
     def run(self) -> None:
-        """Serve, until the process is ended from outside. Raises `OSError` where nobody could connect."""
+        """Serve until the process is killed. Raises `OSError` if the socket cannot be bound."""
         with self._listening():
             while True:
                 self._watch_makers()
@@ -89,7 +89,7 @@ class Producer:
                 self._making.close()
 
     def _bind(self, listener: socket.socket) -> None:
-        """As soon as the last of an earlier producer, a loader worker of it for example, has ended."""
+        """Bind once an earlier producer's processes, such as its loader workers, have released the address."""
         until = time.monotonic() + _BIND_S
         while True:
             try:
@@ -113,7 +113,7 @@ class Producer:
     def _accept(self, listener: socket.socket) -> None:
         try:
             sock, _ = listener.accept()
-        except OSError:  # gone again, or no descriptor is left: it will ask again
+        except OSError:  # the worker has gone, or no descriptor is left: it will reconnect
             return
         if not is_own(sock):
             sock.close()
@@ -146,7 +146,7 @@ class Producer:
                 except Unfit as reason:
                     reader.line.send(Refused(shortened(str(reason))))
             case _ if not reader.welcome:
-                return  # said before it had heard that it is not served
+                return  # sent before the refusal reached the worker
             case At():
                 reader.at = message
             case Want():
@@ -167,14 +167,14 @@ class Producer:
 
     def _drop(self, reader: _Reader) -> None:
         if reader not in self._readers:
-            return  # what was sent to it has told already that it has gone
+            return  # dropped already, after an error on sending
         self._readers.remove(reader)
         self._selector.unregister(reader.line)
         reader.line.close()
         self._stand()
 
     def _watch_makers(self) -> None:
-        """Have `_listen` end when a batch has come from a loader worker."""
+        """Make `_listen` return when a loader worker delivers a batch."""
         now = self._making.descriptors
         for gone in self._watched - now:
             self._selector.unregister(gone)
@@ -195,12 +195,12 @@ class Producer:
                 self._refuse(reader)
 
     def _refuse(self, reader: _Reader) -> None:
-        with contextlib.suppress(OSError):  # it has gone by itself
+        with contextlib.suppress(OSError):  # it has gone already
             reader.line.send(Refused(shortened(self._making.refusal)))
         self._drop(reader)
 
     def _answer(self, key: Key) -> None:
-        """Tell those who wait for this entry what became of it, if anything has."""
+        """Answer the readers that wait for this entry, if it is ready or has failed."""
         reason = self._making.failed(key)
         if reason is None and not self._making.has(key):
             return

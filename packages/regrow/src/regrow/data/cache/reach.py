@@ -1,4 +1,4 @@
-"""The way from a worker to its node's producer: there, not there yet, or not answering."""
+"""A worker's connection to its node's producer, which may be running, not started yet, or not answering."""
 
 import errno
 import os
@@ -29,55 +29,55 @@ from regrow.data.cache.messages import (
 )
 
 PATIENCE_S: Seconds = 5.0
-"""Wait of a worker for an entry, at least; else three times as long as the slowest one took."""
+"""Least time that a worker waits for an entry; it waits up to three times as long as the slowest entry took."""
 _FACTOR = 3.0
 EXPECTED_S: Seconds = 15.0
-"""Absence after which a producer is not expected any more, though it may still come."""
+"""A producer that is absent for longer is not expected any more, though it may still start."""
 _BEAT_S: Seconds = 1.0
 
 
 class Reader(Protocol):
-    """The worker that reads, as far as waiting for a batch concerns it."""
+    """The interface of a worker that is needed while it waits for a batch."""
 
     @property
     def halted(self) -> bool:
-        """True if the generation is over, so that the awaited batch is not needed."""
+        """True if the generation is over, so that the awaited batch is not needed any more."""
         ...
 
     @property
     def stepping(self) -> bool:
-        """True while it takes part in the training: not in a rehearsal, nor before a standby has its rank."""
+        """True while it takes part in the training; false in a rehearsal, and in a standby without a rank."""
         ...
 
     @property
     def moved(self) -> bool:
-        """True if the world has just changed its size, so that nothing can have been made ahead for it."""
+        """True if the world size has just changed, so that no batch can have been made ahead for it."""
         ...
 
     def want_producer(self, loader: int) -> None:
-        """Tell the agent that the batches of this loader are wanted."""
+        """Request a producer for this loader from the agent."""
         ...
 
     def beat(self) -> None:
-        """Show that it is alive while it waits."""
+        """Send a heartbeat while it waits."""
         ...
 
     def on_halt(self, call: Callable[[], None]) -> None:
-        """Register `call`, which another thread calls when the generation is over."""
+        """Register `call`, to be called from another thread when the generation is over."""
         ...
 
 
 class Reach:
-    """A connection to the producer of one loader, opened when it is first needed and again when it was lost.
+    """A connection to the producer of one loader, opened when it is first needed, and reopened after a loss.
 
-    Nothing here waits for a producer that is not there. Only the training thread may call these methods, except `wake`,
-    which any thread may.
+    It never waits for a producer that is not running. Only the training thread may call these methods, except `wake`,
+    which any thread may call.
 
     Args:
-        socket_dir: where producers listen.
-        data_dir: the folder of the node's cache.
+        socket_dir: folder of the producers' sockets.
+        data_dir: folder of the node's cache.
         loader: the loader's number.
-        hello: how the worker names itself and what it reads.
+        hello: the first message: the worker, and the loader's identity.
         reader: the worker.
     """
 
@@ -88,27 +88,27 @@ class Reach:
         self._reader = reader
         self._line: Line[ToReader] | None = None
         self._stalled = False
-        """It did not answer in time: it is not waited for again before it has said something."""
+        """True if the producer did not answer in time; until its next message the worker does not wait for it."""
         self._away_since: Instant | None = None
         self._slowest: Seconds = 0.0
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closing = threading.Lock()
         self.refusal = ""
-        """Why the producer does not serve this worker; empty unless it said so."""
+        """Reason why the producer refused this worker; empty if it did not."""
         self.shares: tuple[int, ...] = ()
-        """Shares that the worker reads in each step; empty: the one that it asks for."""
+        """Shares that the worker reads in each step; empty: the requested one."""
         self.over = False
         """True if no producer will ever serve this worker."""
 
     @property
     def expected(self) -> bool:
-        """True if the producer is there or should be soon."""
+        """True if the producer is running or should be soon."""
         if self.over or self._stalled:
             return False
         return self._away_since is None or time.monotonic() - self._away_since < EXPECTED_S
 
     def ask(self, key: Key) -> bool:
-        """Wait until the entry is in the cache; False: the worker makes it itself. Raises `GenerationHalted`."""
+        """Wait until the entry is in the cache; False: the worker must make it. Raises `GenerationHalted`."""
         if not self._open() or (self._stalled and not self._answers()):
             return False
         deadline = time.monotonic() + max(PATIENCE_S, _FACTOR * self._slowest)
@@ -134,7 +134,7 @@ class Reach:
         return False
 
     def note(self, key: Key) -> None:
-        """Tell the producer, if it is there, that this entry and those after it are needed."""
+        """Notify the producer, if it is running, that this entry and those after it are needed."""
         if not self._open() or self._line is None:
             return
         try:
@@ -144,7 +144,7 @@ class Reach:
             self._drain()
 
     def wake(self) -> None:
-        """Have a blocked `ask` look whether the generation is over. From any thread."""
+        """Make a blocked `ask` check if the generation is over. From any thread."""
         with self._closing:
             if self._bell >= 0:
                 os.eventfd_write(self._bell, 1)
@@ -172,7 +172,7 @@ class Reach:
                 raise PermissionError(errno.EPERM, "a process of another user listens there", self._address)
             line = Line(sock, TO_READER)
             line.send(self._hello)
-        except OSError:  # none is there, it has just died, or more connect than it takes in
+        except OSError:  # it is not running, has just died, or its backlog is full
             sock.close()
             self._away()
             return False
@@ -194,7 +194,7 @@ class Reach:
         if line is not None:
             line.close()
 
-    # --- what it says --------------------------------------------------------------------------------------------
+    # --- the producer's messages ---------------------------------------------------------------------------------
 
     def _answers(self) -> bool:
         """True if a producer that did not answer in time has sent something since."""
@@ -205,7 +205,7 @@ class Reach:
         return self._line is not None and not self._stalled
 
     def _receive(self, key: Key | None) -> bool | None:
-        """Take in what has arrived. True: the entry `key` is there; False: it will not be made; None: neither yet."""
+        """Process received messages. True: entry `key` is ready; False: it will not be made; None: no answer yet."""
         line = self._line
         if line is None:
             return False
@@ -213,12 +213,12 @@ class Reach:
         return self._take_in(line, key)
 
     def _drain(self) -> None:
-        """The connection has failed: what it said before it hung up, a refusal above all, still counts."""
+        """Process messages sent before the connection failed, such as a refusal, then close it."""
         try:
             if self._line is not None:
                 self._take_in(self._line, None)
         except (OSError, ProtocolError):
-            pass  # it had said nothing
+            pass  # there were none
         if not self.over:
             self._lost()
 

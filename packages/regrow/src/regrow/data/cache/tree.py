@@ -1,9 +1,9 @@
-"""A batch as a tree of plain nodes and the buffers of its tensors, and back: exact types, exact bits, no pickle.
+"""Converts a batch to a tree of plain nodes and the buffers of its tensors, and back, exactly and without pickle.
 
-The tree is msgpack. None, bool, int of 64 bits, float and str stand in it as they are; everything else is a tagged
-list of one of the types in `nodes`. The elements of tensors and arrays are not in it: each node says where in the
-payload they begin. A class that cannot be known here, such as a named tuple's or a tokenizer's output, is stored by
-name; on reading it is looked for among the modules that are imported already, and no other.
+The tree is msgpack. None, bool, 64-bit int, float and str are stored directly; everything else is a tagged list of one
+of the types in `tree_nodes`. The elements of tensors and arrays are not in the tree: each node has their offset in the
+payload. A class that is unknown here, such as a named tuple or a tokenizer's output, is stored by name; reading looks
+it up only in modules that are already imported.
 """
 
 import sys
@@ -55,9 +55,9 @@ _decoder: msgspec.msgpack.Decoder[Node] = msgspec.msgpack.Decoder(Node)
 
 
 def to_tree(batch: object) -> tuple[bytes, list[Bytes]]:
-    """The tree of a batch, and what follows it in the payload: each buffer is to begin at a multiple of 64.
+    """(tree, buffers of the payload) of a batch; each buffer is to begin at a multiple of 64.
 
-    The buffers are the batch's own memory where that is dense, so nothing is copied. Raises `NotCacheable`.
+    The buffers refer to the batch's own memory if that is dense, without a copy. Raises `NotCacheable`.
     """
     writer = _Writer()
     node = writer.node(batch, "the batch", 0)
@@ -68,10 +68,10 @@ def to_tree(batch: object) -> tuple[bytes, list[Bytes]]:
 
 
 def from_tree(tree: Bytes, memory: Any, payload_at: int) -> Any:
-    """The batch, in fresh containers; its tensors are views of `memory`, where the payload begins at `payload_at`.
+    """The batch, in fresh containers; its tensors are views of `memory`, in which the payload begins at `payload_at`.
 
-    `memory`: writable, such as a private mapping; it lives as long as any of the tensors. Raises `NotCacheable` where
-    a class is not imported in this process, and `ValueError` where this is no tree.
+    `memory`: writable, such as a private mapping; the tensors keep it alive. Raises `NotCacheable` if a class is not
+    imported in this process, and `ValueError` if the tree is invalid.
     """
     try:
         return _Reader(memory, payload_at).value(_decoder.decode(tree))
@@ -83,13 +83,13 @@ def from_tree(tree: Bytes, memory: Any, payload_at: int) -> Any:
 
 
 class _Writer:
-    """One walk over one batch."""
+    """Converts one batch to nodes."""
 
     def __init__(self) -> None:
         self.buffers: list[Bytes] = []
         self._at = 0
         self._known: dict[int, tuple[object, TensorNode | ArrayNode]] = {}
-        """By id; the object is held, so that no other gets its id meanwhile."""
+        """By id; holds the object, so that no other can get its id meanwhile."""
 
     def node(self, value: Any, path: str, depth: int) -> Node:
         """The value as a node."""
@@ -197,7 +197,7 @@ def _class_name(kind: type, path: str) -> str:
 
 
 def _rebuilt(make: Callable[[], object], kind: type, path: str) -> object:
-    """Object that the class itself makes of the parts. Raises `NotCacheable` if it is not of the class."""
+    """The object that the class makes from the parts. Raises `NotCacheable` if it is not of the class."""
     try:
         again = make()
     except Exception as error:
@@ -213,9 +213,9 @@ def _same_parts(again: object, value: Sequence[Any]) -> bool:
 
 
 def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
-    """Raises `NotCacheable` where its class makes something else of the same pairs.
+    """Raise `NotCacheable` if its class makes a different mapping from the same pairs.
 
-    Its private attributes may get lost, as with the encodings that a tokenizer's output refers to; no public one may.
+    Private attributes may be lost, such as the encodings in a tokenizer's output, but not public ones.
     """
     kind = type(value)
     made = _rebuilt(lambda: cast(Any, kind)(dict(value.items())), kind, path)
@@ -228,7 +228,7 @@ def _check_mapping(value: MutableMapping[Any, Any], path: str) -> None:
         mine, its = before.get(name), after.get(name)
         if mine is not its and (type(mine) not in (int, str, bool, float) or mine != its):
             if isinstance(mine, dict) and isinstance(its, dict) and _same_items(mine, its):
-                continue  # where it keeps its pairs
+                continue  # the attribute in which it stores its pairs
             raise NotCacheable(f"{path}: a {kind.__qualname__} made from its pairs has another attribute {name}")
 
 
@@ -245,7 +245,7 @@ def _same_items(mine: dict[Any, Any], its: dict[Any, Any]) -> bool:
 
 
 class _Reader:
-    """One walk over one tree."""
+    """Converts one tree back to a batch."""
 
     def __init__(self, memory: Any, payload_at: int) -> None:
         self._memory = memory
@@ -253,7 +253,7 @@ class _Reader:
         self._known: dict[int, Any] = {}
 
     def value(self, node: Node) -> Any:
-        """Value that the node stands for."""
+        """The value of a node."""
         if not isinstance(node, NodeBase):
             return node
         if isinstance(node, TensorNode | ArrayNode):
@@ -297,7 +297,7 @@ class _Reader:
 
 
 def _class_of(name: str) -> object:
-    """Object of this name in the imported modules; None if there is none."""
+    """The object of this name in the imported modules; None if there is none."""
     module, _, path = name.partition(":")
     found: object = sys.modules.get(module)
     for part in path.split("."):

@@ -6,30 +6,30 @@ import msgspec
 
 
 class NodeBase(msgspec.Struct, frozen=True, array_like=True, tag_field="t"):
-    """Something that msgpack has no word for."""
+    """A value that has no msgpack type."""
 
 
 class BigIntNode(NodeBase, frozen=True, tag=1):
-    """Two's complement, big-endian."""
+    """An int of more than 64 bits: two's complement, big-endian."""
 
     raw: bytes
 
 
 class BytesNode(NodeBase, frozen=True, tag=13):
-    """Bytes, which msgpack cannot tell from text in a union."""
+    """Bytes, which msgspec cannot distinguish from text in a union."""
 
     raw: bytes
 
 
 class ComplexNode(NodeBase, frozen=True, tag=2):
-    """Both parts, bit by bit."""
+    """A complex number; both parts are exact."""
 
     real: float
     imag: float
 
 
 class OddTextNode(NodeBase, frozen=True, tag=3):
-    """Text with lone surrogates, UTF-8 of each."""
+    """Text with lone surrogates, in UTF-8 with `surrogatepass`."""
 
     raw: bytes
 
@@ -61,7 +61,7 @@ class DictNode(NodeBase, frozen=True, tag=7):
 
 
 class MappingNode(NodeBase, frozen=True, tag=8):
-    """A mapping of a type of its own."""
+    """A mapping of another type than dict."""
 
     cls: str
     keys: "list[Node]"
@@ -69,7 +69,7 @@ class MappingNode(NodeBase, frozen=True, tag=8):
 
 
 class TensorNode(NodeBase, frozen=True, tag=9):
-    """Tensors of one `number` are one object. `at`: in the payload. No strides: contiguous."""
+    """Nodes with the same `number` are one tensor. `at`: offset in the payload. No strides: contiguous."""
 
     number: int
     at: int
@@ -80,7 +80,7 @@ class TensorNode(NodeBase, frozen=True, tag=9):
 
 
 class ArrayNode(NodeBase, frozen=True, tag=10):
-    """`dtype`: numpy's description of it."""
+    """A numpy array, with fields as in `TensorNode`. `dtype`: numpy's description of it."""
 
     number: int
     at: int
@@ -97,7 +97,7 @@ class ScalarNode(NodeBase, frozen=True, tag=11):
 
 
 class NumpyTextNode(NodeBase, frozen=True, tag=12):
-    """A `numpy.str_` or `numpy.bytes_`, which as an array would lose its last zeros."""
+    """A `numpy.str_` or `numpy.bytes_`, which would lose trailing zeros as an array."""
 
     text: "Node"
 

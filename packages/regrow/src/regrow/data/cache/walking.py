@@ -1,8 +1,8 @@
-"""Digests of code and values that are the same in every process that runs the same script.
+"""Digests of code and values that are equal in all processes that run the same script.
 
-No memory address, no `id`, no order of a set, no hash of Python's goes in. Code of the script counts by its byte code,
-with the functions, classes and values of its modules that it refers to; code of an installed package counts by its name
-and version. What is large is sampled evenly, so a change of a few samples in millions can go unnoticed.
+They contain no memory address, `id`, order of a set, or Python `hash`. The script's code is digested by its byte code,
+with the functions, classes and values of its modules that it refers to; an installed package's code by its name and
+version. Large values are sampled evenly, so a change of a few samples in millions can go unnoticed.
 """
 
 import dis
@@ -24,7 +24,7 @@ from regrow.data.cache.evenly import SAMPLED_ITEMS, Digest, bytes_of_array, of, 
 
 _DEEPEST = 60
 _MOST_VISITS = 50_000
-"""Visits after which objects count by their type alone: a bound for the time, some 0.2 s."""
+"""After this number of visits only the types of objects are digested, to bound the time to some 0.2 s."""
 _LIBRARIES = tuple(
     os.path.join(path, "")
     for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -53,22 +53,22 @@ _OF_THE_MACHINERY = frozenset(
     }
 )
 _OPAQUE = (types.ModuleType, types.GeneratorType, torch.Generator, np.random.Generator, np.random.RandomState)
-"""By their type alone: what they hold changes as they are used."""
+"""Digested by type alone, as their contents change with use."""
 _SIMPLE = (int, float, complex, str, bytes, bool, type(None))
 
 
 class Walk:
-    """Digests of several things that may share parts: each part is looked at once."""
+    """Digests several values that may share parts; each part is digested once."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[object, Digest]] = {}
         self._within: set[int] = set()
         self._visits = 0
         self._in_code = 0
-        """Depth in functions: their code may refer to a file that it writes."""
+        """Nesting depth in functions, where the state of files is ignored: code may refer to a file that it writes."""
 
     def digest(self, value: Any) -> Digest:
-        """16 bytes. Raises nothing, whatever the value's own methods do."""
+        """Digest of a value, 16 bytes. Never raises, even if the value's own methods do."""
         if type(value) in _SIMPLE:
             return of_atom(value)
         if issubclass(type(value), os.PathLike):
@@ -82,19 +82,19 @@ class Walk:
         self._within.add(id(value))
         try:
             digest = self._looked_at(value)
-        except Exception as error:  # noqa: BLE001 - an attribute of the script's raised; its type is what is left
+        except Exception as error:  # noqa: BLE001 - an attribute of the script's raised; only its type is digested
             digest = of("unreadable", _type_name(type(value)), type(error).__name__)
         finally:
             self._within.discard(id(value))
-        # Held, so that no other object gets its id.
+        # Hold the value, so that no other object can get its id.
         self._known[id(value)] = (value, digest)
         return digest
 
     def attributes(self, value: Any) -> dict[str, Any]:
-        """Parts of an object: its pickled form or its attributes, and first its own fingerprint.
+        """Parts of an object by name: its own fingerprint, if it has one, and its pickled state or its attributes.
 
-        If it has a `fingerprint()`, or `_fingerprint` as Hugging Face's data sets, only that and its public attributes
-        count.
+        With a `fingerprint()` method, or `_fingerprint` as in Hugging Face's data sets, only that and its public
+        attributes count.
         """
         ingredients = fingerprint_of(value)
         state = _state_of(value)
@@ -121,7 +121,7 @@ class Walk:
         return self._object(value, self._content(value))
 
     def _content(self, value: Any) -> list[Digest]:
-        """Of a container, its items."""
+        """Digests of a container's items."""
         if isinstance(value, bytearray | memoryview):
             return [of_bytes(value)]
         if isinstance(value, Mapping):
@@ -152,7 +152,7 @@ class Walk:
     # --- code ----------------------------------------------------------------------------------------------------
 
     def _callable(self, value: Any) -> Digest | None:
-        """Of what runs when it is called; None where that is a class's `__call__` and so the class's."""
+        """Digest of the code that a call runs; None if that is the `__call__` of its class, digested with the class."""
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, types.CodeType):
@@ -226,7 +226,7 @@ class Walk:
 
 
 def fingerprint_of(value: Any) -> str | None:
-    """Fingerprint that an object gives of its own content; None if it gives none."""
+    """The fingerprint that an object provides of its own content; None if it provides none."""
     ingredients = _own(value, "_fingerprint")
     if isinstance(ingredients, str) and ingredients:
         return ingredients
@@ -238,7 +238,7 @@ def fingerprint_of(value: Any) -> str | None:
 
 
 def file_state(path: str | bytes | os.PathLike[Any]) -> str:
-    """Size and time of change of a file; empty where it is none. A folder's change with every run that writes there."""
+    """Size and modification time of a file; empty if there is none, and for a folder, as any run may write to it."""
     try:
         state = os.stat(path)
     except (OSError, ValueError):
@@ -254,7 +254,7 @@ def _state_of(value: Any) -> dict[str, Any]:
     if isinstance(getstate, types.FunctionType):
         try:
             state = getstate(value)
-        except Exception:  # noqa: BLE001 - not made to be pickled: its attributes are what there is
+        except Exception:  # noqa: BLE001 - it cannot be pickled: use its attributes
             state = None
         if isinstance(state, dict):
             return {str(name): item for name, item in state.items()}
@@ -283,7 +283,7 @@ def _own(value: Any, name: str) -> Any:
 
 
 def _rows(value: Any) -> Any:
-    """Of a table of pandas or pyarrow: its size, columns and some rows."""
+    """Size, columns and some rows of a pandas or pyarrow table."""
     count = len(value)
     places = list(sampled(range(count)))
     if hasattr(value, "iloc"):
@@ -306,7 +306,7 @@ def _chosen(value: "set[Any] | frozenset[Any]") -> Iterable[Any]:
 
 
 def _referred(code: types.CodeType, names: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Names that the code's own instructions look up in its module; of a module among them, the attribute they use."""
+    """Names that the code looks up in its module, with their values; for a module, the attribute that it uses."""
     found: dict[str, Any] = {}
     instructions = list(dis.get_instructions(code))
     for at, instruction in enumerate(instructions):
@@ -341,5 +341,5 @@ def _library(module: str | None) -> str | None:
 
 
 def _type_name(kind: type) -> str:
-    # The name of a script's own module depends on how it was started.
+    # The module name of a script's own class depends on how the script was started.
     return kind.__qualname__ if _library(kind.__module__) is None else f"{kind.__module__}.{kind.__qualname__}"

@@ -1,4 +1,4 @@
-"""The folder of a corpus: what is in it, and whether it is whole."""
+"""The folder of a corpus: its format, its manifest, and a check that it is complete."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from regrow.core.errors import DataError, UsageError
 FORMAT = 1
 MANIFEST = "corpus.json"
 WORK = "packing"
-"""The folder with what a packing that is not finished has made so far."""
+"""Subfolder with the intermediate results of an unfinished packing."""
 
 
 class Input(msgspec.Struct, frozen=True):
-    """One input file as it was when the packing began; `version`: the time of its last change, or a store's tag."""
+    """One input file at the start of packing; `version`: its modification time, or a store's tag."""
 
     name: str
     size: int
@@ -21,10 +21,10 @@ class Input(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """All that the bytes of a corpus depend on.
+    """Everything that determines the bytes of a corpus.
 
-    `tokenizer` for people, `tokenizer_digest` for comparison; `append_eos`: the token after each document; `dtype`:
-    uint16 or uint32; `shard_bytes`: a shard ends with the document that makes it so large.
+    `tokenizer`: its name, for messages; `tokenizer_digest`: for comparison; `append_eos`: the token after each
+    document; `dtype`: uint16 or uint32; `shard_bytes`: a shard ends with the document that reaches this size.
     """
 
     format: int = FORMAT
@@ -48,7 +48,7 @@ class Shard(msgspec.Struct, frozen=True):
 
 
 class Corpus(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest, `corpus.json`. `dtype` and the recipe's are the same."""
+    """The manifest, `corpus.json`. `dtype` equals the recipe's."""
 
     format: int = FORMAT
     dtype: str
@@ -64,12 +64,12 @@ def shard_name(number: int) -> str:
 
 
 def item_size(dtype: str) -> int:
-    """Bytes a token."""
+    """Bytes per token."""
     return {"uint16": 2, "uint32": 4}[dtype]
 
 
 def read_corpus(folder: Path) -> Corpus:
-    """The manifest of a folder. Raises `UsageError` where it is no corpus, or is not finished."""
+    """The manifest of a folder. Raises `UsageError` if it is no corpus, or an unfinished one."""
     path = folder / MANIFEST
     if not path.exists():
         if (folder / WORK).exists():
@@ -92,7 +92,7 @@ def read_corpus(folder: Path) -> Corpus:
 
 
 def damage(folder: Path, shard: Shard, dtype: str) -> str:
-    """Describe a wrong size of a shard's files; empty if there is none."""
+    """Describe a missing file or wrong size of a shard; empty if there is none."""
     expected = {".bin": shard.tokens * item_size(dtype), ".idx": shard.documents * 8}
     for suffix, size in expected.items():
         path = folder / f"{shard.name}{suffix}"

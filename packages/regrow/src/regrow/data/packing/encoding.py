@@ -1,4 +1,4 @@
-"""Rows of a `datasets.Dataset` into tokens, by `map` in several processes that end with this one."""
+"""Converts rows of a `datasets.Dataset` to tokens, with `map` in several processes that end with this one."""
 
 import ctypes
 import os
@@ -32,13 +32,13 @@ def progress_bars(shown: bool) -> None:
 
 
 class Encoding:
-    """Encoding of rows into documents. `names`: of the files to which the rows refer by number."""
+    """Encodes rows into documents. `names`: of the files to which the rows refer by number."""
 
     def __init__(self, tokenizer: Tokenizer, recipe: Recipe, names: list[str]) -> None:
         self._tokenizer, self._recipe, self._names = tokenizer, recipe, names
 
     def of(self, rows: Any, workers: int, path: Path) -> Iterator[Documents]:
-        """The documents in order, tokenized by `workers` processes; kept at `path` for another time."""
+        """The documents in order, tokenized by `workers` processes; cached at `path` for the next run."""
         if not len(rows):
             return
         with _forks_end_with_us(), _interrupts_kept():
@@ -73,7 +73,7 @@ class Encoding:
             raise (DataError(f"{place}: {error}") if line is None else malformed(name, at, line, str(error))) from None
         try:
             tokens = self._tokenizer.encode(text)
-        except Exception as error:  # whatever a tokenizer raises, the text it was given is what people look for
+        except Exception as error:  # whatever a tokenizer raises, the user needs the location of its text
             raise DataError(f"{place}: the tokenizer failed: {error!r}") from error
         for extreme in (tokens.min(), tokens.max()) if tokens.size else ():
             if not 0 <= extreme <= np.iinfo(self._recipe.dtype).max:
@@ -101,7 +101,7 @@ def _text_in(row: dict[str, Any], column: str) -> str:
 
 @contextmanager
 def _forks_end_with_us() -> Iterator[None]:
-    """Within this, forks are killed when this process ends: those of `datasets` would wait forever for an order."""
+    """Forks made in this block are killed when this process ends: those of `datasets` would wait forever for work."""
     if not _packer:
         os.register_at_fork(before=_note_thread, after_in_child=_end_with_packer)
     _packer[:] = [os.getpid()]
@@ -113,7 +113,7 @@ def _forks_end_with_us() -> Iterator[None]:
 
 @contextmanager
 def _interrupts_kept() -> Iterator[None]:
-    """Of an interruption, `datasets` tells that its workers no longer answer."""
+    """Raise `KeyboardInterrupt` after an interruption, which `datasets` reports as workers that do not answer."""
     try:
         yield
     except Exception as error:
@@ -138,8 +138,8 @@ def _end_with_packer() -> None:
         if os.getppid() != _packer[0]:
             os._exit(1)
     else:
-        # The pool's thread forks who comes after a dead worker. It ends with the pool, not with the process: the kernel
-        # would kill its forks then, in the middle of taking an order, and nobody could take the lock from them.
+        # The pool's thread forks the replacements of dead workers. A death signal is sent when this thread ends, which
+        # is before the process does: it could kill a fork that holds the lock of the work queue, for good.
         threading.Thread(target=_watch_packer, args=(_packer[0],), daemon=True).start()
 
 

@@ -1,4 +1,4 @@
-"""`regrow data pack`: from input files to a corpus, by Hugging Face `datasets` and several processes."""
+"""`regrow data pack`: makes a corpus from input files, with Hugging Face `datasets` and several processes."""
 
 import fcntl
 import os
@@ -26,7 +26,7 @@ _TRIES, _PAUSE_S = 100, 0.05
 
 @dataclass(frozen=True)
 class PackOptions:
-    """Arguments of the user. `tokenizer`: `bytes`, a path, or `module:function`; `append_eos`: a number or a token."""
+    """The user's arguments. `tokenizer`: `bytes`, a path, or `module:function`; `append_eos`: a number or a token."""
 
     inputs: Sequence[str]
     out: Path
@@ -39,11 +39,11 @@ class PackOptions:
 
 
 def pack(options: PackOptions, console: Console) -> Corpus:
-    """Make the corpus, or find that it is whole; says so on `console`.
+    """Make the corpus, or find that it is complete; prints the result on `console`.
 
-    Its bytes depend on the inputs and the words alone. It is whole when its manifest is there, which comes last; what
-    was read and tokenized before an interruption is used again. Raises `UsageError` where the folder holds anything
-    else, `DataError` for a malformed document, `RegrowError` where the corpus cannot be written.
+    Its bytes depend only on the inputs and the options. It is complete once its manifest exists, which is written last;
+    results of reading and tokenizing from before an interruption are reused. Raises `UsageError` if the folder holds
+    anything else, `DataError` for a malformed document, `RegrowError` if the corpus cannot be written.
     """
     tokenizer, inputs = load_tokenizer(options.tokenizer), find_files(list(options.inputs))
     recipe = _recipe(options, tokenizer, [Input(each.name, each.size, each.version) for each in inputs])
@@ -57,7 +57,7 @@ def pack(options: PackOptions, console: Console) -> Corpus:
             raise RegrowError(
                 f"{options.out} cannot be written: {error}", hint="make room, then run it again"
             ) from error
-        except RuntimeError as error:  # of `datasets`
+        except RuntimeError as error:  # from `datasets`
             raise RegrowError(
                 f"a worker died while it packed: {error}", hint="out of memory? try --workers 1"
             ) from error
@@ -91,9 +91,9 @@ def _recipe(options: PackOptions, tokenizer: Tokenizer, inputs: list[Input]) -> 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Makes the folder, and lets no second packer into it.
+    """Make the folder, and lock it against a second packer.
 
-    Workers hold the lock, too: those of a packer that was killed end within moments, which are waited for.
+    Workers hold the lock too: those of a killed packer end within moments, so the lock is retried for a while.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _found(folder: Path, recipe: Recipe) -> Corpus | None:
-    """The corpus, if it is there in full. Raises `UsageError` where something else is there."""
+    """The corpus, if it is complete; else None. Raises `UsageError` if the folder holds something else."""
     for name in sorted(os.listdir(folder)):
         if name != WORK and not name.startswith((MANIFEST, "tokens-")):
             hint = "give --out a folder that is empty or not there"
@@ -137,7 +137,7 @@ def _found(folder: Path, recipe: Recipe) -> Corpus | None:
 def _documents(
     options: PackOptions, recipe: Recipe, tokenizer: Tokenizer, inputs: list[SourceFile], console: Console
 ) -> Iterator[Documents]:
-    """The documents of all inputs in order, tokenized. What is made for it stays in a folder named by the recipe."""
+    """The tokenized documents of all inputs in order. Intermediate results stay in a folder named after the recipe."""
     from regrow.data.packing.encoding import Encoding, progress_bars
     from regrow.data.sources.rows import column_of, lines_of
 
@@ -145,7 +145,7 @@ def _documents(
     work = options.out / WORK / xxhash.xxh3_128_hexdigest(msgspec.json.encode(recipe))
     for other in options.out.glob(f"{WORK}/*"):
         if other != work:
-            shutil.rmtree(other)  # of an input as it was before it was corrected
+            shutil.rmtree(other)  # of another recipe, for example from before an input was corrected
     for number, (is_table, group) in enumerate(groupby(inputs, lambda file: file.is_table)):
         files = list(group)
         rows = column_of(files, options.column, work) if is_table else lines_of(files, work)

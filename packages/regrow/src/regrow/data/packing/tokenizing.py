@@ -1,4 +1,4 @@
-"""Text into tokens: bytes, a `tokenizer.json`, or a function of the user's."""
+"""Tokenizers: bytes, a `tokenizer.json`, or a function of the user."""
 
 import importlib
 import inspect
@@ -20,10 +20,10 @@ Tokens = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Converter of one document's text into tokens, of any integer dtype.
+    """Converts one document's text to tokens, of any integer dtype.
 
-    `digest` changes when the tokens may. `vocabulary`: tokens are below it; None if it is not known. `id_of`: the
-    number of a token that is named by its text; None if there is none.
+    `digest` changes when the tokens may change. `vocabulary`: upper bound of the tokens, exclusive; None if unknown.
+    `id_of`: the number of a token given by its text; None if there is none.
     """
 
     name: str
@@ -34,10 +34,10 @@ class Tokenizer:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """The tokenizer that `bytes`, a path of a `tokenizer.json`, or `module:function` names. Raises `UsageError`.
+    """Load the tokenizer named by `bytes`, the path of a `tokenizer.json`, or `module:function`. Raises `UsageError`.
 
-    Bytes are those of UTF-8, so that 256 is free for the end of a document. Tokens that models want around a text are
-    not added. A function with an attribute `vocabulary` can have 16-bit tokens.
+    `bytes` are those of UTF-8, so that 256 is free for the end of a document. Special tokens around a text are not
+    added. A function can have 16-bit tokens if its attribute `vocabulary` allows it.
     """
     if spec == "bytes":
         return Tokenizer(
@@ -98,6 +98,6 @@ def _of_function(spec: str) -> Tokenizer:
     try:
         source = inspect.getsource(module)
     except (OSError, TypeError):
-        source = repr(module)  # compiled: there is only its name and place
+        source = repr(module)  # a compiled module has only its name and path
     vocabulary: int | None = getattr(function, "vocabulary", None)
     return Tokenizer(spec, xxhash.xxh3_128_hexdigest(source.encode()), vocabulary, encode)

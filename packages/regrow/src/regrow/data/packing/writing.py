@@ -1,4 +1,4 @@
-"""Tokens into the files of a corpus; the manifest comes last and makes it one."""
+"""Writes tokens to the files of a corpus; the manifest comes last and completes it."""
 
 import os
 from collections.abc import Iterable
@@ -14,11 +14,11 @@ from regrow.core.errors import UsageError
 from regrow.data.packing.corpus import MANIFEST, Corpus, Recipe, Shard, item_size, shard_name
 
 Documents = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
-"""The tokens of some documents one after another, and how many each has."""
+"""(tokens of some documents one after another, number of tokens of each document)."""
 
 
 def write_corpus(folder: Path, recipe: Recipe, documents: Iterable[Documents]) -> Corpus:
-    """Write documents, in their order, as a corpus. Raises `UsageError` where they have no tokens."""
+    """Write documents, in their order, as a corpus. Raises `UsageError` if they have no tokens."""
     shards: list[Shard] = []
     files: _ShardFiles | None = None
     for tokens, lengths in documents:
@@ -26,7 +26,7 @@ def write_corpus(folder: Path, recipe: Recipe, documents: Iterable[Documents]) -
         while begin < len(lengths):
             files = files or _ShardFiles(folder, shard_name(len(shards)), recipe.dtype)
             sizes = np.cumsum(lengths[begin:]) + files.tokens
-            # With the document that makes it so large a shard ends.
+            # A shard ends with the document that reaches its size.
             count = int(np.searchsorted(sizes, recipe.shard_bytes // item_size(recipe.dtype)) + 1)
             taken = lengths[begin : begin + count]
             files.add(tokens[: taken.sum()], sizes[:count])
@@ -63,7 +63,7 @@ class _ShardFiles:
         self.tokens = self.documents = 0
 
     def add(self, tokens: npt.NDArray[np.integer], ends: npt.NDArray[np.integer]) -> None:
-        """Documents, and where in the shard they end."""
+        """Append documents; `ends`: their end offsets in the shard."""
         parts = tokens.astype(self._dtype).tobytes(), ends.astype("<i8").tobytes()
         for file, digest, part in zip(self._files, self._digests, parts, strict=True):
             file.write(part)
@@ -71,7 +71,7 @@ class _ShardFiles:
         self.tokens, self.documents = self.tokens + len(tokens), self.documents + len(ends)
 
     def finish(self) -> Shard:
-        """Both are on the disk when this returns."""
+        """Close both files, after syncing them to disk."""
         for file in self._files:
             with file:
                 _write(file, b"")

@@ -1,4 +1,4 @@
-"""Files that a path, a glob or a URL names, and the check that they are unchanged."""
+"""Finds the files of a path, a glob or a URL, and checks that they are unchanged."""
 
 import glob
 import os
@@ -17,18 +17,18 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 PARQUET = (".parquet", ".pq")
 ARROW = (".arrow", ".feather", ".ipc", ".arrows")
 _VERSIONS = ("ETag", "etag", "md5Hash", "version_id", "mtime", "LastModified", "last_modified", "updated", "created")
-"""Fields of a store's object that change with its content, the surest first."""
+"""Fields of a store's object that change with its content, the most reliable first."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a data set, as it was when it was found.
+    """One file of a data set, in its state when it was found.
 
     Args:
         name: absolute path, or URL.
         size: bytes.
-        version: what changes when the content does: the time of the last change, or an object store's tag.
-        options: what fsspec needs to open it (`storage_options`).
+        version: changes with the content: the modification time, or an object store's tag.
+        options: fsspec's `storage_options` for it.
     """
 
     name: str
@@ -38,27 +38,27 @@ class SourceFile:
 
     @property
     def is_local(self) -> bool:
-        """True if it is a file of this machine's file systems."""
+        """True if it is on one of this machine's file systems."""
         return "://" not in self.name
 
     @property
     def is_table(self) -> bool:
-        """True if its name is that of a Parquet or Arrow file."""
+        """True if its suffix is that of a Parquet or Arrow file."""
         return self.suffix in PARQUET + ARROW
 
     @property
     def suffix(self) -> str:
-        """The end of its name, in lower case."""
+        """Suffix of its name, in lower case."""
         return Path(self.name).suffix.lower()
 
     def open(self, *, compression: str | None = None) -> BinaryIO:
-        """Open it to read; `compression="infer"` decompresses what its name says is compressed."""
+        """Open it for reading; `compression="infer"` decompresses it according to its name."""
         import fsspec
 
         return cast(BinaryIO, fsspec.open(self.name, "rb", compression=compression, **self.options).open())
 
     def check(self) -> None:
-        """Raises `DataError` where the file is gone, or another than when it was found."""
+        """Raise `DataError` if the file is gone, or has changed since it was found."""
         hint = "files must stay as they are while they are read; start again to read the new ones"
         try:
             now = _stat(self.name, self.options)
@@ -71,9 +71,9 @@ class SourceFile:
 
 
 def find_files(paths: Paths, options: Mapping[str, Any] | None = None) -> list[SourceFile]:
-    """The files that paths, globs and URLs name: in the order given, those of a glob by name.
+    """The files of paths, globs and URLs: in the order given, those of a glob sorted by name.
 
-    Raises `UsageError` where there are none, where one is missing or a folder, and where a URL cannot be used.
+    Raises `UsageError` if there are none, if one is missing or a folder, and if a URL cannot be used.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not given:
@@ -137,6 +137,6 @@ def _file_system(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def digest_of_files(kind: str, files: Iterable[SourceFile], *more: object) -> str:
-    """32 hexadecimal digits that change with the names, sizes and versions of the files and with `more`."""
+    """Digest of the names, sizes and versions of the files, and of `more`: 32 hexadecimal digits."""
     reported = repr((kind, [(each.name, each.size, each.version) for each in files], more))
     return xxhash.xxh3_128_hexdigest(reported.encode())

@@ -1,4 +1,4 @@
-"""From a line of JSON Lines to a dict, or to an error that names the place."""
+"""Parses a line of JSON Lines to a dict, or to an error with its location."""
 
 import json
 from typing import Any
@@ -11,9 +11,9 @@ _SHOWN = 60
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """The object that a line holds. Raises `ValueError` with what is wrong.
+    """Parse the object in a line. Raises `ValueError`, which describes the mistake.
 
-    Beyond the standard, what Python's `json` writes is read: NaN and Infinity.
+    Beyond the standard it accepts NaN and Infinity, which Python's `json` writes.
     """
     if line.lstrip(b"\r\n\t ")[:1] == b"\0":
         raise ValueError("it has zero bytes in the place of text, as a file that was not written to its end has")
@@ -37,12 +37,12 @@ _KINDS = {dict: "an object", list: "an array", str: "a string", bool: "true or f
 
 
 def kind_of(value: object) -> str:
-    """JSON's name for the type of a value."""
+    """JSON's name for the type of a value, with an article."""
     return _KINDS.get(type(value), "a number")
 
 
 def malformed(name: str, line: int, text: bytes, why: str) -> DataError:
-    """The error for a line that is no record: file, line (from 1), how it starts, and why."""
+    """The error for a malformed line: file, line (from 1), its beginning, and the reason."""
     shown = text[:_SHOWN].rstrip(b"\r\n").decode("utf-8", "replace")
     more = " …" if len(text.rstrip()) > _SHOWN else ""
     hint = "correct or remove the line"

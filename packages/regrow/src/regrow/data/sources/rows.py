@@ -1,4 +1,4 @@
-"""Files as a `datasets.Dataset`: mapped where they lie, or copied once a node to the cache folder and mapped there."""
+"""Files as a `datasets.Dataset`: mapped in place, or copied once per node to the cache folder and mapped there."""
 
 import os
 import zlib
@@ -26,13 +26,13 @@ _ROWS = 4096
 _BOM = b"\xef\xbb\xbf"
 _LINES = pa.schema({"line": pa.large_binary(), "file": pa.int32(), "at": pa.int64()})
 _SMALL = 16
-"""A file is mapped in place if reading it allocates less than this part of its size: else it is compressed."""
+"""A file is mapped in place if reading it allocates less than 1/16 of its size; otherwise it is compressed."""
 
 Tables = Iterator[pa.Table]
 
 
 def lines_of(files: Sequence[SourceFile], cache_dir: str | os.PathLike[str] | None) -> Any:
-    """Every line that is not blank: `line`, and where it stands: `file` (counted from 0) and `at` (from 1).
+    """Every line that is not blank: `line`, with its location: `file` (counted from 0) and `at` (from 1).
 
     Raises:
         DataError: a file is damaged, or was changed while it was read.
@@ -64,7 +64,7 @@ def tables_of(
 
 
 def column_of(files: Sequence[SourceFile], column: str, cache_dir: str | os.PathLike[str] | None) -> Any:
-    """One column of Parquet or Arrow files as `value`, with its places, as of `lines_of`. Raises as `tables_of`."""
+    """One column of Parquet or Arrow files as `value`, with its location as in `lines_of`. Raises as `tables_of`."""
 
     def read(number: int, file: SourceFile) -> Tables:
         at = 0
@@ -87,7 +87,7 @@ def _copied(
     read: Callable[[int, SourceFile], Tables],
     cache_dir: str | os.PathLike[str] | None,
 ) -> Any:
-    """The copy of all files, made by the first process that asks for it; the others wait for that."""
+    """The copy of all files, made by the first process that requests it, while the others wait."""
     folder = Path(cache_dir) if cache_dir is not None else cache_home() / "data"
     try:
         copier = _Copier(cache_dir=str(folder), hash=digest_of_files(kind, files, *more))
@@ -110,7 +110,7 @@ def _copied(
 
 
 class _Copier(datasets.ArrowBasedBuilder):  # type: ignore[misc]
-    """Writes tables into one Arrow file of the cache folder, which is there in full or not at all."""
+    """Writes tables into one Arrow file of the cache folder, atomically."""
 
     tables: Callable[[], Tables]
 
@@ -131,7 +131,7 @@ def _whole(number: int, file: SourceFile, read: Callable[[int, SourceFile], Tabl
     except (pa.ArrowException, OSError, EOFError, zlib.error) as error:
         file.check()
         raise DataError(f"{file.name} cannot be read: {error}", hint="write or fetch it again") from error
-    file.check()  # the copy is kept under the name of this version
+    file.check()  # the copy is stored under the digest of this version
 
 
 def _read_lines(number: int, file: SourceFile) -> Tables:
@@ -159,7 +159,7 @@ def _batches(file: SourceFile) -> Tables:
 
 
 def _ipc_tables(source: Any) -> Tables:
-    """The record batches of the file format (Feather 2) or of the stream format; first a table without rows."""
+    """The record batches of the file format (Feather 2) or the stream format, after an empty table."""
     try:
         reader = pa.ipc.open_file(source)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
@@ -171,7 +171,7 @@ def _ipc_tables(source: Any) -> Tables:
 
 
 def _mapped(file: SourceFile) -> pa.Table | None:
-    """The table of an Arrow file, mapped; None where it is compressed, so that each process would unpack it."""
+    """The table of an Arrow file, mapped; None if it is compressed, as each process would decompress it."""
     before, tables = pa.total_allocated_bytes(), []
     try:
         with pa.memory_map(file.name) as source:

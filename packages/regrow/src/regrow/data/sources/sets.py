@@ -14,13 +14,13 @@ Transform = Callable[[dict[str, Any]], Any]
 
 
 class FileRows(Dataset[Any]):
-    """The rows of files by number, each a dict, in the order of the files. May be pickled and forked.
+    """The rows of files by number, each a dict, in the order of the files. Can be pickled and forked.
 
     Args:
-        files: as they were found.
-        transform: what a sample is passed through.
-        columns: which to read; None: all.
-        cache_dir: the folder for copies; None: `$XDG_CACHE_HOME/regrow/data`, `~/.cache` without it.
+        files: from `find_files`.
+        transform: function applied to each sample; None: none.
+        columns: columns to read; None: all.
+        cache_dir: folder for copies; None: `$XDG_CACHE_HOME/regrow/data`, by default below `~/.cache`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class FileRows(Dataset[Any]):
         self._rows = self._open()
 
     def fingerprint(self) -> str:
-        """Changes with the names, sizes and times of change of the files. The transform is no part of it."""
+        """Digest of the names, sizes and modification times of the files. It does not include the transform."""
         return digest_of_files(type(self).__name__, self._files, self._columns)
 
     def _open(self) -> Any:
@@ -67,19 +67,19 @@ class FileRows(Dataset[Any]):
 
 
 class JsonLines(FileRows):
-    """The lines of JSON Lines files, each a dict; blank lines are left out.
+    """The lines of JSON Lines files, each a dict; blank lines are skipped.
 
-    Sample i is the i-th line of all files, in the order given (those of a glob by name). A line is parsed when it is
-    asked for. The lines are copied to the cache folder once a node, uncompressed; all processes map that.
+    Sample i is the i-th line of all files, in the order given (those of a glob sorted by name). A line is parsed when
+    it is read. The lines are copied to the cache folder once per node, uncompressed, and mapped by all processes.
 
     Args:
-        paths: a path, a glob, a URL that fsspec knows (`s3://…`, `memory://…`), or a list of them; also compressed.
-        transform: what a sample is passed through.
-        cache_dir: the folder for copies; default `$XDG_CACHE_HOME/regrow/data`, `~/.cache` without it.
-        storage_options: what fsspec needs to open URLs.
+        paths: a path, a glob, a URL that fsspec supports (`s3://…`, `memory://…`), or a list of them; also compressed.
+        transform: function applied to each sample; None: none.
+        cache_dir: folder for copies; default `$XDG_CACHE_HOME/regrow/data`, by default below `~/.cache`.
+        storage_options: fsspec's options for URLs.
 
-    Raises `UsageError` for files that are missing or have no lines; `DataError`, with file and line, where a line is
-    asked for that is no JSON object.
+    Raises `UsageError` for files that are missing or have no lines; `DataError`, with file and line, when a line is
+    read that is not a JSON object.
     """
 
     def __init__(
@@ -126,14 +126,14 @@ class _Tables(FileRows):
 class Parquet(_Tables):
     """The rows of Parquet files, each a dict by column name.
 
-    They are copied to the cache folder once a node, uncompressed; all processes map that, so any row is near.
+    They are copied to the cache folder once per node, uncompressed, and mapped by all processes for fast random access.
 
     Args:
-        paths: a path, a glob, a URL that fsspec knows, or a list of them; `.parquet` or `.pq`.
-        transform: what a sample is passed through.
-        columns: which to read; None: all.
-        cache_dir: the folder for copies; default `$XDG_CACHE_HOME/regrow/data`, `~/.cache` without it.
-        storage_options: what fsspec needs to open URLs.
+        paths: a path, a glob, a URL that fsspec supports, or a list of them; `.parquet` or `.pq`.
+        transform: function applied to each sample; None: none.
+        columns: columns to read; None: all.
+        cache_dir: folder for copies; default `$XDG_CACHE_HOME/regrow/data`, by default below `~/.cache`.
+        storage_options: fsspec's options for URLs.
 
     Raises `UsageError` for files or columns that are missing, and files without rows; `DataError` for damaged files.
     """
@@ -144,16 +144,16 @@ class Parquet(_Tables):
 class Arrow(_Tables):
     """The rows of Arrow IPC files, each a dict by column name.
 
-    Both formats are read: the file format (`.arrow`, `.feather`: Feather 2) and the stream format (also what Hugging
-    Face `datasets` writes). Files of this machine are mapped where they lie, so all its processes share one copy in the
-    page cache; compressed and remote ones are copied to the cache folder once a node, uncompressed.
+    Both formats are supported: the file format (`.arrow`, `.feather`: Feather 2) and the stream format (which Hugging
+    Face `datasets` writes). Local files are mapped in place, so all processes share one copy in the page cache;
+    compressed and remote files are copied to the cache folder once per node, uncompressed.
 
     Args:
-        paths: a path, a glob, a URL that fsspec knows, or a list of them; `.arrow`, `.arrows`, `.feather` or `.ipc`.
-        transform: what a sample is passed through.
-        columns: which to read; None: all.
-        cache_dir: the folder for copies; default `$XDG_CACHE_HOME/regrow/data`, `~/.cache` without it.
-        storage_options: what fsspec needs to open URLs.
+        paths: a path, a glob, a URL that fsspec supports, or a list of them; `.arrow`, `.arrows`, `.feather` or `.ipc`.
+        transform: function applied to each sample; None: none.
+        columns: columns to read; None: all.
+        cache_dir: folder for copies; default `$XDG_CACHE_HOME/regrow/data`, by default below `~/.cache`.
+        storage_options: fsspec's options for URLs.
 
     Raises `UsageError` for files or columns that are missing, and files without rows; `DataError` for damaged files.
     """

@@ -1,1 +1,1 @@
-"""Scripts that jobs of `regrow doctor --train` run, as a user would write them."""
+"""Training scripts for the jobs of `regrow doctor --train`, as a user would write them."""

@@ -1,7 +1,7 @@
 """`network.py [BIND]`: rank 0 sends to the last rank, with one flow and with four, as fast as it can.
 
-It sends to the address BIND of the last rank's node: loopback where none is given, for 0.0.0.0 all others of that node.
-Rank 0 writes lines of JSON to `rates.jsonl`: address, flows, GB/s, and an error where an address cannot be used.
+It sends to the address BIND of the last rank's node, by default loopback; for 0.0.0.0 to all its other addresses.
+Rank 0 writes lines of JSON to `rates.jsonl`: address, flows, GB/s, and an error if an address cannot be used.
 """
 
 import hmac
@@ -26,13 +26,13 @@ SECONDS = 0.6
 CONNECT_S, PATIENCE_S = 5.0, 20.0
 CHUNK = 1 << 20
 MOST = 8
-"""Addresses that are measured; a silent one takes `CONNECT_S`."""
+"""Most addresses that are measured; one that does not answer takes `CONNECT_S`."""
 MESSAGE_BYTES = 4096
-"""Bytes in which addresses, ports and the token are told."""
+"""Size of the message with addresses, ports and the token."""
 
 
 def addresses(bind: str) -> list[str]:
-    """Addresses to listen on: the given one; for 0.0.0.0 all IPv4 addresses of interfaces that are up, but loopback."""
+    """Addresses to listen on: the given one; for 0.0.0.0 those of all IPv4 interfaces that are up, but loopback."""
     if bind not in ANY:
         return [bind or LOOPBACK]
     up = {name for name, stats in psutil.net_if_stats().items() if stats.isup}
@@ -47,12 +47,12 @@ def addresses(bind: str) -> list[str]:
 
 
 def family_of(host: str) -> socket.AddressFamily:
-    """Of an address to listen on."""
+    """Address family of a host to listen on."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class Receiver:
-    """Listens on addresses of this machine; reads what comes with the token, and answers with the count of bytes."""
+    """Listens on addresses of this machine; reads data that begins with the token, and answers with its size."""
 
     def __init__(self, hosts: Sequence[str], token: bytes) -> None:
         self._token = token
@@ -80,16 +80,16 @@ class Receiver:
                     count += got
                 connection.sendall(count.to_bytes(8, "big"))
         except OSError:
-            return  # the sender sees it too, and tells
+            return  # the sender gets an error too, and reports it
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         for each in self._sockets:
             each.close()
 
 
 def send(place: tuple[str, int], token: bytes, received: list[int], errors: list[str]) -> None:
-    """One flow."""
+    """Send one flow for `SECONDS`; appends the bytes that were received, or an error."""
     chunk = bytes(CHUNK)
     try:
         with socket.create_connection(place, timeout=CONNECT_S) as connection:
@@ -105,7 +105,7 @@ def send(place: tuple[str, int], token: bytes, received: list[int], errors: list
 
 
 def measure(place: tuple[str, int], flows: int, token: bytes) -> dict[str, object]:
-    """The rate to one place."""
+    """Measure the rate to one address."""
     received: list[int] = []
     errors: list[str] = []
     threads = [threading.Thread(target=send, args=(place, token, received, errors)) for _ in range(flows)]
@@ -119,7 +119,7 @@ def measure(place: tuple[str, int], flows: int, token: bytes) -> dict[str, objec
 
 
 def share(text: str, root: int) -> str:
-    """Text of one rank, for all. It travels as bytes, and is never unpickled."""
+    """Broadcast a text from rank `root` to all, as bytes, without pickle."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     message = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
     message[: len(text.encode())] = torch.tensor(list(text.encode()), dtype=torch.uint8)
@@ -130,7 +130,7 @@ def share(text: str, root: int) -> str:
 
 
 def main(bind: str) -> None:
-    """Measure."""
+    """Measure all addresses."""
     session = regrow.init(seed=0)
     if torch.accelerator.is_available():
         torch.accelerator.set_device_index(session.local_rank % torch.accelerator.device_count())
@@ -151,7 +151,7 @@ def main(bind: str) -> None:
                     file.write(json.dumps(rate) + "\n")
                     file.flush()
                     if rate["error"]:
-                        break  # more flows would wait as long again
+                        break  # more flows would wait for the same timeout again
     share("over", 0)
     if receiver is not None:
         receiver.close()

@@ -1,6 +1,6 @@
-"""`steady.py plain|regrow ASKS ANSWERS`: a model that trains a block of steps each time that it is asked to.
+"""`steady.py plain|regrow ASKS ANSWERS`: a model that trains a block of steps on each request.
 
-A line in the pipe ASKS asks; the milliseconds a step come in the pipe ANSWERS. One rank.
+A line in the pipe ASKS is a request; the answer in the pipe ANSWERS is the milliseconds per step. One rank.
 """
 
 import sys
@@ -18,7 +18,7 @@ ENDLESS = 1_000_000
 
 
 def device() -> torch.device:
-    """The accelerator, else the processor."""
+    """The accelerator, else the CPU."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return torch.device("cpu") if found is None else torch.device(found.type, 0)
 
@@ -30,7 +30,7 @@ def drain() -> None:
 
 
 class Blocks:
-    """Blocks of steps, each when it is asked for. `block`: steps in each; `drain`: waits for the device."""
+    """Blocks of steps, each on request. `block`: steps per block; `drain`: waits for the device."""
 
     def __init__(self, asks: str, answers: str, *, block: int = BLOCK, drain: Callable[[], object] = drain) -> None:
         self._asks, self._answers = open(asks), open(answers, "w")  # noqa: SIM115 - open as long as the process
@@ -38,14 +38,14 @@ class Blocks:
         self._count, self._began = 0, 0.0
 
     def before(self) -> None:
-        """A step begins: where a block does, wait to be asked for it."""
+        """A step begins: at the beginning of a block, wait for a request."""
         if self._count % self._block == 0:
             self._asks.readline()
             self._drain()
             self._began = time.perf_counter()
 
     def after(self) -> None:
-        """A step has ended: where a block has, tell its milliseconds a step."""
+        """A step has ended: at the end of a block, answer with its milliseconds per step."""
         self._count += 1
         if self._count % self._block == 0:
             self._drain()
@@ -75,7 +75,7 @@ class SteadyTraining:
 
 
 def main(side: str, asks: str, answers: str) -> None:
-    """Train for as long as somebody asks."""
+    """Train until the process is ended."""
     torch.set_num_threads(1)
     if side == "plain":
         backend = dist.get_default_backend_for_device(device())

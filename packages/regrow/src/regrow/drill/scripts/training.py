@@ -1,4 +1,4 @@
-"""A small model that trains in DDP or HSDP: standard PyTorch, regrow's few lines, and points to strike it at."""
+"""A small model that trains in DDP or HSDP: standard PyTorch, regrow's few lines, and points for faults."""
 
 import argparse
 import json
@@ -30,7 +30,7 @@ parser.add_argument("--fill", type=float, default=0.0, help="share of its device
 
 
 def place(local_rank: int) -> torch.device:
-    """The device of this rank; ranks share devices where there are fewer."""
+    """The device of this rank; ranks share devices if there are fewer."""
     torch.set_num_threads(1)
     if not torch.accelerator.is_available():
         return torch.device("cpu")
@@ -41,7 +41,7 @@ def place(local_rank: int) -> torch.device:
 
 
 def build(mode: str, device: torch.device) -> nn.Module:
-    """The model on this rank's device. Uneven shards: the hidden width is odd."""
+    """The model on this rank's device. Its hidden width is odd, for uneven shards."""
     model = nn.Sequential(
         nn.Linear(WIDTH, 99), nn.GELU(), nn.Dropout(0.1), nn.Linear(99, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 1)
     ).to(device)
@@ -57,7 +57,7 @@ def build(mode: str, device: torch.device) -> nn.Module:
 
 
 def wait_for(path: Path) -> None:
-    """Tell which process waits here, until the file `PATH.go` is there."""
+    """Write this process's pid to `path`, then wait until the file with suffix `.go` exists."""
     path.with_suffix(".new").write_text(str(os.getpid()))
     path.with_suffix(".new").rename(path)
     until = time.monotonic() + PATIENCE_S

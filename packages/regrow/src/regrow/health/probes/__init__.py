@@ -1,7 +1,7 @@
-"""The probes: each yields readings, says by `ProbeAt` which device it turns to, and judges nothing.
+"""The probes: each yields readings, announces each device by `ProbeAt`, and judges nothing.
 
-They run in a child process (`child.py`); what is heavy or may crash (torch, NVML) is imported when they run. The table
-is known to the parent, which therefore imports none of them.
+They run in a child process (`child.py`), and import libraries that are heavy or may crash (torch, NVML) only there. The
+parent uses the table below, and imports none of the probes.
 """
 
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from regrow.core.ids import Seconds
 
 
 class Probe(NamedTuple):
-    """One probe. `deadline`: for each device. `quick`: takes no context on an accelerator and well under a second."""
+    """One probe. `deadline`: per device. `quick`: needs no context on an accelerator, and well under a second."""
 
     module: str
     deadline: Seconds
@@ -27,6 +27,6 @@ PROBES: dict[str, Probe] = {
     "network": Probe("network", 5.0),
     "accelerator": Probe("accelerator", 60.0, quick=False),
 }
-"""By the name that verdicts have as their source; in the order in which they run. `module` has a function `read`."""
+"""By the name that is the `source` of verdicts; in the order in which they run. `module` has a function `read`."""
 
 QUICK = [name for name, probe in PROBES.items() if probe.quick]

@@ -1,7 +1,7 @@
-"""Each accelerator that torch has: a context on it, its memory, how fast that is, products with a known answer.
+"""Tests each accelerator of torch: a context, its memory, the memory's speed, and products with a known answer.
 
-By `torch.accelerator`, so that it is the same for CUDA, ROCm, XPU and others. It takes a context on each device, some
-hundreds of MiB for CUDA: not for GPUs that workers fill.
+It uses `torch.accelerator`, so that it works for CUDA, ROCm, XPU and others. A context takes some hundreds of MiB on a
+CUDA device: do not run it on GPUs that workers fill.
 """
 
 import time
@@ -28,7 +28,7 @@ _PATTERN_BYTES = 64 << 20
 _COPY_BYTES = 256 << 20
 _COPIES = 10
 _TILES = 8
-"""Copies of the factors side by side, so that a large chip has work for all of its parts."""
+"""Copies of the factors side by side, so that all parts of a large chip have work."""
 _PRODUCTS = 8
 
 
@@ -52,7 +52,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def _device(torch: Any, device: "torch.device", name: str) -> Iterator[Reading]:
-    """Whatever goes wrong here raises torch's own error: the probe's failure is what is told."""
+    """Readings of one device. Errors of torch pass through, and are reported as the probe's failure."""
     start = time.perf_counter()
     tried, wrong = _pattern(torch, device)
     seconds = time.perf_counter() - start
@@ -67,7 +67,7 @@ def _device(torch: Any, device: "torch.device", name: str) -> Iterator[Reading]:
 
 
 def _pattern(torch: Any, device: "torch.device") -> tuple[int, int]:
-    """Write each bit as 0 and as 1, read it back on the host."""
+    """Write each bit as 0 and as 1, and read it back on the host; returns the bytes tried and the wrong ones."""
     wrong = 0
     block = torch.empty(_PATTERN_BYTES, dtype=torch.uint8, device=device)
     for value in (0x55, 0xAA):
@@ -104,7 +104,7 @@ def _bandwidth(torch: Any, device: "torch.device", name: str, free: int | None) 
 
 
 def _products(torch: Any, device: "torch.device", name: str, dtype: str) -> ProductReading:
-    """Compared on the host: a device that computes wrongly may compare wrongly too."""
+    """Compute products, and compare them on the host: a faulty device may compare wrongly too."""
     wrong, first = 0, ""
     kind = getattr(torch, dtype)
     for number in range(_PRODUCTS):

@@ -15,7 +15,7 @@ _TIMEOUT_S: Seconds = 2.0
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """Of a few round trips the shortest, which says it most exactly."""
+    """The reading of the shortest of a few round trips, which is the most exact."""
     if not settings.clock:
         yield NotApplicable("there is no job, so no coordinator, to compare with")
         return
@@ -28,7 +28,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 def _ask(settings: ProbeSettings) -> ClockReading:
     request = urllib.request.Request(settings.clock, headers={"Authorization": f"Bearer {settings.token}"})
-    # No proxy: the coordinator is where the job says, whatever the environment has for the internet.
+    # No proxy: the coordinator is reached directly, whatever proxy the environment sets.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls.calling())
     )

@@ -1,4 +1,4 @@
-"""Test that a disk stores data, and gives it back as it was."""
+"""Tests that a disk stores data and returns it unchanged."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ _BLOCKS = 2
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """A file of 2 MiB in the folder, or in the nearest folder above it that exists."""
+    """Write and read a file of 2 MiB in the folder, or in its nearest existing parent."""
     folder = os.path.abspath(settings.folder)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -30,7 +30,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def _try(folder: str) -> tuple[float, bool]:
-    # Without a name where the file system can: nothing is left behind whatever happens.
+    # An unnamed file, if the file system supports it, so that nothing can be left behind.
     with tempfile.TemporaryFile(dir=folder, prefix=".regrow-doctor-") as file:
         start = time.perf_counter()
         for _ in range(_BLOCKS):
@@ -38,7 +38,7 @@ def _try(folder: str) -> tuple[float, bool]:
         file.flush()
         os.fsync(file.fileno())
         seconds = time.perf_counter() - start
-        with contextlib.suppress(OSError):  # so that it is read from the disk, where that can be asked
+        with contextlib.suppress(OSError):  # drops the page cache if possible, so that the disk itself is read
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
         return seconds, any(file.read(len(_BLOCK)) != _BLOCK for _ in range(_BLOCKS))

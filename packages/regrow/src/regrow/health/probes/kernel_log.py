@@ -1,4 +1,4 @@
-"""Xids: what the NVIDIA driver has told the kernel log. Reading that may need rights; without them it is left out.
+"""Reads Xids, the NVIDIA driver's errors, from the kernel log; not applicable without the right to read it.
 
 Format of /dev/kmsg: https://www.kernel.org/doc/Documentation/ABI/testing/dev-kmsg
 """
@@ -19,7 +19,7 @@ _MOST_XIDS = 64
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """The Xids of the last `window` seconds, or that there was none."""
+    """The Xids of the last `window` seconds, or a `QuietLog`."""
     try:
         records = _records()
     except OSError as error:
@@ -51,9 +51,9 @@ def _records() -> list[str]:
             try:
                 record = os.read(descriptor, _RECORD_BYTES)
             except BlockingIOError:
-                break  # all that there is
+                break  # end of the log
             except BrokenPipeError:
-                continue  # overwritten while we read: go on with the next
+                continue  # the record was overwritten: read the next one
             if not record:
                 break
             records.append(record.decode(errors="replace"))

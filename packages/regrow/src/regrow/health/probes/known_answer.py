@@ -1,8 +1,8 @@
-"""Matrices of small integers, whose product is exact in any order of summation and any of these types.
+"""Matrices of small integers whose product is exact in any order of summation and in each of these types.
 
-Elements are at most `bound` in size and `SIZE` products are added, so every partial sum is an integer of at most
-`SIZE * bound**2`. float32 holds all up to 2**24 (and TF32, with 10 bits of mantissa, all factors); bfloat16, with 8
-bits, all up to 256. A single wrong bit in a factor, a product or a sum therefore shows as a wrong integer.
+Elements have at most the magnitude `bound` and `SIZE` products are added, so every partial sum is an integer of at most
+`SIZE * bound**2`. float32 represents all integers up to 2**24 (and TF32, with 10 bits of mantissa, all factors);
+bfloat16, with 8 bits, all up to 256. So a single wrong bit in a factor, a product or a sum gives a wrong integer.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Matrix = np.ndarray[Any, Any]
 
 
 def factors(bound: int, seed: int) -> tuple[Matrix, Matrix]:
-    """Two matrices of integers from `-bound` to `bound` that look random and are the same everywhere."""
+    """Two pseudorandom matrices of integers from `-bound` to `bound`, the same on every machine."""
     at = np.arange(2 * SIZE * SIZE, dtype=np.uint64) + np.uint64(seed * 2_654_435_761 + 1)
     mixed = (at * np.uint64(6_364_136_223_846_793_005)) >> np.uint64(33)
     values = (mixed % np.uint64(2 * bound + 1)).astype(np.int64) - bound
@@ -26,12 +26,12 @@ def factors(bound: int, seed: int) -> tuple[Matrix, Matrix]:
 
 
 def product(left: Matrix, right: Matrix) -> Matrix:
-    """The answer, by integers: another unit of the processor than that which is tried."""
+    """The expected product, in integers: computed by another unit of the processor than the tested one."""
     return left @ right
 
 
 def differences(got: Matrix, want: Matrix) -> tuple[int, str]:
-    """Number of wrong elements, and the first of them in words."""
+    """(number of wrong elements, description of the first)."""
     wrong = np.argwhere(~(got == want))
     if len(wrong) == 0:
         return 0, ""

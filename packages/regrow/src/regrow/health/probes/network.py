@@ -1,4 +1,4 @@
-"""A loopback exchange, and a connection to each peer that is named."""
+"""Tests a loopback exchange, and a connection to each given peer."""
 
 import socket
 import threading
@@ -14,7 +14,7 @@ _TIMEOUT_S: Seconds = 2.0
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """The loopback first, then the peers in turn."""
+    """Readings of the loopback, then of each peer."""
     if LOOPBACK not in settings.skip:
         yield ProbeAt("network", LOOPBACK)
         try:
@@ -28,7 +28,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def _loopback() -> NetworkReading:
-    """1 MiB to an address of our own, compared with what was sent."""
+    """Send 1 MiB over loopback, and compare the received data."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_TIMEOUT_S)
         start = time.perf_counter()
@@ -53,7 +53,7 @@ def _receive(receiver: socket.socket, received: bytearray) -> None:
 
 
 def _connect(peer: str) -> NetworkReading:
-    """Time of a TCP handshake. Nothing is sent: whatever listens there is not disturbed."""
+    """Time of a TCP handshake. No data is sent, so as not to disturb the listener."""
     host, _, port = peer.rpartition(":")
     try:
         start = time.perf_counter()

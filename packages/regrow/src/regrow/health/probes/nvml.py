@@ -1,4 +1,4 @@
-"""Readings of the NVIDIA driver about its GPUs, by NVML. It opens no context on them.
+"""Reads the state of NVIDIA GPUs from the driver, by NVML, without a context on them.
 
 NVML: https://docs.nvidia.com/deploy/nvml-api/; `nvidia-ml-py` is its Python binding (`pip install 'regrow[gpu]'`).
 """
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
-    """One reading of each GPU that we may use."""
+    """One reading of each usable GPU."""
     try:
         nvml: Any = importlib.import_module("pynvml")
     except ImportError:
@@ -32,7 +32,7 @@ def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def _without_driver(nvml: Any, error: Any) -> Iterator[Reading]:
-    """No library, no driver or no right to ask means that there is nothing to read; anything else is told."""
+    """Not applicable without the library, the driver or the permission; any other error is a reading."""
     absent = (
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
@@ -65,9 +65,9 @@ def _all(nvml: Any, settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:
 
 
 def is_ours(visible: Sequence[str] | None, index: int, uuid: str) -> bool:
-    """True if `CUDA_VISIBLE_DEVICES` names this GPU, by number or by the beginning of its UUID.
+    """True if `CUDA_VISIBLE_DEVICES` names this GPU, by number or by a prefix of its UUID.
 
-    The names of parts of a GPU (`MIG-…`) do not show which GPU it is, so all count then.
+    The name of a GPU partition (`MIG-…`) does not identify the GPU, so with such names all GPUs count.
     """
     if visible is None or any(name.startswith("MIG") for name in visible):
         return True
@@ -116,7 +116,7 @@ def _recovery(nvml: Any, ask: "_Asker", handle: Any) -> int | None:
 
 
 class _Asker:
-    """Asks a thing that this GPU may not have: None then. An error that says that the GPU is gone is kept."""
+    """Makes a query that a GPU may not support: returns None then. Keeps an error that means the GPU is lost."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml

@@ -1,4 +1,4 @@
-"""A product with a known answer on each processor core that we may use: silent errors belong to single cores.
+"""Computes a product with a known answer on each usable CPU core, as silent errors affect single cores.
 
 P. H. Hochschild et al., Cores that don't count, HotOS 2021, https://doi.org/10.1145/3458336.3465297
 """
@@ -14,7 +14,7 @@ from regrow.health.probes import known_answer
 from regrow.health.readings import ProbeAt, ProbeSettings, ProductReading, Reading
 
 _BUDGET_S: Seconds = 0.3
-"""Cores that are not reached in that time are left for the next examination, which begins with another."""
+"""Cores not reached in this time are left for a later examination, which starts at another core."""
 
 
 def read(settings: ProbeSettings) -> Iterator[ProbeAt | Reading]:

@@ -1,1 +1,1 @@
-"""Maintenance of the nodes of a running job, from outside of it."""
+"""Maintenance of a running job's nodes, from outside the job."""

@@ -1,7 +1,7 @@
-"""All nodes of a job restarted one after the other while it trains: drivers, kernels, images.
+"""Restarts all nodes of a job one after the other while it trains, for new drivers, kernels or images.
 
-The ranks of a node move to a spare one, a command of the operator restarts the node, and it is the spare of the next.
-Nodes that are done are noted in a file, so that a restart which was stopped goes on where it was.
+The ranks of a node move to a spare node, the operator's command restarts the node, and it is the spare for the next.
+A file lists the finished nodes, so that an interrupted rolling restart continues where it stopped.
 """
 
 import contextlib
@@ -25,19 +25,19 @@ from regrow.membership.view import JobView, NodeView
 PROGRESS_FILE = "rolling-restart.json"
 _LOOK_S: Seconds = 0.5
 _TOO_LATE = 124
-"""Exit code for a command that took too long, as of `timeout`."""
+"""Exit code for a command that took too long, as that of `timeout`."""
 _SETTLE_S: Seconds = 2.0
-"""For this long a node that was away is seen to be there before it counts as back."""
+"""A returned node must be present for this long before it counts as back."""
 
 
 class RestartProgress(msgspec.Struct, frozen=True):
-    """Contents of the file: the nodes that are done."""
+    """Contents of the progress file: the finished nodes."""
 
     done: list[NodeId] = []
 
 
 class AskedJob(Protocol):
-    """Running job, as `CoordinatorClient`."""
+    """The part of `CoordinatorClient` that a rolling restart needs."""
 
     def status(self) -> JobView:
         """The job's present state."""
@@ -49,14 +49,14 @@ class AskedJob(Protocol):
 
 
 class RollingRestart:
-    """Restarts nodes in turns.
+    """Restarts nodes one after the other.
 
     Args:
-        job: asked over HTTP; called anew at each question, as the coordinator may be elsewhere by then.
-        file: keeps what is done.
-        restart: restarts a node, and returns the exit code when it is on its way.
-        say: tells the progress, a line each.
-        patience: seconds for a node's ranks to leave, and for it to be back.
+        job: makes a client of the job; called before each request, as the coordinator may have moved.
+        file: the progress file.
+        restart: restarts a node; returns an exit code once the restart is under way.
+        say: prints a line of progress.
+        patience: seconds for a node's ranks to leave, and again for the node to be back.
     """
 
     def __init__(
@@ -71,14 +71,14 @@ class RollingRestart:
         self._job, self._file, self._restart, self._say, self._patience = job, file, restart, say, patience
 
     def run(self, wanted: Sequence[NodeId] = (), *, again: bool = False) -> int:
-        """Restart all nodes, those without ranks first; the exit code.
+        """Restart all nodes, those without ranks first; returns the exit code.
 
         Args:
             wanted: only these, in this order.
-            again: begin with the first, whatever is noted.
+            again: ignore the progress file and begin with the first.
 
         Raises:
-            UsageError: there is no such node.
+            UsageError: the job has no such node.
         """
         done = [] if again else self._read().done
         nodes = self._order(wanted)
@@ -106,7 +106,7 @@ class RollingRestart:
         return list(wanted) or sorted(there, key=lambda node: node in busy)
 
     def _one(self, node: NodeId, title: str) -> str:
-        """Restart one node; why it was not."""
+        """Restart one node; returns the reason if that failed, else an empty string."""
         began = time.monotonic()
         if problem := self._empty(node):
             return problem
@@ -122,24 +122,24 @@ class RollingRestart:
         return ""
 
     def _empty(self, node: NodeId) -> str:
-        """Move the ranks of a node away; why they are still there."""
+        """Move the ranks of a node away; returns the reason if they are still there, else an empty string."""
         until, refusal = time.monotonic() + self._patience, ""
         while time.monotonic() < until:
             view = self._status()
             if view is not None and node not in {worker.node for worker in view.ranks}:
                 return ""
             if view is not None:
-                # A refusal may be of the moment: leavers of the former node still have their slots.
+                # A refusal may be temporary: workers that leave the former node still hold their slots.
                 answer = self._ask(node)
                 refusal = "" if answer is None or answer.accepted else answer.reason
             time.sleep(_LOOK_S)
         return refusal or f"its ranks have not left it within {self._patience:g} s"
 
     def _back(self, before: NodeView) -> str:
-        """Wait for a node to go and to come; why it is not back.
+        """Wait for a node to leave and return; returns the reason if it is not back, else an empty string.
 
-        Its command may have returned before the node goes down, and its loss may be noticed late: one that was neither
-        seen away nor has another agent is still the one that goes.
+        The command may return before the node goes down, and the loss may be detected late: a node that was never seen
+        away and still has its former agent has not restarted yet.
         """
         until, since, gone = time.monotonic() + self._patience, None, False
         while (now := time.monotonic()) < until:
@@ -162,7 +162,7 @@ class RollingRestart:
         return None if view is None else next((each for each in view.nodes if each.node == node), None)
 
     def _status(self) -> JobView | None:
-        """None: nobody answers at the moment, as while another coordinator is elected."""
+        """The job's state; None if no coordinator answers at the moment, as during an election."""
         try:
             return self._job().status()
         except CoordinatorGone:
@@ -194,9 +194,9 @@ class RollingRestart:
 
 
 def commanded(command: str, environment: Mapping[str, str], *, within: Seconds) -> Callable[[NodeView], int]:
-    """A restart by a shell command, which finds the node in `REGROW_NODE` and `REGROW_HOST`.
+    """Make a restart function from a shell command, which gets the node in `REGROW_NODE` and `REGROW_HOST`.
 
-    It is ended with all that it has started after `within` seconds, and when somebody stops the rolling restart.
+    The command's process group is killed after `within` seconds, and when the rolling restart is interrupted.
     """
 
     def restart(node: NodeView) -> int:

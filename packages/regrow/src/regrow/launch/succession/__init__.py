@@ -1,1 +1,1 @@
-"""Launchers of nodes without the coordinator: they follow it, and elect another where it is lost."""
+"""Launchers of nodes without the coordinator: they follow it, and elect another if it is lost."""

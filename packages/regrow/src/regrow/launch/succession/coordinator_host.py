@@ -1,4 +1,4 @@
-"""A coordinator in this process, whether node 0's or one that was elected, and all that is opened with it."""
+"""Hosts the coordinator, node 0's or an elected one, with everything that is opened along with it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from regrow.observe.watch.site import WatchSite
 
 
 class CoordinatorHost:
-    """A coordinator with its records, its live page, and its desk for other launchers."""
+    """A coordinator with its records, its live page, and its API for other launchers."""
 
     coordinator: Coordinator
 
@@ -48,15 +48,15 @@ class CoordinatorHost:
         self.leased = LeasedMachine(machine, voters, self.succession_api.changed)
 
     def records(self, stack: AsyncExitStack, job_dir: Path) -> Callable[[Record], None]:
-        """Open the job's records; returns what writes one, in a thread of its own. Raises `OSError`."""
+        """Open the job's records; returns a function that writes one, in a thread of its own. Raises `OSError`."""
         events = stack.enter_context(EventWriter(job_dir / folder.EVENTS_FILE, complain=self._console.say))
         disk = stack.enter_context(Background("regrow-records"))
         return lambda record: disk.do(partial(events.write, record, time.time()))
 
     async def listen(self, stack: AsyncExitStack, coordinator: Coordinator) -> str:
-        """Open the live page, if one is asked for, then the coordinator and its desk; the page's address, or empty.
+        """Open the live page, if requested, then the coordinator and its API; returns the page's address, or empty.
 
-        Raises `UsageError` where an address is taken or is not this machine's.
+        Raises `UsageError` if an address is taken or is not this machine's.
         """
         self.coordinator, plan, machine, address = coordinator, self._plan, self.machine, ""
         if plan.watch is not None:
@@ -72,11 +72,11 @@ class CoordinatorHost:
 
     @property
     def crash(self) -> str:
-        """Stacks of defects of regrow's own, for the record."""
+        """Stack traces of regrow's own defects, for the record."""
         return self.machine.crash + self.coordinator.crash + self.succession_api.crash
 
     async def stop_nodes(self, end: EndJob) -> Sequence[NodeId]:
-        """The job has ended: end its agents; returns those that did not in time."""
+        """End the agents after the job's end; returns the nodes whose workers did not end in time."""
         reason = end.diagnosis.splitlines()[0] if end.diagnosis else "the job is done"
         late = await self.coordinator.stop_nodes(reason, grace=self._plan.grace)
         for node in late:

@@ -1,4 +1,4 @@
-"""A launcher that has no coordinator: it follows the one there is, votes where that is lost, and may be elected."""
+"""A launcher without the coordinator: it follows the present one, votes if that is lost, and may be elected."""
 
 import asyncio
 import contextlib
@@ -37,19 +37,19 @@ _LONGEST_PAUSE_S: Seconds = 0.5
 _ELECTION_S: Seconds = 30.0
 """Time without an election after which the job's coordinator is lost for good."""
 _UNASKED_S: Seconds = 5.0
-"""Time that a launcher that knows of too few voters waits for the request of one that knows of more."""
+"""A launcher that knows too few voters waits this long for a vote request from one that knows more."""
 
 
 class FollowingLauncher:
-    """Open it with `async with`; from `follow` on it knows who is coordinator.
+    """Follows the coordinator and takes part in elections. Open it with `async with`, then call `follow`.
 
     Args:
-        node: this launcher's.
+        node: this launcher's node.
         token: the job's secret.
-        bind: where to listen.
-        advertise: under which host the other nodes reach it.
-        say: tells the user.
-        become_leader: makes this launcher the host of the coordinator, in a term, with the votes of these; its URL.
+        bind: address to listen on.
+        advertise: host under which the other nodes reach it.
+        say: prints a line for the user.
+        become_leader: hosts the coordinator in this launcher after its election; returns the coordinator's URL.
         clock: for leases.
     """
 
@@ -65,9 +65,9 @@ class FollowingLauncher:
         clock: Clock | None = None,
     ) -> None:
         self.leader: Leader | None = None
-        """The coordinator, as far as is known."""
+        """The present coordinator, as far as this launcher knows."""
         self.ended = False
-        """True once the coordinator has said that the job has ended."""
+        """True once the coordinator has reported the job's end."""
         self._node, self._bind, self._advertise = node, bind, advertise
         self._headers = {"Authorization": f"Bearer {token}"}
         self._secret = self._headers["Authorization"].encode()
@@ -80,7 +80,7 @@ class FollowingLauncher:
         self._lost_at: Instant = 0.0
         self._over = False
         self._looking = False
-        """True while another coordinator is looked for, and maybe elected just now."""
+        """True while this launcher looks for another coordinator, which may be being elected."""
         self._witness: WitnessFolder | None = None
         self._news = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -89,7 +89,7 @@ class FollowingLauncher:
         self.port = 0
 
     async def __aenter__(self) -> "FollowingLauncher":
-        """Listen."""
+        """Start to listen."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes([web.post("/vote", self._serve_vote), web.get("/leader", self._serve_leader)])
         app.add_routes([web.post("/needed", self._serve_needed)])
@@ -104,7 +104,7 @@ class FollowingLauncher:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Follow nobody any more."""
+        """Stop following and listening."""
         self._end()
         if self._task is not None:
             self._task.cancel()
@@ -118,18 +118,18 @@ class FollowingLauncher:
 
     @property
     def url(self) -> str:
-        """URL at which this node's agent finds it."""
+        """URL at which this node's agent reaches this launcher."""
         host = LOOPBACK if self._bind in ("0.0.0.0", "::") else self._bind
         return tls.url(address_of(host, self.port))
 
     def follow(self, leader: Leader) -> None:
-        """This coordinator is the one that there is, as far as is known."""
+        """Start to follow this coordinator as the present one."""
         self.leader = leader
         self._election.follow(self._lease, self._clock.now())
         self._task = supervised(self._run(), "following the coordinator", self._cannot_follow)
 
     async def next(self, term: int) -> Leader | None:
-        """Wait for a coordinator of a later term; None: the job is over, or has lost its coordinator."""
+        """Wait for a coordinator of a later term; None: the job is over, or has lost its coordinator for good."""
         while not self._over and (self.leader is None or self.leader.term <= term):
             await self._news.wait()
         return self.leader if self.leader is not None and self.leader.term > term else None
@@ -159,11 +159,11 @@ class FollowingLauncher:
             self._end()
 
     def _cannot_follow(self, _: str, error: BaseException) -> None:
-        """Whatever it is, this node follows nobody any more, and says why."""
+        """Report any error that ended the following."""
         self._say(f"{self._node} cannot follow the job's coordinator: {type(error).__name__}: {error}")
 
     async def _attend(self, leader: Leader) -> bool:
-        """Answer the coordinator's beats until another one is to be found; False: the job has ended."""
+        """Exchange heartbeats with the coordinator; True once another one must be found, False if the job has ended."""
         election, failed_at, pause = self._election, None, _AGAIN_S
         while True:
             unreachable = False
@@ -191,8 +191,8 @@ class FollowingLauncher:
                 self._ahead = now - answer.beat
                 self._lost_at, failed_at, pause = now, None, _AGAIN_S
                 continue
-            # A process that is paused answers nothing either, but its machine takes connections; and training does not
-            # need a coordinator between faults.
+            # A paused process does not answer either, but its machine accepts connections; and between faults training
+            # needs no coordinator.
             if self._clock.now() >= election.bound_until and (
                 election.misses(leader.term) or unreachable or await self._ask_around(leader.term) is not None
             ):
@@ -213,9 +213,9 @@ class FollowingLauncher:
     # --- electing ----------------------------------------------------------------------------------------------
 
     async def _find_next(self, lost: Leader) -> Leader | None:
-        """Whoever is elected, this launcher or another, or who was lost, if its link is back before.
+        """The next coordinator: an elected launcher, this one or another, or the lost one if its link returns first.
 
-        None: nobody is within the time for it.
+        None: no election succeeds in time.
         """
         self._looking = True
         try:
@@ -225,7 +225,7 @@ class FollowingLauncher:
             self._looking = False
 
     async def _await_return(self, lost: Leader) -> bool:
-        """Until that coordinator answers; whether it is still one for this launcher."""
+        """Wait until the lost coordinator answers; True if this launcher may still follow it."""
         while True:
             await asyncio.sleep(_LONGEST_PAUSE_S)
             with contextlib.suppress(aiohttp.ClientError, TimeoutError, *UNREADABLE):
@@ -234,7 +234,7 @@ class FollowingLauncher:
                 return self._election.received(answer.term, answer.handover, answer.lease, now) or answer.ended
 
     async def _elect(self, lost: Leader, returns: asyncio.Task[bool]) -> Leader | None:
-        """As `_find_next`; `returns`: whether the lost one answers again."""
+        """As `_find_next`; `returns`: True once the lost coordinator answers again."""
         election, since = self._election, self._clock.now()
         while self._clock.now() < since + self._patience and not self._over:
             if (found := await self._ask_around(lost.term)) is not None:
@@ -255,7 +255,7 @@ class FollowingLauncher:
 
     @property
     def _patience(self) -> Seconds:
-        """Time within which another coordinator may yet be elected."""
+        """Time within which another coordinator may still be elected."""
         return _ELECTION_S if self._election.possible or self._election.candidates else _UNASKED_S
 
     def _others(self) -> list[Voter]:
@@ -276,7 +276,7 @@ class FollowingLauncher:
         return answer is not None and self._election.answered(msgspec.msgpack.decode(answer, type=VoteAnswered))
 
     async def _ask_around(self, term: int) -> Leader | None:
-        """The coordinator of the latest term, of whom another voter knows, where that is a later one."""
+        """Ask the other voters for the coordinator of the latest term; None if no term is later than `term`."""
         voters = {voter.address for voter in self._others() if not is_witness(voter)}
         asked = [self._ask("GET", address, "/leader") for address in voters | {*self._election.candidates.values()}]
         answers = [answer for answer in await asyncio.gather(*asked) if answer is not None]
@@ -306,7 +306,7 @@ class FollowingLauncher:
         return web.Response(body=msgspec.msgpack.encode(VoteAnswered(granted, self._election.term)))
 
     async def _serve_leader(self, request: web.Request) -> web.Response:
-        """Serve the present coordinator. `?after=TERM&when=later`: once there is a later term's; `lost`: it is gone."""
+        """Serve the present coordinator. `?after=TERM&when=later`: wait for a later term; `lost`: TERM's is lost."""
         if self.leader is None:
             return refusal(503, "no coordinator is known yet", "")
         when, after = request.query.get("when", "now"), int(request.query.get("after", "0"))
@@ -318,15 +318,15 @@ class FollowingLauncher:
         return refusal(410, "the job has no coordinator any more", "") if leader is None else reply(leader)
 
     async def _serve_needed(self, request: web.Request) -> web.Response:
-        """`?after=TERM`: an agent needs the coordinator of this term, which does not answer it."""
+        """`?after=TERM`: an agent reports that it needs the coordinator of this term and gets no answer."""
         self._election.miss(int(request.query.get("after", "0")))
         return web.json_response({})
 
     async def _returns(self, term: int, asked: web.Request) -> bool:
-        """True if the coordinator of this term answers, now or once its link is back, before there is a later one.
+        """True if the coordinator of this term answers, now or once its link is back, before a later term begins.
 
-        One that only a pause has kept from answering may have been voted out meanwhile: while another is looked for, it
-        is not believed. False too when the asker hangs up.
+        A coordinator that was only paused may have been voted out meanwhile, so its answer does not count while this
+        launcher looks for another. Also False if the requester disconnects.
         """
         while not self._over and self.leader is not None and self.leader.term <= term and asked.transport is not None:
             if await self._stands(self.leader) and not self._looking and self.leader.term <= term:
@@ -337,7 +337,7 @@ class FollowingLauncher:
         return False
 
     async def _stands(self, leader: Leader) -> bool:
-        """True if the coordinator answers now."""
+        """True if this coordinator answers now."""
         if self._session is None:
             return False
         try:
@@ -359,10 +359,10 @@ class FollowingLauncher:
 
 
 class Elected(msgspec.Struct, frozen=True):
-    """This launcher is to host the coordinator.
+    """The election that makes this launcher the host of the coordinator.
 
-    `ahead`: of this clock, before the last coordinator's.
-    `lost_at`: when that one was last known to be there.
+    `ahead`: this machine's clock minus the former coordinator's, in seconds.
+    `lost_at`: time on this clock when the former coordinator was last known to run.
     """
 
     me: Voter

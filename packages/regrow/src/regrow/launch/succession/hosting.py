@@ -1,4 +1,4 @@
-"""The coordinator of a job that runs already, in the launcher that was elected."""
+"""Hosts the coordinator of a running job in the launcher that was elected."""
 
 import asyncio
 import time
@@ -37,14 +37,14 @@ _HOLD_AGAIN_S: Seconds = 0.2
 
 
 class NextHost:
-    """Hosts the coordinator, where this launcher is elected; until then, and otherwise, it does nothing.
+    """Hosts the coordinator once this launcher is elected; otherwise it does nothing.
 
     Args:
         plan: this node's.
         spec: the job's.
         job_dir: for records.
-        advertise: under which host the other nodes reach this one.
-        console: says what happens.
+        advertise: host under which the other nodes reach this one.
+        console: prints events.
     """
 
     def __init__(self, plan: JobPlan, spec: JobSpec, job_dir: Path, advertise: str, console: Console) -> None:
@@ -56,7 +56,7 @@ class NextHost:
         self._watching: asyncio.Task[None] | None = None
 
     async def open(self, elected: Elected) -> str:
-        """Begin; the coordinator's URL."""
+        """Start the coordinator; returns its URL."""
         plan, spec, stack, now = self._plan, self._spec, self._stack, MonotonicClock().now()
         memory, nodes = read(elected.handover.memory, elected.ahead)
         memory.loss = CoordinatorLoss(elected.handover.writer, elected.lost_at)
@@ -88,7 +88,7 @@ class NextHost:
         return tls.url(address)
 
     async def _give_way(self, host: CoordinatorHost) -> None:
-        """Stop hosting when another is elected: launcher and agent find out, since nothing listens here any more."""
+        """Stop hosting once another is elected: launchers and agents notice, as nothing listens here any more."""
         if isinstance(end := await host.coordinator.wait_ended(), Deposed):
             self._console.say(f"{self._plan.node}: {end.diagnosis}")
             host.succession_api.give_way()
@@ -103,19 +103,19 @@ class NextHost:
             self._host.coordinator.end(EndJob(INTERNAL_ERROR, text))
 
     async def stop_nodes(self, end: EndJob) -> None:
-        """The job has ended: so do its agents."""
+        """End the agents after the job's end."""
         if self._host is not None:
             self._host.succession_api.end()
             await self._host.stop_nodes(end)
 
     async def close(self, end: EndJob) -> None:
-        """Nobody needs the coordinator any more; or this node leaves, and the others elect another."""
+        """Close the coordinator after the job's end; or, if only this node leaves, let the others elect another."""
         host = self._host
         if host is None:
             return
         if not host.coordinator.over:
-            host.leased.retire()  # the end of this process is what the others notice
-            # As it ends connections are closed, and who then asks whether the coordinator is there must find nobody.
+            host.leased.retire()  # the others notice the end of this process
+            # Its end closes connections; a process that then checks for the coordinator must get no answer.
             await host.coordinator.let_nobody_in()
             return
         if self._entry is not None:
@@ -129,7 +129,7 @@ class NextHost:
             self._console.say(f"please report this:\n{crash}")
 
     async def _hold_checkpoints(self) -> None:
-        """As soon as the former coordinator lets go of them; where it does not, it is cut off and writes nothing."""
+        """Wait for the former coordinator to release the lock; if it does not, it is cut off and writes nothing."""
         until = time.monotonic() + VOTE_LEASE
         while True:
             try:

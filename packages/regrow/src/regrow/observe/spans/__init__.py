@@ -1,1 +1,1 @@
-"""Incidents as OpenTelemetry's traces, an extra: `incidents` makes spans of records, `export` sends them."""
+"""Incidents as OpenTelemetry traces, an optional extra: `incidents` converts records to spans, `export` sends them."""

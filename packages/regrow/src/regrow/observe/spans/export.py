@@ -1,4 +1,4 @@
-"""Sends spans of incidents by OTLP over HTTP, with OpenTelemetry's own library (`regrow[otel]`)."""
+"""Sends spans of incidents by OTLP over HTTP, with OpenTelemetry's library (`regrow[otel]`)."""
 
 import logging
 import time
@@ -17,31 +17,31 @@ from regrow.observe.tail import RecordTail
 _BATCH = 500
 _TRACES = "/v1/traces"
 _TIMEOUT: Seconds = 10.0
-"""For one batch, all tries of it."""
+"""For one batch, including retries."""
 _LOOK_S: Seconds = 0.5
 _AGAIN_S: Seconds = 5.0
 
 
 class SpansRefused(RegrowError):
-    """Nobody takes the spans at that address."""
+    """The address does not accept the spans."""
 
 
 class SpanSender(Protocol):
-    """Destination of spans."""
+    """A destination of spans."""
 
     def send(self, job: str, spans: Sequence[IncidentSpan]) -> None:
-        """Hand them over. Raises `SpansRefused`."""
+        """Send spans. Raises `SpansRefused`."""
         ...
 
 
 class OtlpSender:
-    """OTLP over HTTP, in protobuf. Headers and certificates: OpenTelemetry reads its own `OTEL_EXPORTER_OTLP_*`.
+    """Sends OTLP over HTTP, in protobuf. OpenTelemetry reads headers and certificates from `OTEL_EXPORTER_OTLP_*`.
 
     Args:
-        address: of a collector, `http://HOST:4318`, or the whole URL of its traces.
+        address: of a collector, `http://HOST:4318`, or the full URL for traces.
 
     Raises:
-        UsageError: the address is none, or OpenTelemetry is not installed.
+        UsageError: the address is invalid, or OpenTelemetry is not installed.
     """
 
     def __init__(self, address: str) -> None:
@@ -56,10 +56,10 @@ class OtlpSender:
                 f"spans need OpenTelemetry, which cannot be imported: {error}", hint=install_line("otel")
             ) from error
         self._exporter = OTLPSpanExporter(endpoint=self._address, timeout=_TIMEOUT)
-        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # what it says, the error here says too
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `SpansRefused` reports the same errors
 
     def send(self, job: str, spans: Sequence[IncidentSpan]) -> None:
-        """Hand them over. Raises `SpansRefused`."""
+        """Send spans. Raises `SpansRefused`."""
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import Event, ReadableSpan
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -99,15 +99,15 @@ def follow_spans(
     say: Callable[[str], None],
     sleep: Callable[[Seconds], None] = time.sleep,
 ) -> int:
-    """Send each incident of a job as soon as it is over, until `running()` is false; how many spans were sent.
+    """Send each incident of a job as soon as it is over, until `running()` is false; returns the number of spans sent.
 
-    Where nobody takes them, they are kept and sent later; at the end that raises `SpansRefused`.
+    Spans that are not accepted are kept and sent later; if that fails at the end, it raises `SpansRefused`.
 
     Args:
         job_dir: the job's folder.
-        sender: where they go.
-        running: whether records may still come; its deadline is the caller's.
-        say: tells people a sentence.
+        sender: destination of the spans.
+        running: returns True while records may still be written; the caller is responsible for a deadline.
+        say: prints a sentence.
         sleep: waits.
     """
     events, tail = job_dir / "events.jsonl", RecordTail(job_dir)
@@ -115,7 +115,7 @@ def follow_spans(
     kept: list[IncidentSpan] = []
     sent, refused = 0, False
     while True:
-        live = running()  # asked first: what is written before its end is read after it
+        live = running()  # first, so that the last records are read after the job's end
         offset = wall_offset(events) if spans is None else None
         if offset is not None:
             spans = IncidentSpans(job_dir.name, offset=offset)

@@ -1,6 +1,6 @@
-"""An incident is a trace: the whole of it is the root span, its stages are children. Pure; knows no OpenTelemetry.
+"""Converts an incident to a trace: the incident is the root span, its stages are children. Pure; no OpenTelemetry.
 
-Trace and span numbers follow from the job and the incident, so what is sent again is the same trace, not another.
+Trace and span ids are derived from the job and the incident, so sending an incident again gives the same trace.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from regrow.observe.story import first_line
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 ROOT = "incident"
 _BEFORE: Seconds = 1.0
-"""Time by which a worker's end may be seen before its fault is known to have been."""
+"""A worker's end may be recorded this long before the fault of its incident."""
 _MOST_GONE = 1000
 
 Attribute = str | int | float | bool | Sequence[int]
@@ -29,7 +29,7 @@ class SpanEvent(NamedTuple):
 
 
 class IncidentSpan(NamedTuple):
-    """A span. Times in nanoseconds since the epoch. `parent`: 0 of a root. `failed`: why; empty: nothing failed."""
+    """A span. Times in nanoseconds since the epoch. `parent`: 0 for a root. `failed`: the cause; empty: no failure."""
 
     trace: int
     number: int
@@ -43,11 +43,11 @@ class IncidentSpan(NamedTuple):
 
 
 class IncidentSpans:
-    """Makes spans of the records of one job, fed as they come.
+    """Converts the records of one job to spans, incrementally.
 
     Args:
-        job: its name, where its records do not tell.
-        offset: of the wall clock from the clock of the records.
+        job: its name, used until a record has it.
+        offset: wall clock minus the clock of the records, in seconds.
     """
 
     def __init__(self, job: str, *, offset: Seconds) -> None:
@@ -58,7 +58,7 @@ class IncidentSpans:
         self._open: dict[int, IncidentOpened] = {}
 
     def feed(self, records: Iterable[Record]) -> list[IncidentSpan]:
-        """The spans of all incidents that are over by these records; each root before its stages."""
+        """Spans of all incidents that end in these records; each root comes before its stages."""
         spans: list[IncidentSpan] = []
         for record in records:
             match record:

@@ -1,1 +1,1 @@
-"""A running job over HTTP, for reading: Prometheus metrics and a live page. It never waits for, nor harms, the job."""
+"""Serves a running job over HTTP: Prometheus metrics and a live page. It never blocks or fails the job."""

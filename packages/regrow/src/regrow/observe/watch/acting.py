@@ -1,6 +1,6 @@
-"""Actions of the live page on a job, for holders of the job's token; for everybody else it only shows.
+"""Actions of the live page on a job, for holders of the job's token; without the token it is read-only.
 
-The requests are those that `regrow drain`, `scale` and `kill` send to the coordinator; its own handlers answer them.
+The requests are the same as those of `regrow drain`, `scale` and `kill`; the coordinator's own handlers answer them.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,14 +23,14 @@ class ActionsOffered(msgspec.Struct, frozen=True):
 
 
 class PageActions:
-    """`POST /act/NAME` for each action, and `POST /act`, which says what there is.
+    """`POST /act/NAME` for each action, and `POST /act`, which lists the actions.
 
-    A browser sends an `Authorization` header only where a page of this origin has put it there, so no page of others
-    can act; `Origin` is compared all the same. The token is in no address, and nothing writes requests down.
+    A browser sends an `Authorization` header only if a page of this origin has set it, so pages of other origins cannot
+    act; `Origin` is checked all the same. The token is not part of any URL, and requests are not logged.
 
     Args:
         token: the job's.
-        handlers: the coordinator's, by the names of the actions.
+        handlers: the coordinator's handlers, by the names of the actions.
     """
 
     def __init__(self, token: str, handlers: Mapping[str, Handler]) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a job, as the coordinator serves them. Pure. docs/monitoring.md has a line for each."""
+"""The metrics of a job, as the coordinator serves them. Pure. docs/monitoring.md describes each."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -10,18 +10,18 @@ from regrow.observe.watch.present import STATES, Present
 
 
 def exposition(job: Present, *, offset: Seconds, refused: Mapping[str, int]) -> str:
-    """Answer to a scrape.
+    """The text for a scrape.
 
     Args:
-        job: folded.
-        offset: of the wall clock from the clock of the job's records.
-        refused: connections, by the endpoint at which they came.
+        job: its state, after `fold`.
+        offset: wall clock minus the clock of the job's records, in seconds.
+        refused: number of refused connections, by endpoint.
     """
     return text_of([*series(job, offset=offset), refusals_of(refused, {})])
 
 
 def series(job: Present, *, offset: Seconds) -> list[Series]:
-    """All series of a job; those of which nothing is known yet have no numbers."""
+    """All series of a job; those without data yet have no samples."""
     steps = job.step_seconds()
     workers = dict.fromkeys(STATES, 0) | Counter(seen.state for seen in job.ranks.values())
     workers["standby"] = job.standbys

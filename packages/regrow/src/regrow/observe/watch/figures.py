@@ -14,10 +14,10 @@ _MOST_NODES = 64
 
 
 class FiguresApi:
-    """Takes in what the coordinator hears, which is cheap, and adds up when somebody asks.
+    """Collects the coordinator's facts and records, which is cheap, and sums them up on request.
 
     Args:
-        clock: that of the records.
+        clock: the clock of the records.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -26,7 +26,7 @@ class FiguresApi:
         self._suspects: dict[NodeId, SuspectNode] = {}
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """Take in a fact or record of the coordinator."""
+        """Add a fact or record of the coordinator."""
         self._present.feed(item)
         if isinstance(item, NodeQuarantined):
             self._suspects[item.node] = SuspectNode(item.node, item.reason, quarantined=True)
@@ -37,13 +37,13 @@ class FiguresApi:
                 self._suspects[item.node] = SuspectNode(item.node, text)
 
     def figures(self) -> JobFigures:
-        """As of now."""
+        """The present figures."""
         self._present.fold(self._clock.now())
         known = self._present
         return JobFigures(known.step, known.kinds.total(), known.goodput, list(self._suspects.values()))
 
     def routes(self) -> list[web.RouteDef]:
-        """For the coordinator."""
+        """Routes for the coordinator."""
         return [web.get("/figures", self._serve)]
 
     async def _serve(self, request: web.Request) -> web.Response:

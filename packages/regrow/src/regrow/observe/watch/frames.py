@@ -1,4 +1,4 @@
-"""Messages to the live page: all of a job once, and then small ticks. Pure."""
+"""Messages to the live page: a snapshot of the whole job first, then small ticks. Pure."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ from regrow.observe.story import first_line
 from regrow.observe.watch.present import STAGES, Present
 
 _LONGEST = 200
-"""Characters of a cause."""
+"""Most characters of a cause."""
 
 
 class IncidentShown(msgspec.Struct, frozen=True):
-    """One incident. `at`: of its fault, in seconds since the job started. `stages`: in the order of `STAGES`."""
+    """One incident. `at`: time of its fault, in seconds since the job started. `stages`: in the order of `STAGES`."""
 
     number: int
     at: Seconds
@@ -26,9 +26,9 @@ class IncidentShown(msgspec.Struct, frozen=True):
 
 
 class WatchTick(msgspec.Struct, frozen=True):
-    """Values that change all the time. `states`: a letter a rank, as in `WatchSnapshot.ranks`; `took`: ms a step.
+    """Values that change all the time. `states`: a letter per rank of `WatchSnapshot.ranks`; `took`: ms per step.
 
-    `version` changes with everything that only the snapshot has; a page that knows another one asks for it again.
+    `version` changes when the rest of the snapshot does; a page with another version requests the snapshot again.
     """
 
     version: str
@@ -50,7 +50,7 @@ class WatchTick(msgspec.Struct, frozen=True):
 
 
 class WatchSnapshot(msgspec.Struct, frozen=True):
-    """All that is shown. `home`: for each of `ranks` the place of its node in `nodes`."""
+    """All data of the page. `home`: for each of `ranks` the index of its node in `nodes`."""
 
     job: str
     tick: WatchTick
@@ -59,13 +59,13 @@ class WatchSnapshot(msgspec.Struct, frozen=True):
     home: list[int]
     nodes: list[str]
     points: list[tuple[Seconds, int, int, float | None, float | None]]
-    """Seconds since the start, steps, ranks, steps a second, loss."""
+    """(seconds since the start, steps, ranks, steps per second, loss)."""
     incidents: list[IncidentShown]
     stage_names: list[str]
 
 
 def tick(job: Present, now: Instant) -> WatchTick:
-    """The present of a job that was folded just now."""
+    """The tick of a job, after `fold`."""
     started = job.started if job.started is not None else now
     seen = [job.ranks[rank] for rank in sorted(job.ranks)]
     opened = job.opened
@@ -94,7 +94,7 @@ def tick(job: Present, now: Instant) -> WatchTick:
 
 
 def snapshot(job: Present, now: Instant) -> WatchSnapshot:
-    """All of it."""
+    """The snapshot of a job, after `fold`."""
     started = job.started if job.started is not None else now
     order = sorted(job.ranks)
     nodes = sorted(job.nodes(), key=lambda name: (len(name), name))

@@ -1,6 +1,6 @@
-"""Present state of a running job, from the coordinator's facts. Pure; its size does not grow with the job's length.
+"""The present state of a running job, from the coordinator's facts. Pure; its size does not grow with the job's length.
 
-Taking something in is cheap, whatever the world: newest commits are only kept, and added up by `fold`.
+`feed` is cheap for any world size: it only keeps the newest commits, which `fold` adds up.
 """
 
 from collections import Counter, deque
@@ -30,21 +30,21 @@ from regrow.core.records import (
 from regrow.core.verdicts import Severity
 
 MOST_METRICS = 20
-"""Names of numbers that steps have logged; more are left out."""
+"""Most names of logged numbers; further ones are left out."""
 MOST_INCIDENTS = 200
 MOST_POINTS = 600
 MOST_SUSPECTS = 1024
 STAGES = ("detect", "abort", "regroup", "hydrate", "redo")
 STATES = ("starting", "training", "mending", "lost", "done")
-"""Of ranks."""
+"""States of ranks."""
 TIMED = ("productive", "data_wait", "checkpoint")
 _PENDING: Seconds = 60.0
-"""No more time of one rank than this is carried from one `fold` to the next."""
+"""Most time of one rank that is carried from one `fold` to the next."""
 _ON_PURPOSE = ("shrink", "preempt", "start")
 
 
 class SuspectNode(msgspec.Struct, frozen=True):
-    """A node on which the job has found something. `quarantined`: it gets no new workers, for it has failed twice."""
+    """A node with a problem that the job has found. `quarantined`: it gets no new workers, as it has failed twice."""
 
     node: NodeId
     reason: str
@@ -58,12 +58,12 @@ class JobFigures(msgspec.Struct, frozen=True):
     incidents: int
     goodput: float | None = None
     nodes: list[SuspectNode] = []
-    """Those that failed an examination."""
+    """Nodes that failed an examination."""
 
 
 @dataclass(slots=True)
 class RankSeen:
-    """A place in the world. `state`: one of `STATES`."""
+    """A rank of the world. `state`: one of `STATES`."""
 
     worker: WorkerId
     node: NodeId
@@ -81,13 +81,13 @@ class Point:
     step: int
     world: int
     speed: float | None
-    """Steps a second."""
+    """Steps per second."""
     loss: float | None
 
 
 @dataclass
 class Present:
-    """Feed it with `feed`; `fold` it before it is read."""
+    """The present state. Update it with `feed`, and call `fold` before reading it."""
 
     job: JobId | None = None
     started: Instant | None = None
@@ -97,12 +97,12 @@ class Present:
     ranks: dict[Rank, RankSeen] = field(default_factory=dict)
     opened: IncidentOpened | None = None
     incidents: deque[IncidentClosed] = field(default_factory=lambda: deque(maxlen=MOST_INCIDENTS))
-    """The newest of them."""
+    """The newest closed incidents."""
     kinds: Counter[str] = field(default_factory=Counter)
-    """All incidents that were opened."""
+    """Number of opened incidents of each kind."""
     stage_seconds: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     suspects: dict[tuple[str, NodeId, str], Instant] = field(default_factory=dict)
-    """Verdicts on devices by the work there, by source, node and device."""
+    """Times of verdicts on devices from their work, by source, node and device."""
     steps_lost: int = 0
     checkpoint_at: Instant | None = None
     spent: dict[str, Seconds] = field(default_factory=lambda: dict.fromkeys((*TIMED, "other"), 0.0))
@@ -110,12 +110,12 @@ class Present:
     points: deque[Point] = field(default_factory=lambda: deque(maxlen=MOST_POINTS))
     last_commit: Instant | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    """Means over the ranks of what they logged for their newest steps."""
+    """Means over the ranks of the numbers that they logged for their newest steps."""
     summed: dict[str, float] = field(default_factory=dict)
-    """The same for the whole world: tokens or samples a step."""
+    """The means times the world size, for example tokens or samples per step."""
 
     def __post_init__(self) -> None:
-        """Make the private state."""
+        """Initialize the private state."""
         self._homes: dict[WorkerId, NodeId] = {}
         self._warm: set[WorkerId] = set()
         self._spares: set[WorkerId] = set()
@@ -127,10 +127,10 @@ class Present:
         self._pending = dict.fromkeys(TIMED, 0.0)
         self._every: Seconds = 1.0
 
-    # --- taking in -----------------------------------------------------------------------------------------------
+    # --- input ---------------------------------------------------------------------------------------------------
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """Take in what the coordinator has heard or written down."""
+        """Add a fact or record of the coordinator."""
         match item:
             case facts.NodeProgress():
                 self._newest.update((each.worker, each) for each in item.commits)
@@ -222,7 +222,7 @@ class Present:
     # --- adding up -----------------------------------------------------------------------------------------------
 
     def fold(self, now: Instant) -> None:
-        """Add up what came since the last time. To be called about once a second at the most."""
+        """Add up the data since the last call. Call it at most about once a second."""
         since, self._folded_at = self._folded_at, now
         if since is None or self.ended is not None:
             return
@@ -233,11 +233,11 @@ class Present:
             if self._before_steps is None:
                 passed = sum(self.spent.values()) + len(self.ranks) * max(0.0, now - since)
                 self._before_steps = max(0.0, passed - sum(self._pending.values()))
-            self.last_commit = now  # theirs is on their machines' clocks
+            self.last_commit = now  # commits have the times of other machines' clocks
         self._share_out(len(self.ranks) * max(0.0, now - since))
 
     def _fold_rank(self, seen: RankSeen) -> facts.WorkerCommitted | None:
-        """A rank's newest commit, if it is new."""
+        """Add a rank's newest commit to the sums; returns it if it is new, else None."""
         commit, before = self._newest.get(seen.worker), seen.folded
         if commit is None or commit is before or commit.adopted:
             return None
@@ -264,7 +264,7 @@ class Present:
             self.summed = {name: mean * len(self.ranks) for name, mean in self.metrics.items()}
 
     def _share_out(self, total: Seconds) -> None:
-        """`total` rank-seconds have passed: what commits account for, as far as it fits, and the rest."""
+        """Divide `total` passed rank-seconds into the times of commits, as far as they fit, and the rest."""
         left = total
         for name in TIMED:
             took = min(left, self._pending[name])
@@ -274,7 +274,7 @@ class Present:
         self.spent["other"] += left
 
     def mark(self, now: Instant) -> None:
-        """Keep a point for the curves; when there are too many, every second one goes, and fewer are kept then on."""
+        """Add a point to the curves; if there are too many, drop every second one and halve the rate from then on."""
         if self.ended is not None or self.started is None:
             return
         if self.points and now - self.points[-1].at < self._every:
@@ -293,23 +293,23 @@ class Present:
 
     @property
     def standbys(self) -> int:
-        """Workers that are warm and fill no rank."""
+        """Number of warm workers without a rank."""
         return len(self._spares & self._warm)
 
     @property
     def goodput(self) -> float | None:
-        """The productive part of all rank-seconds from the first step on, an estimate; None before its commit."""
+        """Estimated productive share of all rank-seconds since the first step; None before its commit."""
         if self._before_steps is None:
             return None
         total = sum(self.spent.values()) - self._before_steps
         return min(1.0, self.spent["productive"] / total) if total > 0 else 1.0
 
     def step_seconds(self) -> list[Seconds]:
-        """The newest step of each rank, in ascending order."""
+        """Durations of the newest step of each rank, in ascending order."""
         return sorted(seen.seconds for seen in self.ranks.values() if seen.seconds is not None)
 
     def speed(self, now: Instant, *, over: int = 10) -> float | None:
-        """Steps a second over the last `over` points."""
+        """Steps per second over the last `over` points."""
         past = self.points[-min(over, len(self.points))] if self.points else None
         if past is None or now <= past.at:
             return None

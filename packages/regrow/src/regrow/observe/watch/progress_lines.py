@@ -1,4 +1,4 @@
-"""Progress of a job for the terminal that started it: a line as steps begin, and one each half a minute."""
+"""Progress of a job for the terminal that started it: a line at the first step, then one every half minute."""
 
 from collections.abc import Callable
 
@@ -13,25 +13,25 @@ EVERY: Seconds = 30.0
 
 
 class ProgressLines:
-    """Writes lines about the steps of a job, as its commits come in.
+    """Prints lines about the steps of a job, as its commits arrive.
 
     Args:
-        say: takes a line.
-        repeats: whether more lines follow the one about the first step.
-        clock: that of the records.
+        say: prints a line.
+        repeats: True if more lines follow the one about the first step.
+        clock: the clock of the records.
     """
 
     def __init__(self, say: Callable[[str], None], *, repeats: bool, clock: Clock | None = None) -> None:
         self._say, self._repeats = say, repeats
         self.replaceable: Callable[[], str] = str
-        """Says whether newcomers are proven; empty: nobody tries."""
+        """Returns a sentence about the proofs of newcomers; empty: none are made."""
         self._clock = clock or MonotonicClock()
         self._present = Present()
         self._next: Instant | None = None
         """Time when a line is due; None: no step has been committed yet."""
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """Take in a fact or record of the coordinator."""
+        """Add a fact or record of the coordinator."""
         self._present.feed(item)
         if isinstance(item, JobEnded):
             self._repeats = False

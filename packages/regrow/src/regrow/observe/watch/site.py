@@ -1,7 +1,7 @@
-"""Serves a job's metrics and its live page. Read-only without the job's token; whatever happens here, the job goes on.
+"""Serves a job's metrics and its live page, read-only without the job's token. Its failures never end the job.
 
-It runs in the coordinator's event loop, so all that it does there is short, and all that it keeps is bounded: readers
-share one tick, and one that does not keep up misses ticks and is then let go.
+It runs in the coordinator's event loop, so its calls are short and its memory is bounded: readers share one tick, and a
+slow reader misses ticks and is then disconnected.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ from regrow.observe.watch.frames import snapshot, tick
 from regrow.observe.watch.present import Present
 
 EVERY: Seconds = 0.5
-"""Between two ticks."""
+"""Time between two ticks."""
 _LEAST: Seconds = 0.1
-"""The same, when something has happened."""
+"""Time between two ticks after an event."""
 MOST_READERS = 32
-"""Pages that are open at once."""
+"""Most pages that are open at once."""
 _PATIENCE: Seconds = 10.0
-"""With a reader that takes nothing."""
+"""Time until a reader that accepts no data is disconnected."""
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "form-action 'none'; base-uri 'none'; frame-ancestors 'none'"
@@ -45,16 +45,16 @@ _HEADERS = {"Cache-Control": "no-store", "Content-Security-Policy": _POLICY, "X-
 
 
 class WatchSite:
-    """`async with WatchSite(host, port, say=...) as site`, and `site.feed` told of all that the coordinator hears.
+    """Use as `async with WatchSite(host, port, say=...) as site`, and pass the coordinator's records to `site.feed`.
 
-    Where it cannot listen, it says so and serves nothing.
+    If it cannot listen, it prints a warning and serves nothing.
 
     Args:
-        host, port: where to listen; port 0 is any free one. Who only looks is not asked for a secret.
-        say: tells people a sentence.
-        actions: what may be done with the job's token; None: nothing.
+        host, port: to listen on; port 0: any free port. Reading needs no secret.
+        say: prints a sentence.
+        actions: actions for holders of the job's token; None: none.
         every: seconds between two ticks.
-        clock: that of the records.
+        clock: the clock of the records.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class WatchSite:
         self.port = 0
         """Port on which it listens; 0: none."""
         self.readers = 0
-        """Pages that are open."""
+        """Number of open pages."""
         self._host, self._asked = host, port
         self._say, self._every = say, every
         self._actions = [] if actions is None else actions.routes()
@@ -83,7 +83,7 @@ class WatchSite:
         self._closing = self._stopped = False
 
     async def __aenter__(self) -> "WatchSite":
-        """Listen, if that is possible."""
+        """Start to listen, if possible."""
         app = web.Application(middlewares=[self._guard])
         app.add_routes(
             [
@@ -113,29 +113,29 @@ class WatchSite:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Show the end to who reads, and hang up."""
+        """Send a last tick to the readers, and disconnect them."""
         self._closing = True
         if self._ticking is not None:
             self._ticking.cancel()
-            with suppress(Exception):  # what is shown last is worth no failure
+            with suppress(Exception):  # an error in the last tick must not fail the job
                 self._show()
         if self._runner is not None:
             await self._runner.cleanup()
 
     @property
     def address(self) -> str:
-        """Of the page, for people; empty where it does not listen."""
+        """URL of the page; empty if it does not listen."""
         return f"{tls.url(address_of(self._host, self.port))}/" if self.port else ""
 
     def feed(self, item: Record | facts.NodeProgress) -> None:
-        """Take in what the coordinator has heard or written down."""
+        """Add a fact or record of the coordinator."""
         if self._stopped:
             return
         try:
             self.present.feed(item)
             if isinstance(item, IncidentOpened | IncidentClosed):
-                self._hurry.set()  # many are over before the next tick
-        except Exception as error:  # noqa: BLE001 - whatever it is, the job goes on
+                self._hurry.set()  # many incidents end before the next regular tick
+        except Exception as error:  # noqa: BLE001 - no error here may end the job
             self._stop(error)
 
     async def _tick(self) -> None:
@@ -165,7 +165,7 @@ class WatchSite:
     async def _guard(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Errors end a request and nothing else. Pages of others may not read this one by a name of their own."""
+        """Confine errors to their request, and refuse requests under other host names (DNS rebinding)."""
         if not answers_to(self._host, request.url.host or ""):
             return web.Response(status=403, text=f"this is not {request.host}\n")
         try:
@@ -192,7 +192,7 @@ class WatchSite:
         return web.Response(body=body, content_type="application/json", headers=_HEADERS)
 
     async def _serve_ticks(self, request: web.Request) -> web.StreamResponse:
-        """Server-sent events: the newest tick, again and again. A slow reader gets fewer of them, and no queue."""
+        """Send the newest tick repeatedly, as server-sent events. A slow reader gets fewer ticks, without a queue."""
         if self.readers >= MOST_READERS or self._closing:
             return web.Response(status=503, text="too many readers\n", headers={"Retry-After": "10"})
         stream = web.StreamResponse(headers=_HEADERS | {"Content-Type": "text/event-stream"})

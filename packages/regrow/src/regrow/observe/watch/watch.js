@@ -1,4 +1,4 @@
-// The live page: a snapshot, then ticks. All that is drawn comes from this job's own coordinator.
+// The live page: it shows a snapshot, then ticks. All data comes from this job's own coordinator.
 "use strict";
 const MOST_POINTS = 600, BINS = { s: "starting", t: "training", m: "mending", l: "lost", d: "done" };
 const SPENT = { productive: ["productive", "--training"], data_wait: ["data wait", "--data"], checkpoint: ["checkpoint stall", "--hydrate"],
@@ -57,7 +57,7 @@ function drawGrid() {
   const { size, cells, names, height } = state.layout, [pen] = canvas("grid", height), { states, took } = state.tick;
   pen.fillStyle = colours.dim;
   for (const [name, x, y] of names) pen.fillText(name, x, y);
-  for (const letter of Object.keys(BINS)) {  // one colour after the other: cheaper than changing it for each cell
+  for (const letter of Object.keys(BINS)) {  // grouped by colour, which is cheaper than a change for each cell
     pen.fillStyle = colours[BINS[letter]];
     for (let i = 0; i < cells.length; i++) if (states[i] === letter) pen.fillRect(cells[i][0], cells[i][1], size, size);
   }
@@ -201,12 +201,12 @@ async function snapshot() {
     state.snap = await answer.json(); state.tick = state.snap.tick; state.points = state.snap.points; state.layout = { cells: [] };
     legend("stages", state.snap.stage_names.map((name) => [name, `var(--${name})`]));
     drawIncidents(); drawAll();
-  } catch { /* the stream says when there is somebody again */ } finally { state.asking = false; }
+  } catch { /* the stream reconnects once a server answers again */ } finally { state.asking = false; }
 }
 
 function took(tick) {
   if (!state.snap || tick.version !== state.snap.tick.version) { snapshot(); if (!state.snap) return; }
-  if (tick.states.length !== state.snap.ranks.length) return;  // the snapshot that has the others is on its way
+  if (tick.states.length !== state.snap.ranks.length) return;  // a snapshot with the new ranks was requested
   state.tick = tick;
   const last = state.points[state.points.length - 1];
   if (!last || tick.at - last[0] >= state.every) {
@@ -221,12 +221,12 @@ function listen() {
   source.onmessage = (event) => {
     const tick = JSON.parse(event.data);
     took(tick);
-    if (tick.ended != null) source.close();  // nothing comes after it
+    if (tick.ended != null) source.close();  // no tick follows
   };
   source.onerror = () => { if (!state.tick || state.tick.ended == null) { text("status", "no connection"); $("status").dataset.is = ""; } };
 }
 
-// --- actions: only for who has the job's token, which stays in this function and goes with each request in a header ---
+// --- actions: only with the job's token, which stays in this function and is sent in a header of each request ---
 
 function acting() {
   let token = "";
@@ -236,11 +236,11 @@ function acting() {
   async function post(path, body) {
     const answer = await fetch(path, { method: "POST", headers: { "Authorization": `Bearer ${token}`, "Content-Type": "application/json" }, body: JSON.stringify(body) });
     let told = {};
-    try { told = await answer.json(); } catch { /* no words */ }
+    try { told = await answer.json(); } catch { /* no JSON body */ }
     return { ok: answer.ok && told.accepted !== false, told, words: told.error || told.reason || (answer.ok ? "" : `refused (${answer.status})`) };
   }
 
-  function confirmed(what) {  // Escape and Enter both say no: the first button is the one that changes nothing
+  function confirmed(what) {  // Escape and Enter both cancel: the first button is the one that changes nothing
     const box = $("sure"), no = made("button", { type: "button", textContent: "Leave it" }), yes = made("button", { type: "button", textContent: what.yes });
     box.replaceChildren(made("p", { id: "sure-what", textContent: what.text }), made("form", {}, no, yes));
     return new Promise((done) => {
