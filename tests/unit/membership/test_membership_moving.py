@@ -92,8 +92,8 @@ def test_moves_that_cannot_be_are_refused_with_the_reason() -> None:
         (move(job, "n7"), "no node n7"),
         (move(job, rank=9), "there is no rank 9"),
         (move(job, "n2"), "n2 has no ranks"),
-        (move(job, "n0", to="n1"), "n1 have room for 0"),
-        (move(job, "n0", to="n0"), "n0 have room for 0"),
+        (move(job, "n0", to="n1"), "n1 has room for 0"),
+        (move(job, "n0", to="n0"), "cannot move to n0: they are there already"),
     ):
         assert not answer.accepted and why in answer.reason, answer
     assert not job.all(orders.HaltGeneration)
@@ -225,7 +225,7 @@ def test_ranks_leave_a_node_in_quarantine_for_the_spare_where_a_newcomer_was_pro
     assert homes(moved(job)) == ["n0", "n0", "n2", "n2"]
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.faults, closed.steps_lost) == ("move", 0, 0)
-    assert "ranks 2, 3 move away from n1, which is in quarantine" in closed.cause
+    assert closed.cause.startswith("ranks 2, 3 from n1 to n2: n1 is in quarantine: ")
     assert "a row could not be remapped" in closed.cause
     unfit(job, "n1")
     assert not job.machine.roster.candidates, "nobody goes back there"

@@ -95,7 +95,7 @@ def test_one_that_was_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     job.fails = {"n0": 3}
     assert rolling(job, tmp_path).run() == 1
     assert job.said[-1] == "n0: the command ended with 3; stopped, run it again to go on here"
-    assert json.loads((tmp_path / "rolling-restart.json").read_text()) == {"done": ["n2"]}
+    assert json.loads((tmp_path / "rolling-restart.json").read_text()) == {"done": ["n2"], "wanted": []}
     assert rolling(job, tmp_path).run() == 0
     assert job.restarted == ["n2", "n0", "n0", "n1"] and "goes on: n2 done before" in job.said
     job.fails = {"n0": 3}

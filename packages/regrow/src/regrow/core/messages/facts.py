@@ -169,6 +169,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     `verified`: the step of the state upon which all replicas agreed last, where it has a copy of that.
     `whole_body`: it gives a body up with its updates. `step`: in the middle of which update its state was torn.
     `stands`: its script waits for the next generation. Where another thread said this first it is told again then.
+    `left`: as in `WorkerExited`; its agent adds it.
     """
 
     worker: WorkerId
@@ -180,6 +181,7 @@ class WorkerHalted(msgspec.Struct, frozen=True, tag=True):
     whole_body: bool = False
     step: StepNo = NO_STATE
     stands: bool = True
+    left: list[OwnValues] = []
 
 
 class HaltMissed(msgspec.Struct, frozen=True, tag=True):

@@ -122,13 +122,8 @@ class Draining:
         if movable:
             return ResizePlan("preempt", job.replicas, tuple(movable), reason, ResizeWay.MOVE, by)
         size = limits.next_above(job.replicas)
-        if (
-            staying == 0
-            and size is not None
-            and size <= most
-            and not fixed
-            and free // self._spec.unit >= size - job.replicas
-        ):
+        alone = staying == 0 and not fixed
+        if alone and size is not None and size <= most and free // self._spec.unit >= size - job.replicas:
             # So that somebody else has the state before they leave.
             return ResizePlan("preempt", size, scaling.added_ranks(job.replicas, size, self._spec.unit), reason, by=by)
         until = by - (self._roster.first_build or 0.0) - _STAND_S

@@ -43,18 +43,27 @@ class Moving:
     def __init__(self, job: Job, regroup: Regroup) -> None:
         self._job, self._regroup = job, regroup
         self._roster = job.roster
-        self._move: RankMove | None = None
+        self.move: RankMove | None = None
+        """The one that was accepted and has not happened yet."""
         self.unfit: dict[NodeId, str] = {}
         """Nodes that came into quarantine, with the reason, until their ranks move."""
         self._await_proof = False
 
+    def let_go(self, now: Instant) -> None:
+        """The last step is run: a move that has not happened by then comes to nothing, which is noted."""
+        if self.move is not None and isinstance(self._job.state, Closing | Releasing):
+            self._job.orders.note(say.given_up(self.move.source, "the job has run its last step"), now)
+            self.move = None
+
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
-        """Somebody asks for a move; answered at once."""
+        """Somebody asks for a move; answered at once. A node that is named is tried though newcomers failed there."""
+        if event.to in self._roster.nodes:
+            self._roster.nodes[event.to].failed_candidates = 0
         answer = self._answer(event)
-        if answer.accepted and self._move is None:
+        if answer.accepted and self.move is None:
             source = self._source(event)
             if source is not None:
-                self._move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
+                self.move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
         self._job.orders.add_answer(answer)
 
     def _source(self, event: facts.MoveRequested) -> NodeId | None:
@@ -77,9 +86,9 @@ class Moving:
                 return AnswerScale(False, diagnosis.no_such_node(node, sorted(there)))
         if there[source].leave_by is not None:
             return AnswerScale(False, diagnosis.drains_already(source, there[source].leave_reason))
-        if self._move is not None:
-            again = self._move.source == source and self._move.rank == event.rank
-            return AnswerScale(again, say.under_way(source) if again else say.another_first(self._move.source))
+        if self.move is not None:
+            again = (self.move.source, self.move.rank, self.move.to) == (source, event.rank, event.to)
+            return AnswerScale(again, say.under_way(source) if again else say.another_first(self.move.source))
         ranks = self._ranks(source, event.rank)
         if not ranks:
             return AnswerScale(False, say.has_no_ranks(source))
@@ -97,8 +106,12 @@ class Moving:
         if not job.replacements.allowed:
             return said_at_end.no_newcomers(job.replacements.refuted)
         room = sum(_room(self._roster.nodes[node]) for node in self._homes(source, to))
+        if to == source:
+            return say.there_already(ranks, to)
         if room < len(ranks):
-            return say.no_room(ranks, room, to)
+            others = [each for each in self._roster.living_nodes() if each.node != source and to in (None, each.node)]
+            closed = {each.node: why for each in others if (why := _closed(each))}
+            return say.no_room(ranks, room, to, closed)
         if len(self._regroup.dispensable(ranks)) < len(ranks):
             return say.held_nowhere_else(ranks)
         return ""
@@ -110,7 +123,7 @@ class Moving:
 
     def _follow(self, now: Instant) -> None:
         """A rank has left others of its replica on a node, which may have a faster network inside: all there follow."""
-        if self._job.apart is None or self._move is not None:
+        if self._job.apart is None or self.move is not None:
             return
         (rank, source), self._job.apart = self._job.apart, None
         name = self._roster.places.get(rank)
@@ -121,12 +134,13 @@ class Moving:
         said = say.stays_apart(rank, to, source, why) if why else say.follows(rank, ranks, source, to)
         self._job.orders.note(said, now)
         if not why:
-            self._move = RankMove(source, None, to, said, self._roster.world)
+            self.move = RankMove(source, None, to, f"they follow rank {rank} of their replica", self._roster.world)
 
-    @property
-    def may_leave(self) -> bool:
-        """True if a newcomer was proven since nodes in quarantine were looked at."""
-        return self._await_proof and bool(self._job.replacements.proven)
+    def take_proof(self) -> bool:
+        """True once a newcomer was proven since nodes in quarantine were looked at."""
+        proven = self._await_proof and bool(self._job.replacements.proven)
+        self._await_proof = self._await_proof and not proven
+        return proven
 
     def _leave_unfit(self, now: Instant) -> None:
         """Ranks leave a node in quarantine for one that is idle, if a newcomer has shown to compute what a rank does.
@@ -135,7 +149,7 @@ class Moving:
         of their own, which a move does not take along.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
-        if self._move is not None or self._await_proof or any(self._job.replacements.own.values()):
+        if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
             return
         for source, why in list(self.unfit.items()):
             node = self._roster.nodes[source]
@@ -143,22 +157,21 @@ class Moving:
             if not ranks:
                 del self.unfit[source]
             elif not self._obstacle(ranks, source, None):
-                reason = say.leave_unfit(ranks, source, why)
-                self._job.orders.note(reason, now)
-                self._move = RankMove(source, None, None, reason, self._roster.world)
+                self._job.orders.note(say.leave_unfit(ranks, source, why), now)
+                self.move = RankMove(source, None, None, f"{source} is in quarantine: {why}", self._roster.world)
                 return
 
     def plan(self, now: Instant) -> ResizePlan | None:
         """Plan the move that was accepted; None: there is none, or it has come to nothing."""
         self._follow(now)
         self._leave_unfit(now)
-        move, job = self._move, self._job
+        move, job = self.move, self._job
         if move is None:
             return None
         node = self._roster.nodes.get(move.source)
         ranks = [] if node is None or node.away else self._ranks(move.source, move.rank)
         if not ranks or (move.rank is not None and move.world != self._roster.world):
-            self._move = None  # They have moved, or a fault has moved them.
+            self.move = None  # They have moved, or a fault has moved them.
             return None
         homes = self._homes(move.source, move.to)
         building = {rank for rank, each in self._roster.candidates.items() if each.node in homes}
@@ -167,14 +180,25 @@ class Moving:
         if not why and len(self._regroup.dispensable(ranks)) < len(ranks):
             why = say.held_nowhere_else(ranks)
         if why:
-            self._move = None
+            self.move = None
             job.orders.note(say.given_up(move.source, why), now)
             return None
         if sum(len(self._roster.nodes[home].free()) for home in homes) < len(missing):
             return None  # Who has left there is about to end.
-        return ResizePlan("move", job.replicas, tuple(ranks), move.reason, ResizeWay.MOVE, homes=tuple(homes))
+        targets = sorted({each.node for rank, each in self._roster.candidates.items() if rank in ranks})
+        reason = say.moves(ranks, move.source, targets, move.reason)
+        return ResizePlan("move", job.replicas, tuple(ranks), reason, ResizeWay.MOVE, homes=tuple(homes))
 
 
 def _room(node: NodeRecord) -> int:
     """Slots of a node that are free, or will be when those who have left it have ended."""
     return node.slots - len(node.placed) - sum(not worker.leaver for worker in node.others.values())
+
+
+def _closed(node: NodeRecord) -> str:
+    """Why no rank moves to a node, for people; empty: ranks may."""
+    if node.leave_by is not None or node.quarantined:
+        return "is in quarantine" if node.leave_by is None else "is being given back"
+    if node.failed_candidates >= ATTEMPTS:
+        return f"had newcomers that failed one after the other; --to {node.node} tries it again"
+    return "will not be there for long enough" if node.unpaid else ""

@@ -45,13 +45,8 @@ class Resizing:
     def __init__(
         self, job: Job, size: WantedSize, standbys: Standbys, regroup: Regroup, resize_boundary: ResizeBoundary
     ) -> None:
-        self._job, self._size, self._standbys, self._regroup, self._resize_boundary = (
-            job,
-            size,
-            standbys,
-            regroup,
-            resize_boundary,
-        )
+        self._job, self._size, self._standbys = job, size, standbys
+        self._regroup, self._resize_boundary = regroup, resize_boundary
         self._roster, self._spec, self._orders = job.roster, job.spec, job.orders
         self._look = True
         """Something has happened since the world was last looked at."""
@@ -59,7 +54,7 @@ class Resizing:
         """The generation in which it was looked at."""
         self._pausing = False
         """A change waits for the least time between two."""
-        self._drains, self._moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
+        self._drains, self.moves = Draining(job, size, regroup, resize_boundary), Moving(job, regroup)
         self._leavers = Leavers(job.roster, job.spec.leave_deadline)
         self._came: dict[NodeId, int] = {}
         """Slots of nodes that have come, too few for a replica so far: others may bring the rest."""
@@ -76,7 +71,7 @@ class Resizing:
             case facts.DrainRequested():
                 self.drain_requested(event, now)
             case facts.MoveRequested():
-                self._moves.requested(event, now)
+                self.moves.requested(event, now)
                 self._look = True
 
     def _size_asked(self, event: facts.ScaleRequested, now: Instant) -> None:
@@ -111,6 +106,7 @@ class Resizing:
     def let_go(self, now: Instant) -> None:
         """Nodes that are given back end when nobody of the job is left on them."""
         self._drains.let_go(now)
+        self.moves.let_go(now)
 
     def node_came(self, node: NodeRecord, event: facts.NodeJoined, now: Instant, *, new: bool) -> None:
         """There is a node more: the world may grow onto it, by as many replicas as it has room for."""
@@ -143,7 +139,7 @@ class Resizing:
 
     def unfit(self, node: NodeId, reason: str) -> None:
         """A node is in quarantine: its ranks move where there is room."""
-        self._moves.unfit[node], self._look = reason, True
+        self.moves.unfit[node], self._look = reason, True
 
     # --- candidates --------------------------------------------------------------------------------------------
 
@@ -196,11 +192,8 @@ class Resizing:
 
     def next_deadline(self) -> Instant | None:
         """Latest time for a call of `late`."""
-        times = [
-            worker.since + self._spec.build_deadline
-            for worker in self._roster.candidates.values()
-            if worker.stage in BUILDING
-        ]
+        building = (each for each in self._roster.candidates.values() if each.stage in BUILDING)
+        times = [each.since + self._spec.build_deadline for each in building]
         leavers = self._leavers.next_deadline()
         if leavers is not None:
             times.append(leavers)
@@ -215,7 +208,7 @@ class Resizing:
     def advance(self, now: Instant) -> None:
         """The job trains and nothing is wrong: begin what is wanted, go on with it, or do without it."""
         generation = self._job.generation
-        looks = self._look or self._seen != generation or self._moves.may_leave
+        looks = self._look or self._seen != generation or self.moves.take_proof()
         if not looks or self._roster.count(Stage.FINISHED):
             return
         self._look = self._pausing = False
@@ -275,13 +268,7 @@ class Resizing:
         weighed = scaling.weigh(before, size, stay, self._job.incidents.pauses.get("grow", 0.0))
         self._orders.write(
             record.GrowthWeighed(
-                at=now,
-                before=before,
-                after=size,
-                stay=stay,
-                gain=weighed.gain,
-                cost=weighed.cost,
-                grows=weighed.grows,
+                at=now, before=before, after=size, stay=stay, gain=weighed.gain, cost=weighed.cost, grows=weighed.grows
             )
         )
         return "" if weighed.grows else say.does_not_pay(before, size, stay, weighed)
@@ -291,7 +278,7 @@ class Resizing:
         job = self._job
         if self._drains.leaving:
             return self._drains.plan(now, free=self._free_slots() if job.replacements.allowed else 0, most=self._most)
-        if (move := self._moves.plan(now)) is not None:
+        if (move := self.moves.plan(now)) is not None:
             return move
         size = self._size.limits.fit(min(self._size.wanted, job.replicas + self._room(), self._most))
         if size is None or size == job.replicas or self._regroup.fixed():

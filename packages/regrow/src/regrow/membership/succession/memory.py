@@ -6,6 +6,7 @@ from regrow.core.ids import Instant, NodeId, Seconds, StepNo, WorkerId
 from regrow.core.messages.tables import GenerationTable
 from regrow.core.messages.trainings import FinishedTraining
 from regrow.core.messages.vocabulary import WorldChange
+from regrow.membership.elastic.moving import RankMove
 from regrow.membership.fault_plan import FaultPlan, ScriptErrors
 from regrow.membership.incident import Incidents
 from regrow.membership.job import Belief, KeptState, Replacements
@@ -58,6 +59,7 @@ class JobMemory:
         finished: trainings of the script before the present one.
         kept: state that agents have in memory for workers that are all started again.
         stopping, stop_by: why the job is to end, and when; empty: no end was asked for.
+        move: ranks that are to go to another node; None: none are.
         loss: how the coordinator was lost; None: it has failed, and its process goes on.
     """
 
@@ -87,3 +89,4 @@ class JobMemory:
     finished: list[FinishedTraining] = field(default_factory=list)
     stopping: str = ""
     stop_by: Instant | None = None
+    move: RankMove | None = None
