@@ -2,15 +2,18 @@
 
 from typing import Any
 
+import pytest
 from tests.unit.membership.elastic_job import candidates, drain, lose, planned, scale, stop
 from tests.unit.membership.membership_job import Job, form
 
-from regrow.core.ids import NO_STATE, NodeId, Rank, StepNo, WorkerId
+from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.health import NodeExamined
 from regrow.core.messages.replacements import ReplacementProven
+from regrow.core.messages.replicas import OwnValues
 from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow.core.verdicts import Action, HealthVerdict, Severity
+from regrow.membership.elastic.resize import Resizing
 from regrow.membership.orders import AnswerScale
 
 
@@ -55,6 +58,7 @@ def test_ranks_of_a_node_go_to_the_spare_at_an_agreed_step_and_no_step_runs_agai
     job.joined().stepped(at)
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("move", "node", 0, 0)
+    assert closed.cause == "ranks 2, 3 from n1 to n2: an operator asks for it"
     assert (closed.before, closed.after) == (4, 4) or closed.before == closed.after
     assert move(job, "n0").accepted, "who leaves n1 will be gone"
     assert not candidates(job)
@@ -104,6 +108,58 @@ def test_moves_that_cannot_be_are_refused_with_the_reason() -> None:
     assert "given back already" in move(job, "n1").reason
 
 
+def test_a_refusal_names_the_nodes_that_get_no_ranks_and_why() -> None:
+    job = spared()
+    proven(job)
+    unfit(job, "n2")
+    for answer in (move(job, "n1"), move(job, "n1", to="n2")):
+        assert not answer.accepted and "room for 0, n2 is in quarantine (" in answer.reason, answer
+    drain(job, "n2")
+    assert "n2 is being given back" in move(job, "n1").reason
+
+
+def test_a_node_whose_newcomers_have_all_failed_is_tried_again_when_it_is_named() -> None:
+    job = spared()
+    assert move(job, "n1").accepted
+    at = planned(job)
+    for _ in range(3):
+        job.exited(candidates(job)[0], 1)
+    stop(job, at=at)
+    job.joined().stepped(at)
+    given_up = "n2 had newcomers that failed one after the other; --to n2 tries it again"
+    assert "the ranks of n1 are not moved" in job.last(Noted).text and given_up in job.last(Noted).text
+    assert not candidates(job)
+    assert given_up in move(job, "n1").reason
+    assert move(job, "n1", to="n2").accepted
+    for worker in candidates(job):
+        if job.machine.roster.workers[worker].stage != "ready":
+            job.ready(worker, NO_STATE)
+    assert homes(moved(job)) == ["n0", "n0", "n2", "n2"]
+
+
+def test_a_move_that_has_not_happened_by_the_last_step_is_said_to_have_come_to_nothing() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    for standby in list(job.machine.roster.standbys()):
+        job.exited(standby.worker)
+    assert move(job, "n0").accepted and candidates(job)
+    for rank in range(4):
+        job.finished(rank, 5)
+    assert "the ranks of n0 are not moved: the job has run its last step" in [note.text for note in job.all(Noted)]
+    assert not move(job, "n0").accepted
+
+
+def test_values_of_a_ranks_own_go_with_it_as_they_are_at_the_agreed_step() -> None:
+    job = spared()
+    assert move(job, "n1").accepted
+    at = planned(job)
+    for rank in range(4):
+        own = [OwnValues(StepNo(at), f"of rank {rank}".encode()), OwnValues(StepNo(at - 1), b"older", sure=False)]
+        job.tell(facts.WorkerHalted(job.of(rank), job.machine.generation, StepNo(at), left=own))
+    sent = {each.rank: each.own for each in job.all(orders.FormGeneration)[-4:]}
+    assert (sent[Rank(0)], sent[Rank(1)]) == (None, None), "who stays has its own"
+    assert sent[Rank(2)] == OwnValues(StepNo(at), b"of rank 2") and sent[Rank(3)] == OwnValues(StepNo(at), b"of rank 3")
+
+
 def test_ranks_whose_part_of_the_state_nobody_else_has_are_not_moved() -> None:
     job = Job(4, nodes=3, slots=2, nproc=2, spares=1)
     for rank in job.ranks:
@@ -119,6 +175,8 @@ def test_a_second_move_waits_for_the_first_and_the_same_is_accepted_again() -> N
     again, other = move(job, "n1"), move(job, "n0")
     assert again.accepted and "already" in again.reason
     assert not other.accepted and "n1" in other.reason
+    elsewhere, part = move(job, "n1", to="n0"), move(job, rank=2)
+    assert not elsewhere.accepted and not part.accepted, "they are not on their way there"
 
 
 def test_a_rank_that_is_lost_meanwhile_is_mended_first_and_the_move_goes_on() -> None:
@@ -245,3 +303,23 @@ def test_ranks_stay_on_a_node_in_quarantine_where_no_other_has_room() -> None:
     unfit(job, "n1")
     assert not job.all(orders.HaltGeneration) and not job.machine.roster.candidates
     assert "is in quarantine" not in " ".join(note.text for note in job.all(Noted))
+
+
+def test_a_proof_is_looked_at_once_while_a_drain_keeps_the_ranks_of_a_node_in_quarantine_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job, _ = leaving_in_the_way()
+    unfit(job, "n0")
+    drain(job, "n2", grace=60.0)
+    plans: list[Instant] = []
+    plan = Resizing._plan
+
+    def counted(self: Resizing, now: Instant) -> Any:
+        plans.append(now)
+        return plan(self, now)
+
+    monkeypatch.setattr(Resizing, "_plan", counted)
+    proven(job)
+    for step in range(20, 25):
+        job.stepped(step)
+    assert len(plans) == 1
