@@ -60,10 +60,8 @@ class Moving:
         if event.to in self._roster.nodes:
             self._roster.nodes[event.to].failed_candidates = 0
         answer = self._answer(event)
-        if answer.accepted and self.move is None:
-            source = self._source(event)
-            if source is not None:
-                self.move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
+        if answer.accepted and self.move is None and (source := self._source(event)) is not None:
+            self.move = RankMove(source, event.rank, event.to, event.reason, self._roster.world)
         self._job.orders.add_answer(answer)
 
     def _source(self, event: facts.MoveRequested) -> NodeId | None:
@@ -77,6 +75,8 @@ class Moving:
         source = self._source(event)
         if isinstance(job.state, Closing | Releasing):
             return AnswerScale(False, "the job has run its last step")
+        if job.stopping:
+            return AnswerScale(False, f"the job is being stopped: {job.stopping}")
         if job.world == 0 or not self._roster.places:
             return AnswerScale(False, "the job has not begun its first step")
         if source is None:
