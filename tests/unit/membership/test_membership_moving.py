@@ -15,6 +15,7 @@ from regrow.core.records import IncidentClosed, IncidentOpened, Noted
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 from regrow.membership.elastic.resize import Resizing
 from regrow.membership.orders import AnswerScale
+from regrow.observe.story import mended
 
 
 def spared(nodes: int = 3, **changes: Any) -> Job:
@@ -59,6 +60,7 @@ def test_ranks_of_a_node_go_to_the_spare_at_an_agreed_step_and_no_step_runs_agai
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("move", "node", 0, 0)
     assert closed.cause == "ranks 2, 3 from n1 to n2: an operator asks for it"
+    assert mended(closed).startswith("moved at step 6 (ranks 2, 3 from n1 to n2: an operator asks for it); pause ")
     assert (closed.before, closed.after) == (4, 4) or closed.before == closed.after
     assert move(job, "n0").accepted, "who leaves n1 will be gone"
     assert not candidates(job)
@@ -203,6 +205,32 @@ def test_a_move_to_a_node_that_is_lost_comes_to_nothing_and_training_goes_on() -
     assert homes(job) == ["n0", "n0", "n1", "n1"]
     assert "the ranks of n1 are not moved" in job.last(Noted).text
     assert not move(job, "n1").accepted
+    assert mended(job.last(IncidentClosed)).startswith("stood, and nothing has changed, at step 5 (ranks 2, 3 from n1")
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(("moves", "lost"), [("n1", "n1"), ("n0", "n1")])
+def test_a_node_that_is_lost_gets_the_spare_though_newcomers_for_a_move_have_its_slots(
+    moves: str, lost: str, *, warm: bool
+) -> None:
+    job = spared() if warm else Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    for standby in [] if warm else list(job.machine.roster.standbys()):
+        job.exited(standby.worker)
+    assert move(job, moves).accepted
+    at = planned(job) if warm else 5
+    lose(job, lost)
+    for rank in (0, 1):
+        job.halted(rank, at)
+    for rank in (2, 3):
+        if job.machine.roster.workers[job.of(rank)].stage != "ready":
+            job.ready(job.of(rank), NO_STATE)
+    job.joined().stepped(at)
+    assert homes(job) == ["n0", "n0", "n2", "n2"]
+    assert not [note.text for note in job.all(Noted) if "wait for room" in note.text]
+    closed = job.last(IncidentClosed)
+    assert (closed.kind, closed.rung, closed.faults) == ("node", "node", 1)
+    not_moved = any("the ranks of n0 are not moved" in note.text for note in job.all(Noted))
+    assert not_moved == (moves == "n0") and not candidates(job)
 
 
 def test_a_change_of_size_follows_after_the_move() -> None:

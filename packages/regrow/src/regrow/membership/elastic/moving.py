@@ -145,8 +145,7 @@ class Moving:
     def _leave_unfit(self, now: Instant) -> None:
         """Ranks leave a node in quarantine for one that is idle, if a newcomer has shown to compute what a rank does.
 
-        It may be the check that is wrong, and then nothing but the pause of a move is lost. Not where ranks have values
-        of their own, which a move does not take along.
+        A wrong check costs the pause of a move. Not where ranks have values of their own: large ones do not go along.
         """
         self._await_proof = bool(self.unfit) and not self._job.replacements.proven
         if self.move is not None or self._await_proof or any(self._job.replacements.own.values()):
