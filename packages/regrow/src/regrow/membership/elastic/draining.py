@@ -134,9 +134,8 @@ class Draining:
             return ResizePlan("preempt", job.replicas, (), reason, ResizeWay.HOLD, by)
         if reason not in self._reported:
             self._reported.add(reason)
-            self._orders.note(
-                f"{reason}; no other node can hold the state, so training goes on there until it is gone", now
-            )
+            text = f"{reason}; no other node can hold the state, so training goes on there until it is gone"
+            self._orders.note(text, now)
         return None
 
     def _slots_come(self) -> bool:
