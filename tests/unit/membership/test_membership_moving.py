@@ -110,6 +110,13 @@ def test_moves_that_cannot_be_are_refused_with_the_reason() -> None:
     assert "given back already" in move(job, "n1").reason
 
 
+def test_before_the_first_step_a_move_is_refused_as_it_would_wait_for_ever_where_a_script_has_none() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1)
+    assert "ask again when they train" in move(job, "n1").reason
+    job.trained(4)
+    assert move(job, "n1").accepted
+
+
 def test_a_refusal_names_the_nodes_that_get_no_ranks_and_why() -> None:
     job = spared()
     proven(job)

@@ -18,7 +18,7 @@ from regrow.membership.recovery import said_at_end
 from regrow.membership.recovery.newcomers import ATTEMPTS
 from regrow.membership.recovery.regroup import Regroup
 from regrow.membership.roster import NodeRecord
-from regrow.membership.states import Closing, Releasing
+from regrow.membership.states import Building, Closing, Releasing
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Moving:
             return AnswerScale(False, "the job has run its last step")
         if job.stopping:
             return AnswerScale(False, f"the job is being stopped: {job.stopping}")
-        if job.world == 0 or not self._roster.places:
-            return AnswerScale(False, "the job has not begun its first step")
+        if job.world == 0 or not self._roster.places or isinstance(job.state, Building):
+            return AnswerScale(False, say.NOT_YET)
         if source is None:
             return AnswerScale(False, say.no_such_rank(event.rank or Rank(0), job.world))
         for node in (source, *(() if event.to is None else (event.to,))):

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 
 from regrow.core.ids import NodeId, Rank
 
+NOT_YET = "the ranks come to their first step; ask again when they train (those of a script without regrow cannot move)"
+
 
 def _ranks(ranks: Sequence[Rank]) -> str:
     return f"rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))}"
