@@ -198,6 +198,5 @@ def _closed(node: NodeRecord) -> str:
     """Why no rank moves to a node, for people; empty: ranks may."""
     if node.leave_by is not None or node.quarantined:
         return "is in quarantine" if node.leave_by is None else "is being given back"
-    if node.failed_candidates >= ATTEMPTS:
-        return f"had newcomers that failed one after the other; --to {node.node} tries it again"
-    return "will not be there for long enough" if node.unpaid else ""
+    failed = f"had newcomers that failed one after the other; --to {node.node} tries it again"
+    return failed if node.failed_candidates >= ATTEMPTS else "will not be there for long enough" * node.unpaid

@@ -311,9 +311,8 @@ class Resizing:
         def fit_home(worker: WorkerRecord) -> bool:
             return roster.nodes[worker.node].usable and (not homes or worker.node in homes)
 
-        spare = [
-            worker for rank, worker in sorted(roster.candidates.items()) if rank not in need or not fit_home(worker)
-        ]
+        built = sorted(roster.candidates.items())
+        spare = [worker for rank, worker in built if rank not in need or not fit_home(worker)]
         missing = [rank for rank in need if rank not in roster.candidates]
         for worker in spare:
             fits = (rank for rank in missing if take(worker, rank, worker.local_rank, max(need) + 1))
