@@ -6,6 +6,7 @@ import pytest
 from tests.unit.membership.elastic_job import candidates, drain, lose, planned, scale, stop
 from tests.unit.membership.membership_job import Job, form
 
+from regrow.core.early_reads import PlaceInWorld
 from regrow.core.ids import NO_STATE, Instant, NodeId, Rank, StepNo, WorkerId
 from regrow.core.messages import facts, orders
 from regrow.core.messages.health import NodeExamined
@@ -238,6 +239,27 @@ def test_a_node_that_is_lost_gets_the_spare_though_newcomers_for_a_move_have_its
     assert (closed.kind, closed.rung, closed.faults) == ("node", "node", 1)
     not_moved = any("the ranks of n0 are not moved" in note.text for note in job.all(Noted))
     assert not_moved == (moves == "n0") and not candidates(job)
+
+
+def test_a_newcomer_that_asked_for_another_rank_before_it_got_a_lost_one_is_not_used() -> None:
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    for standby in list(job.machine.roster.standbys()):
+        job.exited(standby.worker)
+    assert move(job, "n0").accepted
+    built = candidates(job)
+    lose(job, "n1")
+    for rank in (0, 1):
+        job.halted(rank, 5)
+    assert [job.of(2), job.of(3)] == built, "those that build for ranks 0 and 1"
+    for worker in built:
+        job.ready(worker, NO_STATE, early={str(PlaceInWorld.RANK): "train.py, line 3"})
+    assert {fence.worker for fence in job.all(orders.FenceWorker)} >= set(built)
+    for worker in built:
+        job.exited(worker)
+    for rank in (2, 3):
+        job.ready(job.of(rank), NO_STATE, early={str(PlaceInWorld.RANK): "train.py, line 3"})
+    job.joined().stepped(5)
+    assert homes(job) == ["n0", "n0", "n2", "n2"]
 
 
 def test_a_change_of_size_follows_after_the_move() -> None:

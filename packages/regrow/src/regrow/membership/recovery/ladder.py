@@ -136,7 +136,7 @@ class Ladder:
             there, take = self._roster.standbys(slot.node), self._standbys.can_take
             spares = [each for each in there if take(each, rank, slot.local_rank)]
             if spares:
-                standby = min(spares, key=lambda each: _PREFERENCE.get(each.stage, 9))
+                standby = min(spares, key=lambda each: (_PREFERENCE.get(each.stage, 9), each.built_for != rank))
                 self._roster.place(standby, rank, slot.local_rank, now)
                 self._standbys.start_if_placed(standby, now)
                 proof_of_life.ask(standby, self._roster, self._orders, now)
