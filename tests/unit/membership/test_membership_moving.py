@@ -28,6 +28,14 @@ def spared(nodes: int = 3, **changes: Any) -> Job:
     return job
 
 
+def cold() -> Job:
+    """The same without standbys, whose newcomers build when they are needed."""
+    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
+    while standbys := job.machine.roster.standbys():
+        job.exited(standbys[0].worker)
+    return job
+
+
 def move(job: Job, node: str = "", rank: int | None = None, to: str | None = None) -> AnswerScale:
     target = None if to is None else NodeId(to)
     asked = facts.MoveRequested(NodeId(node), None if rank is None else Rank(rank), target, "an operator asks for it")
@@ -61,7 +69,7 @@ def test_ranks_of_a_node_go_to_the_spare_at_an_agreed_step_and_no_step_runs_agai
     closed = job.last(IncidentClosed)
     assert (closed.kind, closed.rung, closed.faults, closed.steps_lost) == ("move", "node", 0, 0)
     assert closed.cause == "ranks 2, 3 from n1 to n2: an operator asks for it"
-    assert mended(closed).startswith("moved at step 6 (ranks 2, 3 from n1 to n2: an operator asks for it); pause ")
+    assert mended(closed).startswith("moved at step 8 (ranks 2, 3 from n1 to n2: an operator asks for it); pause ")
     assert (closed.before, closed.after) == (4, 4) or closed.before == closed.after
     assert move(job, "n0").accepted, "who leaves n1 will be gone"
     assert not candidates(job)
@@ -129,28 +137,25 @@ def test_a_refusal_names_the_nodes_that_get_no_ranks_and_why() -> None:
 
 
 def test_a_node_whose_newcomers_have_all_failed_is_tried_again_when_it_is_named() -> None:
-    job = spared()
+    job = cold()
     assert move(job, "n1").accepted
-    at = planned(job)
     for _ in range(3):
         job.exited(candidates(job)[0], 1)
-    stop(job, at=at)
-    job.joined().stepped(at)
     given_up = "n2 had newcomers that failed one after the other; --to n2 tries it again"
     assert "the ranks of n1 are not moved" in job.last(Noted).text and given_up in job.last(Noted).text
-    assert not candidates(job)
+    assert not candidates(job) and not job.all(orders.HaltGeneration)
     assert given_up in move(job, "n1").reason
     assert move(job, "n1", to="n2").accepted
+    for worker in list(job.machine.roster.nodes[NodeId("n2")].others):  # those that came to nothing make room
+        if job.machine.roster.workers[worker].stage == "fenced":
+            job.exited(worker)
     for worker in candidates(job):
-        if job.machine.roster.workers[worker].stage != "ready":
-            job.ready(worker, NO_STATE)
+        job.ready(worker, NO_STATE)
     assert homes(moved(job)) == ["n0", "n0", "n2", "n2"]
 
 
 def test_a_move_that_has_not_happened_by_the_last_step_is_said_to_have_come_to_nothing() -> None:
-    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
-    for standby in list(job.machine.roster.standbys()):
-        job.exited(standby.worker)
+    job = cold()
     assert move(job, "n0").accepted and candidates(job)
     for rank in range(4):
         job.finished(rank, 5)
@@ -213,7 +218,7 @@ def test_a_move_to_a_node_that_is_lost_comes_to_nothing_and_training_goes_on() -
     assert homes(job) == ["n0", "n0", "n1", "n1"]
     assert "the ranks of n1 are not moved" in job.last(Noted).text
     assert not move(job, "n1").accepted
-    assert mended(job.last(IncidentClosed)).startswith("stood, and nothing has changed, at step 5 (ranks 2, 3 from n1")
+    assert mended(job.last(IncidentClosed)).startswith("stood, and nothing has changed, at step 8 (ranks 2, 3 from n1")
 
 
 @pytest.mark.parametrize("warm", [True, False])
@@ -221,9 +226,7 @@ def test_a_move_to_a_node_that_is_lost_comes_to_nothing_and_training_goes_on() -
 def test_a_node_that_is_lost_gets_the_spare_though_newcomers_for_a_move_have_its_slots(
     moves: str, lost: str, *, warm: bool
 ) -> None:
-    job = spared() if warm else Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
-    for standby in [] if warm else list(job.machine.roster.standbys()):
-        job.exited(standby.worker)
+    job = spared() if warm else cold()
     assert move(job, moves).accepted
     at = planned(job) if warm else 5
     lose(job, lost)
@@ -242,9 +245,7 @@ def test_a_node_that_is_lost_gets_the_spare_though_newcomers_for_a_move_have_its
 
 
 def test_a_newcomer_that_asked_for_another_rank_before_it_got_a_lost_one_is_not_used() -> None:
-    job = Job(4, nodes=3, slots=2, nproc=2, spares=1, standbys=0).trained(4)
-    for standby in list(job.machine.roster.standbys()):
-        job.exited(standby.worker)
+    job = cold()
     assert move(job, "n0").accepted
     built = candidates(job)
     lose(job, "n1")

@@ -190,8 +190,8 @@ class Moving:
 
 
 def _room(node: NodeRecord) -> int:
-    """Slots of a node that are free, or will be when those who have left it have ended."""
-    return node.slots - len(node.placed) - sum(not worker.leaver for worker in node.others.values())
+    """Slots of a node that are free, or will be when those who have left it, or were fenced, have ended."""
+    return node.slots - len(node.placed) - sum(each.living and not each.leaver for each in node.others.values())
 
 
 def _closed(node: NodeRecord) -> str:

@@ -214,14 +214,14 @@ class Resizing:
         self._look = self._pausing = False
         self._seen = generation
         plan = self._plan(now)
-        need = () if plan is None else plan.newcomers
-        homes = () if plan is None else plan.homes
+        need, homes = ((), ()) if plan is None else (plan.newcomers, plan.homes)
         self._keep_only(need, homes, now)
         if plan is None:
             return
         missing = [rank for rank in need if rank not in self._roster.candidates]
         if missing:
             self._spawn(missing, plan.size * self._spec.unit, homes, now)
+            plan = (self.moves.plan(now) if plan.kind == "move" else None) or plan  # it names the newcomers' nodes
         built = [rank for rank, each in self._roster.candidates.items() if each.stage is Stage.READY]
         if len(built) == len(need):
             self._resize_boundary.begin(plan, now)
