@@ -89,7 +89,9 @@ def mended(incident: IncidentClosed) -> str:
             way = "grown" if incident.after > incident.before else "shrunk"
             size = f"{way} from {incident.before} to {count(incident.after, 'replica')}"
             return f"{size} at step {incident.step} ({first_line(incident.cause)}); {pause}"
-        return f"moved at step {incident.step} ({first_line(incident.cause)}); {pause}"
+        in_vain = incident.kind in ("move", "grow", "shrink") and not incident.before
+        done = "stood, and nothing has changed," if in_vain else "moved"
+        return f"{done} at step {incident.step} ({first_line(incident.cause)}); {pause}"
     how = _RUNGS.get(incident.rung, f"mended by {incident.rung}")
     if incident.before > incident.after:
         how = f"{how}, {incident.before} to {count(incident.after, 'replica')}"
