@@ -56,7 +56,7 @@ class Moving:
             self.move = None
 
     def requested(self, event: facts.MoveRequested, now: Instant) -> None:
-        """A move is requested; it is answered at once. A node named as target is tried although newcomers failed there."""
+        """A move is requested; it is answered at once. A named target is tried although newcomers failed there."""
         if event.to in self._roster.nodes:
             self._roster.nodes[event.to].failed_candidates = 0
         answer = self._answer(event)
