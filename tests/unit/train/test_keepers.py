@@ -314,7 +314,7 @@ def test_what_the_rehearsal_has_made_is_followed_behind_it() -> None:
     variables = following(Keepers([sys._getframe(0)], []))
     variables.take()
     meters["loss"] = Average()
-    variables.leave_alone({})
+    variables.places.objects.leave_alone({})
     assert any("meters" in name for name in variables.take())
 
 
