@@ -132,11 +132,7 @@ def _tensors(value: object, depth: int) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         if value.grad_fn is None and not value.is_meta:
             yield value
-    elif (
-        depth < _DEEP
-        and (type(value) in _CONTAINERS or type(value) is tuple)
-        and len(cast(list[object], value)) <= MOST_ITEMS
-    ):
+    elif depth < _DEEP and type(value) in _CONTAINERS | {tuple} and len(cast(list[object], value)) <= MOST_ITEMS:
         items = cast(dict[object, object], value).values() if type(value) in MAPPINGS else cast(list[object], value)
         for item in items:
             yield from _tensors(item, depth + 1)

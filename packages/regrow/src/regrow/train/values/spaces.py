@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterable
 from types import FrameType
 
-from regrow.train.attributes.followedobjects import FollowedObjects
+from regrow.train.attributes.followed_objects import FollowedObjects
 from regrow.train.attributes.keepers import Keepers
 from regrow.train.attributes.kept_values import Attributes
 from regrow.train.script.namespaces import Namespace, functions_elsewhere, names_used, namespaces

@@ -25,6 +25,7 @@ from regrow.train.values.spaces import Spaces
 _DEEP, _LAST, _WHOLE = 4, 8, 32 << 20
 """Levels of containers, last items of each, and bytes of an array that are looked at."""
 _NUMBERS, _CACHED = frozenset({bool, int, float, complex}), type(functools.lru_cache(lambda: None))
+_LINK, _CHANGING = "_lru_list_elem", frozenset({list, dict, set, deque})
 _WAYS = frozenset({"LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "STORE_ATTR", "STORE_GLOBAL"})
 _Kept = Mapping[str, Mapping[str, object]]
 _Marks = dict[str, tuple[bytes, bool, Callable[[], object]]]
@@ -36,25 +37,24 @@ class Unkept:
 
     def __init__(self, spaces: Spaces, is_clock: Callable[[object], bool]) -> None:
         self._spaces, self._is_clock = spaces, is_clock
-        self._begun: _Marks = {}
+        self._begun: _Marks | None = None
 
     def begin(self, kept: _Kept) -> list[str]:
         """The loop begins here. Returns places that have changed since this was called before."""
         before, self._begun = self._begun, self._marks(kept)
-        return [place for place in _changed(before, self._begun) if place in before]
+        return [place for place in _changed(before or {}, self._begun) if place in (before or {})]
 
     def changed(self, kept: _Kept) -> dict[str, bytes]:
         """Fingerprints of what has changed since the loop began."""
-        return _changed(self._begun, self._marks(kept))
+        return {} if self._begun is None else _changed(self._begun, self._marks(kept))
 
     def differing(self, sent: Mapping[str, bytes], kept: _Kept) -> list[str]:
         """Places of which another rank's fingerprint was received that this one does not have."""
-        now, spaces = self._marks(kept) if sent else {}, self._spaces.now() if sent else {}
+        now, spaces = self._marks(kept), self._spaces.now()
         return [each for each in sent if each.split("\n")[0] in spaces and now.get(each, [b""])[0] != sent[each]]
 
     def _marks(self, kept: _Kept) -> _Marks:
-        found: _Marks = {}
-        reads = self._spaces.reads
+        found, reads = _Marks(), self._spaces.reads
         for name, space in self._spaces.now().items():
             known = kept.get(name, {})
             for key, value in space.read().items():
@@ -87,10 +87,11 @@ class Unkept:
             names = list(value)[-_LAST:] if isinstance(value, dict) else []
             items = [len(items), *names, *([] if is_set else items[-_LAST:])]
         elif isinstance(value, _CACHED):  # of what never changes, no rank needs what another has found out
-            tables = [each for each in gc.get_referents(value) if type(each) is dict and each is not vars(value)]
-            found = [each for table in tables for each in table.values()]
-            links = [each for item in found if type(item).__name__[:1] == "_" for each in gc.get_referents(item)]
-            items = [each for each in found + links if type(each) in (list, dict, set, deque)]
+            found = [each for each in gc.get_referents(value) if each is not vars(value)]
+            if value.cache_parameters()["maxsize"] is None:
+                found = [each for table in found if type(table) is dict for each in table.values()]
+            tables = [id(each) for each in found if type(each) is dict and _LINK in str(list(map(type, each.values())))]
+            items = [each for each in found if type(each) in _CHANGING and each and id(each) not in tables]
         elif isinstance(value, GeneratorType) and (frame := value.gi_frame) is not None:
             there = [each for each in dict(frame.f_locals).values() if plain_kind(type(each)) in ATOMS]
             items = [frame.f_lasti, *there]

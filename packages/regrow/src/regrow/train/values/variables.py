@@ -357,7 +357,11 @@ class Variables:
             if place == _OVER or place in self.withheld or name not in now or key in self.places.elsewhere:
                 continue
             present = now[name].get(key)
-            in_place, value, made, by_all = received(data)
+            try:
+                in_place, value, made, by_all = received(data)
+            except StateError:  # of a class in a module that this process has not imported
+                unkept[place] = b"?"
+                continue
             if not self.places.follows(spaces[name], key, present) or plain_kind(type(value)) not in _VALUES:
                 continue
             if any(now[name].get(str(each)) is None for each in made):
@@ -374,7 +378,7 @@ class Variables:
             spaces[name].write(values)
         taken = {f"{name}\n{key}" for name, values in changed.items() for key in values}
         self.kept = sorted(taken & self.mine.keys())
-        self.anew = self._unkept.differing(unkept, self.take()) if self.is_newcomer else []
+        self.anew = self._unkept.differing(unkept, self.take()) if unkept and self.is_newcomer else []
 
     # --- the end -----------------------------------------------------------------------------------------------
 
