@@ -5,6 +5,7 @@ dictionaries, sets and deques of plain values; and arrays, where that is asked f
 """
 
 import enum
+import functools
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -47,6 +48,7 @@ PLAIN = ATOMS | MAPPINGS | _SEQUENCES | _SETS
 """Exact types: nothing of these runs code of the script's."""
 
 
+@functools.lru_cache(maxsize=4096)
 def plain_kind(kind: type) -> type:
     """The type by which values of this one are taken: of named tuples and of enums, that of all of them."""
     if kind in PLAIN or not by_name(kind):
@@ -178,8 +180,7 @@ class _Looker:
             large, sent = isinstance(error, TooLarge), Keep.NOT if self._arrays is Keep.HERE else Keep.ITSELF
             if self._arrays is Keep.CONTENT and not large:
                 raise
-            self._room = room
-            self._takes(1)
+            self._room = room - 1
             return GrownCopy.of(value, sent if large else self._arrays)
 
     def _container(self, value: object, kind: type, depth: int) -> PlainCopy:

@@ -75,7 +75,7 @@ class Unkept:
         kind, items = plain_kind(type(value)), list[Any]()
         if kind in ARRAYS:
             arrays.append(value)
-            return _of_array(value)
+            return 0 if is_freed(value) else _of_array(value)
         if kind in ATOMS or kind is range:
             return "clock" if self._is_clock(value) else repr(value)[:200]
         if deep >= _DEEP:
@@ -114,8 +114,6 @@ def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
 
 
 def _of_array(thing: Array) -> int:
-    if is_freed(thing):
-        return 0
     if isinstance(thing, torch.Tensor) and (is_elsewhere(thing) or thing.layout is not torch.strided):
         return digest_tensor(thing)
     return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
