@@ -95,7 +95,7 @@ FORMS: dict[str, tuple[Callable[[Any], object], Callable[[], Any]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_what_a_newcomer_lacks_is_named_and_what_it_has_is_not(form: str) -> None:
-    assert lacking(*FORMS[form]) == ["box.value"]
+    assert lacking(*FORMS[form]) == ["thing.value"]
     assert lacking(*FORMS[form], alike=True) == []
 
 
@@ -117,7 +117,7 @@ def test_of_arrays_beside_a_model_those_are_named_that_steps_read_before_they_bi
     newcomer = in_loop(trainer, (model,))
     newcomer.is_newcomer = True
     newcomer.receive(told)
-    assert newcomer.anew == ["object trainer\nsum"]
+    assert newcomer.anew == ["object thing\nsum"]
 
 
 def test_the_rehearsal_is_told_of_what_it_has_changed_and_nobody_puts_back() -> None:

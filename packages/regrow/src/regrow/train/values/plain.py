@@ -177,11 +177,11 @@ class _Looker:
         try:
             return self._container(value, kind, depth)
         except (NotPlain, TooLarge) as error:
-            large, sent = isinstance(error, TooLarge), Keep.NOT if self._arrays is Keep.HERE else Keep.ITSELF
-            if self._arrays is Keep.CONTENT and not large:
+            large = isinstance(error, TooLarge) and self._arrays is not Keep.ITSELF
+            if self._arrays is Keep.CONTENT and not (large and ARRAYS.isdisjoint(map(type, cast(list[object], value)))):
                 raise
             self._room = room - 1
-            return GrownCopy.of(value, sent if large else self._arrays)
+            return GrownCopy.of(value, Keep.NOT if large else self._arrays)
 
     def _container(self, value: object, kind: type, depth: int) -> PlainCopy:
         container = cast(list[object], value)

@@ -40,9 +40,10 @@ class Unkept:
         self._begun: _Marks | None = None
 
     def begin(self, kept: _Kept) -> list[str]:
-        """The loop begins here. Returns places that have changed since this was called before."""
-        before, self._begun = self._begun, self._marks(kept)
-        return [place for place in _changed(before or {}, self._begun) if place in (before or {})]
+        """The loop begins here, if it has not yet. Returns places that have changed since."""
+        now = self._marks(kept)
+        self._begun = now if self._begun is None else self._begun
+        return [place for place in _changed(self._begun, now) if place in self._begun]
 
     def changed(self, kept: _Kept) -> dict[str, bytes]:
         """Fingerprints of what has changed since the loop began."""

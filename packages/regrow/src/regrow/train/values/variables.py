@@ -249,7 +249,7 @@ class Variables:
         rehearses = self.is_newcomer and not self.rehearsed
         if kept is None:
             here = type(present) in ARRAYS and isinstance(space, Attributes) and not space.carries
-            return here or (rehearses and is_refused(present, Keep.CONTENT))
+            return here or (rehearses and is_refused(present, Keep.NOT if type(present) is list else Keep.CONTENT))
         return (not in_place or rehearses) and stays_here(kept)
 
     def _has_made(self, space: Space, values: Values, now: Values) -> bool:
