@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -247,7 +247,7 @@ def copied(kept: object) -> object:
     items = [copied(item) for item in kept.items]
     kind = type(kept.thing)
     if kind in MAPPINGS:
-        pairs = dict(zip(kept.keys, items, strict=True))
+        pairs: dict[Any, Any] = dict(zip(kept.keys, items, strict=True))
         return OrderedDict(pairs) if kind is OrderedDict else Counter(pairs) if kind is Counter else pairs
     if isinstance(kept.thing, deque):
         return deque(items, maxlen=kept.thing.maxlen)

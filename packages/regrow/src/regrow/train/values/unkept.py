@@ -66,7 +66,7 @@ class Unkept:
                 carried = not isinstance(space, Namespace) or self._spaces.arrays_named(key) is not Keep.NOT
                 if carried or (reads is not None and key not in reads.written) or isinstance(value, _CACHED):
                     with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
-                        look, arrays = self._look(value, 0, there := []), type(value) in ARRAYS
+                        look, arrays = self._look(value, 0, there := list[Array]()), type(value) in ARRAYS
                         digest = digest_text(repr(look)).to_bytes(8, "big")
                         found[f"{name}\n{key}"] = digest, bool(there), weakref.ref(value) if arrays else lambda: None
         return found
