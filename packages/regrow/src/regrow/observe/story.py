@@ -107,9 +107,9 @@ def not_kept(incidents: Iterable[IncidentClosed]) -> str:
     if not lost:
         return ""
     return (
-        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, which differ "
-        "between ranks; where they count for the result, all_reduce them in each step, or protect an object that has "
-        'them with part=f"rank{session.rank}", and start with --buddy-every 1'
+        f"{ranks(sorted({rank for _, rank in lost}))} may have another's values in {shown}, or begins "
+        "them anew; where they count for the result, protect an object that has them, and where ranks differ in them, "
+        'all_reduce them in each step, or give part=f"rank{session.rank}" and start with --buddy-every 1'
     )
 
 
