@@ -227,7 +227,7 @@ def test_a_move_that_was_accepted_happens_under_the_next_coordinator(here: Site,
     with network(HOSTS) as hosts, job_of(here, hosts, "moves", LONG, pace=0.1, flags=flags, script=script) as launchers:
         launchers[0].wait_for("step 20\n")
         (held := here.folder / "held").touch()
-        move(here, hosts, "moves", "node1", "--to", "node4")
+        move(here, hosts, "moves", "node1")
         hosts.kill(0)
         second = next_coordinator(launchers[1:])
         held.unlink()
@@ -237,7 +237,7 @@ def test_a_move_that_was_accepted_happens_under_the_next_coordinator(here: Site,
     forget_lost_hosts(here)
     assert [outcome.code for outcome in outcomes] == [0] * 4, [outcome.output for outcome in outcomes]
     assert outcomes[0].finals == undisturbed.finals
-    assert nodes_of(here, "moves")[-1][2:] == ["node4", "node4"]
+    assert not {"node0", "node1"} & {*nodes_of(here, "moves")[-1]}
     first, moved = outcomes[0].ledger.incidents
     assert (first.kind, moved.kind, moved.faults, moved.steps_lost) == ("node", "move", 0, 0)
-    assert moved.cause == "ranks 2, 3 from node1 to node4: regrow move"
+    assert moved.cause.startswith("ranks 2, 3 from node1 to node") and moved.cause.endswith(": regrow move")
