@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from tests.process.batch import until
 from tests.process.launching import PATIENCE, Running, Site, site
 from tests.process.network import Network, network
-from tests.process.test_nodes import HELD, TRAINING, WORLD, assert_equal, end
+from tests.process.test_nodes import WORLD, assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import SCRIPTS, Outcome, train
 from tests.process.warm import NETWORK
@@ -66,8 +66,6 @@ def job_of(
     around: Mapping[int, Mapping[str, str]] | None = None,
     pace: float = 0.02,
     lease: str = "10s",
-    flags: Sequence[str] = (),
-    script: str = str(SCRIPTS / "train_small.py"),
 ) -> Iterator[list[Running]]:
     """A launcher on each host; two ranks on each of the first two, and the others are spares.
 
@@ -80,22 +78,16 @@ def job_of(
     words += ["--spares", str(nodes - 2)] if nodes > 2 else []
     words += ["--node-lease", lease]
     words += ["--rdzv-endpoint", f"{hosts.address(0)}:29400", *(("--replicas", "4:4") if elastic else ())]
-    command = [script, "--steps", str(steps), "--pace", str(pace), "--say-steps"]
-    command += ["--out", str(here.folder / f"{name}.out")]
+    script = [str(SCRIPTS / "train_small.py"), "--steps", str(steps), "--pace", str(pace), "--say-steps"]
+    script += ["--out", str(here.folder / f"{name}.out")]
     (here.folder / "hurry").unlink(missing_ok=True)
     with ExitStack() as stack:
         launchers = []
         for host in hosts.hosts:
             mine = [*words, "--node-rank", str(host), "--bind", hosts.address(host)]
             more = {"REGROW_TOKEN": "all of them know", NETWORK: hosts.name(host), **(around or {}).get(host, {})}
-            launchers.append(stack.enter_context(here.start(*mine, *flags, *command, **more)))
+            launchers.append(stack.enter_context(here.start(*mine, *script, **more)))
         yield launchers
-
-
-def move(here: Site, hosts: Network, name: str, *what: str) -> None:
-    """As an operator on the coordinator's host; accepted."""
-    done = here.regrow("move", name, *what, **{NETWORK: hosts.name(0)})
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_hosts_train_as_one_machine_would(here: Site, hosts: Network, undisturbed: Outcome) -> None:
@@ -221,27 +213,3 @@ def pid_of(here: Site, name: str, rank: Rank) -> int:
                 return pids[line.worker]
         time.sleep(0.05)
     raise AssertionError(f"rank {rank} has committed nothing")
-
-
-@pytest.mark.full
-def test_a_host_that_dies_as_its_ranks_are_to_move_gets_the_spare_at_once(
-    here: Site, hosts: Network, long_undisturbed: Outcome
-) -> None:
-    """Its newcomers build there, and have the slots; nobody waits for the host, and the move is over with that."""
-    script = here.script(HELD.format(folder=str(SCRIPTS), script=TRAINING), "held.py")
-    with job_of(here, hosts, "dies-moving", LONG, pace=0.1, flags=("--warmth", "imports"), script=script) as launchers:
-        launchers[0].wait_for("step 20\n")
-        (held := here.folder / "held").touch()
-        move(here, hosts, "dies-moving", "node1")
-        hosts.kill(1)
-        launchers[0].wait_for("node1 was lost")
-        held.unlink()
-        launchers[0].wait_for("goes on after")
-        outcome = end(here, "dies-moving", launchers[0])
-        assert launchers[2].wait() == 0, launchers[2].output
-    hosts.join(1)
-    assert_equal(outcome, long_undisturbed, lost={2, 3})
-    assert nodes_of(here, "dies-moving")[-1] == ["node0", "node0", "node2", "node2"]
-    assert "wait for room" not in outcome.output
-    (incident,) = outcome.ledger.incidents
-    assert (incident.kind, incident.rung, incident.faults) == ("node", "node", 1)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.process.launching import PATIENCE, Running, Site, named, site
 from tests.process.network import Network, network
-from tests.process.test_network import LONG, alone, job_of, move
-from tests.process.test_nodes import HELD, TRAINING, assert_equal, end
+from tests.process.test_network import LONG, alone, job_of
+from tests.process.test_nodes import assert_equal, end
 from tests.process.test_spares import nodes_of
 from tests.process.training import SCRIPTS, Outcome
 from tests.process.warm import NETWORK
@@ -218,26 +218,3 @@ def test_of_two_nodes_and_a_witness_the_one_that_is_left_goes_on(
     assert [incident.steps_lost for incident in ledger.incidents] == [0]
     assert max(ledger.commits) == 59
     assert list(disk.iterdir()) == [], "who ends the job takes its folder away"
-
-
-@pytest.mark.full
-def test_a_move_that_was_accepted_happens_under_the_next_coordinator(here: Site, undisturbed: Outcome) -> None:
-    script = here.script(HELD.format(folder=str(SCRIPTS), script=TRAINING), "held.py")
-    flags = ("--warmth", "imports")
-    with network(HOSTS) as hosts, job_of(here, hosts, "moves", LONG, pace=0.1, flags=flags, script=script) as launchers:
-        launchers[0].wait_for("step 20\n")
-        (held := here.folder / "held").touch()
-        move(here, hosts, "moves", "node1", "--to", "node4")
-        hosts.kill(0)
-        second = next_coordinator(launchers[1:])
-        held.unlink()
-        second.wait_for("goes on after")
-        second.wait_for("moved at step")
-        outcomes = [end(here, "moves", launcher) for launcher in launchers[1:]]
-    forget_lost_hosts(here)
-    assert [outcome.code for outcome in outcomes] == [0] * 4, [outcome.output for outcome in outcomes]
-    assert outcomes[0].finals == undisturbed.finals
-    assert nodes_of(here, "moves")[-1][2:] == ["node4", "node4"]
-    first, moved = outcomes[0].ledger.incidents
-    assert (first.kind, moved.kind, moved.faults, moved.steps_lost) == ("node", "move", 0, 0)
-    assert moved.cause == "ranks 2, 3 from node1 to node4: regrow move"
