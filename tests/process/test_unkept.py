@@ -34,7 +34,6 @@ def test_what_is_not_carried_is_named_and_nothing_else(here: Site, since: str) -
     struck = run(here, "struck", since, [Fault(1, 6, "backward"), Fault(0, 9, "forward")])
     assert struck.losses == calm.losses
     names, unlike = named(struck), differences(struck, calm)
-    print("NAMED", sorted(names), "UNLIKE", sorted(unlike))
     assert {each.partition(" ")[2] for each in unlike} <= names, (unlike - names, names)
     assert not [each for each in unlike if not each.startswith("named")], unlike
     assert names <= {each.partition(" ")[2] for each in calm.finals[0] if each.startswith("named")}, names

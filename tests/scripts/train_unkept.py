@@ -223,7 +223,6 @@ def change(number: int) -> None:
     slotted.mean += value
     Outer.Inner.calls += 1
     inner.mine += 1
-    lazy(float(number))
     trainer.count(number)
     large.table[number] = number
     large.weights[number] = number
@@ -296,6 +295,7 @@ KINDS: dict[str, dict[str, Callable[[], Any]]] = {"carried": CARRIED, "named": N
 
 for step in session.steps(loader, until=args.steps):
     with step as (x, y):
+        lazy(float(step.number))
         if step.number >= args.since:
             change(step.number)
         scale = 1 + (slotted.mean.sum() + pair.total.sum()) / 1000

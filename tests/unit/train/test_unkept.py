@@ -1,4 +1,4 @@
-"""What nobody carries is named where a newcomer lacks it, by a fingerprint; what is alike is not."""
+"""Values that nobody carries are named where a newcomer lacks them, by a fingerprint; those that are alike are not."""
 
 import functools
 import itertools

@@ -5,7 +5,6 @@ dictionaries, sets and deques of plain values; and arrays, where that is asked f
 """
 
 import enum
-import functools
 import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
@@ -48,10 +47,9 @@ PLAIN = ATOMS | MAPPINGS | _SEQUENCES | _SETS
 """Exact types: nothing of these runs code of the script's."""
 
 
-@functools.lru_cache(maxsize=4096)
 def plain_kind(kind: type) -> type:
     """The type by which values of this one are taken: of named tuples and of enums, that of all of them."""
-    if kind in PLAIN or not by_name(kind):
+    if kind in PLAIN or (type(kind) is type and not issubclass(kind, tuple)) or not by_name(kind):
         return kind
     return tuple if issubclass(kind, tuple) else enum.Enum
 

@@ -42,7 +42,8 @@ from regrow.train.values.unkept import Unkept
 
 Values = dict[str, object]
 """Of one namespace: what of its variables is kept, by name."""
-_Places, _Encoded = set[tuple[str, str]], dict[str, bytes]
+_Places = set[tuple[str, str]]
+_Encoded = dict[str, bytes]
 P = ParamSpec("P")
 _NAMES = 1_000
 """Most variables of each call and of its module."""
