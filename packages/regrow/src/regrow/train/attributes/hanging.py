@@ -5,19 +5,21 @@ though nothing is queued, half of a bucket is counted. A whole body may leave th
 be learnt from what steps change: all of them are remembered, by reference, at each begin.
 """
 
+import operator
 import weakref
-from collections import deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
 from regrow.train.attributes.holders import MOST_ITEMS, AttributeHolder, holders
-from regrow.train.values.plain import MAPPINGS, PlainCopy, refill
 
 _WALKED_AT_FIRST, _WALKED_EVERY = 4, 100
 """Takes after which what there is is looked for anew."""
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None)})
+MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _CONTAINERS = frozenset({*MAPPINGS, list, deque, set})
 _DEEP = 4
 _ABSENT = object()
@@ -90,6 +92,47 @@ def of_modules(
 
 
 # --- values ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainCopy:
+    """A container, and what was in it.
+
+    Attributes:
+        thing: the container itself.
+        keys: of a mapping.
+        items: what was in it, containers as `PlainCopy`.
+    """
+
+    thing: object
+    keys: list[object]
+    items: list[object]
+
+
+def refill(thing: object, keys: list[object], items: list[object]) -> None:
+    """Make a container hold these, in its place, unless it does already."""
+    kind = type(thing)
+    if kind in MAPPINGS:
+        mapping = cast(dict[object, object], thing)
+        if not (identical(list(mapping), keys) and identical(list(mapping.values()), items)):
+            mapping.clear()
+            for key, item in zip(keys, items, strict=True):
+                mapping[key] = item
+    elif kind is set:
+        members = cast(set[object], thing)
+        if members != set(items):
+            members.clear()
+            members.update(items)
+    elif kind is list or kind is deque:
+        sequence = cast(list[object], thing)
+        if not identical(list(sequence), items):
+            sequence.clear()
+            sequence.extend(items)
+
+
+def identical(one: list[object], other: list[object]) -> bool:
+    """True if these are the same objects, in the same order."""
+    return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
 def _keep(value: object, depth: int) -> object:

@@ -5,7 +5,6 @@ dictionaries, sets and deques of plain values; and arrays, where that is asked f
 """
 
 import enum
-import operator
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import torch
 
 from regrow.core.errors import NotPlain, TooLarge
 from regrow.hydration.codec import EXACT_KINDS, by_name
+from regrow.train.attributes.hanging import MAPPINGS, PlainCopy, identical, refill
 from regrow.train.values.arrays import (
     ARRAYS,
     Array,
@@ -40,7 +40,6 @@ _OF_NUMPY = frozenset(np.dtype(code).type for code in "?bhilqBHILQefdFD")
 _NUMBERS = frozenset({type(None), bool, int, float, complex}) | _OF_NUMPY
 _NAMES = frozenset({int, str})
 ATOMS = _NUMBERS | {str, bytes, enum.Enum, torch.dtype} | EXACT_KINDS
-MAPPINGS = frozenset({dict, defaultdict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, deque, tuple})
 _SETS = frozenset({set, frozenset})
 PLAIN = ATOMS | MAPPINGS | _SEQUENCES | _SETS
@@ -52,21 +51,6 @@ def plain_kind(kind: type) -> type:
     if kind in PLAIN or (type(kind) is type and not issubclass(kind, tuple)) or not by_name(kind):
         return kind
     return tuple if issubclass(kind, tuple) else enum.Enum
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlainCopy:
-    """A container, and what was in it.
-
-    Attributes:
-        thing: the container itself.
-        keys: of a mapping.
-        items: what was in it, containers as `PlainCopy`.
-    """
-
-    thing: object
-    keys: list[object]
-    items: list[object]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -254,31 +238,6 @@ def copied(kept: object) -> object:
     return items if kind is list else (set if kind is set else frozenset)(items)
 
 
-def refill(thing: object, keys: list[object], items: list[object]) -> None:
-    """Make a container hold these, in its place, unless it does already."""
-    kind = type(thing)
-    if kind in MAPPINGS:
-        mapping = cast(dict[object, object], thing)
-        if not (_identical(list(mapping), keys) and _identical(list(mapping.values()), items)):
-            mapping.clear()
-            for key, item in zip(keys, items, strict=True):
-                mapping[key] = item
-    elif kind is set:
-        members = cast(set[object], thing)
-        if members != set(items):
-            members.clear()
-            members.update(items)
-    elif kind is list or kind is deque:
-        sequence = cast(list[object], thing)
-        if not _identical(list(sequence), items):
-            sequence.clear()
-            sequence.extend(items)
-
-
-def _identical(one: list[object], other: list[object]) -> bool:
-    return len(one) == len(other) and all(map(operator.is_, one, other))
-
-
 def still(kept: object, value: object) -> bool:
     """True if a value is what was kept: the same object with the same in it."""
     if isinstance(kept, ArrayCopy):
@@ -297,9 +256,9 @@ def still(kept: object, value: object) -> bool:
             keys, items = [], list(cast(list[object], value))
     except RuntimeError:  # another thread changes it right now
         return False
-    if not _identical(keys, kept.keys) or len(items) != len(kept.items):
+    if not identical(keys, kept.keys) or len(items) != len(kept.items):
         return False
-    return _identical(items, kept.items) or all(map(still, kept.items, items))
+    return identical(items, kept.items) or all(map(still, kept.items, items))
 
 
 def take_over(present: object, value: object, *, in_place: bool, shared: Shared = set) -> object:
@@ -360,7 +319,7 @@ def same(one: object, other: object) -> bool:
     if isinstance(one, ArrayCopy) and isinstance(other, ArrayCopy):
         return one.equals(other)
     if isinstance(one, PlainCopy) and isinstance(other, PlainCopy):
-        if _identical(one.items, other.items) and _identical(one.keys, other.keys):
+        if identical(one.items, other.items) and identical(one.keys, other.keys):
             return type(one.thing) is type(other.thing)
         return (
             type(one.thing) is type(other.thing)

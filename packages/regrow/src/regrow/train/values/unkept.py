@@ -14,11 +14,11 @@ from types import CodeType, GeneratorType
 from typing import Any
 
 import torch
+import xxhash
 
-from regrow.train.proving.digesting import digest_tensor, digest_text
 from regrow.train.script.namespaces import Namespace
 from regrow.train.script.source import modules_of_script, text_of
-from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_elsewhere, is_freed
+from regrow.train.values.arrays import ARRAYS, Array, Keep, hashed, is_freed
 from regrow.train.values.plain import ATOMS, PLAIN, has_grown, plain_kind, stays_here
 from regrow.train.values.spaces import Spaces
 
@@ -67,7 +67,7 @@ class Unkept:
                 if carried or (reads is not None and key not in reads.written) or isinstance(value, _CACHED):
                     with contextlib.suppress(Exception):  # of odd things, which run code where they are looked at
                         look, arrays = self._look(value, 0, there := list[Array]()), type(value) in ARRAYS
-                        digest = digest_text(repr(look)).to_bytes(8, "big")
+                        digest = xxhash.xxh3_64_digest(repr(look).encode("utf-8", "surrogatepass"))
                         found[f"{name}\n{key}"] = digest, bool(there), weakref.ref(value) if arrays else lambda: None
         return found
 
@@ -115,8 +115,7 @@ def _changed(before: _Marks, now: _Marks) -> dict[str, bytes]:
 
 
 def _of_array(thing: Array) -> int:
-    if isinstance(thing, torch.Tensor) and (is_elsewhere(thing) or thing.layout is not torch.strided):
-        return digest_tensor(thing)
+    thing = thing.to_dense() if isinstance(thing, torch.Tensor) and thing.layout is not torch.strided else thing
     return hashed(thing if thing.nbytes <= _WHOLE else thing.reshape(-1)[:: 1 + thing.nbytes // _WHOLE])
 
 
