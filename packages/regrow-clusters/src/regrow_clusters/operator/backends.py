@@ -122,4 +122,4 @@ _BACKENDS: Final[dict[str, GangBackend]] = {
 
 def backend_of(job: TrainingJob) -> GangBackend:
     """Backend that the job's specification names."""
-    return _BACKENDS.get(job.spec.backend) or BareBackend()  # another version of the operator may have written the terms
+    return _BACKENDS.get(job.spec.backend) or BareBackend()  # another operator may have written the terms

@@ -29,9 +29,7 @@ _TAKEN = "give it another name, or kubectl delete the one that is there"
 
 
 def submit(path: Path, namespace: str) -> str:
-    """Create the job that a file describes; returns the report for the user.
-    Raises `UsageError`, which names the field and its cure.
-    """
+    """Create the job that a file describes; returns a report. Raises `UsageError`, which names field and cure."""
     body = _read(path)
     body["metadata"].setdefault("namespace", namespace)
     check_manifest(body, str(path), namespace=body["metadata"]["namespace"] or "default")

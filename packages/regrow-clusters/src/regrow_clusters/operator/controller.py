@@ -99,7 +99,7 @@ class Controller:
         finally:
             self._queue.close()
 
-    # --- news from the cluster -----------------------------------------------------------------------------------------
+    # --- news from the cluster -----------------------------------------------------------------------------------
 
     async def _follow(self, kind: ApiKind) -> None:
         """List, then watch; if the watch is too old or breaks, list again."""
@@ -116,7 +116,7 @@ class Controller:
                 if not failure.expired and failure.reason != WATCH_SILENT:
                     _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
                     begun = clock()
-                await asyncio.sleep(begun + _RELIST_PAUSE - clock())  # no busy loop, even if each list is expired on arrival
+                await asyncio.sleep(begun + _RELIST_PAUSE - clock())  # no busy loop if lists arrive expired
 
     def _touch(self, keys: set[JobKey]) -> None:
         for key in keys:
@@ -236,7 +236,7 @@ class Controller:
             self._queue.add(key)
             return
         if not facts.pods and (facts.reading.anew or job.spec.suspend):
-            await self.hands.end_groups(job)  # before the status is written, which then names another attempt
+            await self.hands.end_groups(job)  # first: the new status does not show that some exist
         await self._write(found, job.status, decision.status)
         if starts:
             self.hands.serials[job.uid] = decision.status.serial

@@ -53,7 +53,7 @@ class Leadership:
         try:
             found = await self._api.get(ApiKind.LEASES, self._namespace, LEASE_NAME)
             if found["spec"].get("holderIdentity") == self._identity:
-                # As client-go does: omit the holder, as an empty one would be refused.
+                # As client-go does: the holder is omitted, not empty.
                 spec = {key: value for key, value in found["spec"].items() if key != "holderIdentity"}
                 await self._api.replace(ApiKind.LEASES, {**found, "spec": spec})
         except ApiFailure:

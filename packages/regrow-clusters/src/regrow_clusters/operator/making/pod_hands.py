@@ -112,7 +112,7 @@ class PodHands:
         except ApiFailure as failure:
             if not failure.refused and not failure.unserved:
                 raise
-            self._prepared[job.uid] = now  # running pods need none of it; `PodsCreated` reports the refusal
+            self._prepared[job.uid] = now  # running pods need none of it; writing `PodsCreated` would cause a retry
 
     async def delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
         """Delete a pod. `force`: none of its processes runs any more."""

@@ -26,7 +26,7 @@ async def queue_findings(api: ClusterApi, job: TrainingJob, reading: JobReading)
 
 
 def _mended(job: TrainingJob) -> list[JobFinding]:
-    """Resolve an earlier finding on a queue that is not checked any more: the gang runs, or its backend has no queue."""
+    """Resolve a finding on a queue that is not checked any more: the gang runs, or its backend has no queue."""
     found = next((each for each in job.status.conditions if each.type == "QueueFound"), None)
     if found is None or found.status == "True":
         return []
