@@ -18,7 +18,7 @@ _PORTS: Final = 12000
 
 
 class GangNode(msgspec.Struct, frozen=True):
-    """Slurm's settings of a task. `hosts`: its Slurm job's nodes, in short form; `result`: the batch script's folder."""
+    """Slurm's settings of a task. `hosts`: the Slurm job's nodes in short form; `result`: the batch script's folder."""
 
     job_id: int
     index: int
