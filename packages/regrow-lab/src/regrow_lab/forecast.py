@@ -103,7 +103,7 @@ class FromCheckpoints:
         return self.every / 2 + self.recover
 
     def goodput(self, fleet: Fleet) -> float:
-        """Goodput by Daly's complete model: faults can also strike during the writing of a checkpoint and a recovery."""
+        """Goodput by Daly's complete model: faults can also strike while a checkpoint is written, and in a recovery."""
         between = fleet.between
         if math.isinf(between):
             return self.every / (self.every + self.writing)

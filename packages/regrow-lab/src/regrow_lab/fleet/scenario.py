@@ -48,7 +48,7 @@ class FaultTable(msgspec.Struct, frozen=True):
     per_node_hour: Rate = 0.0
     """Faults of each node in an hour. Times between faults are exponentially distributed."""
     every: list[Span] = []
-    """Instead of the rate: least and most time between two faults of all these nodes together, uniformly distributed."""
+    """Instead of the rate: least and most time between two faults of all these nodes, uniformly distributed."""
     takes: Literal["worker", "hang", "node", "job"] = "worker"
     """`worker`: a process dies; `hang`: one hangs; `node`: nodes are lost; `job`: all its processes die at once."""
     nodes: Positive = 1
