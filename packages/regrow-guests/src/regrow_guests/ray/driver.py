@@ -215,7 +215,7 @@ class _Attempt:
             self._vacate(node, code)
 
     def _vacate(self, node: _RayNode, code: int) -> None:
-        """Free a place. Node 0's end is the job's; another place is refilled, after a pause that grows if it ends soon."""
+        """Free a place. Node 0's end is the job's; another place is refilled, after growing pauses if it ends soon."""
         if node.rank == 0:
             self._over = code if node.begun else None
         self._clear(node)

@@ -1,4 +1,4 @@
-"""Copies of state in the memory of simulated agents: workers leave them there before their end, and others read them."""
+"""Copies of state in the memory of simulated agents: workers leave them before their end, and others read them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -105,7 +105,7 @@ class Invariants:
         self.restarts = 0
         self.end: EndJob | None = None
 
-    # --- facts and decisions of the machine ---------------------------------------------------------------------------------
+    # --- facts and decisions of the machine -------------------------------------------------------------------
 
     def learned(self, exit: facts.WorkerExited) -> None:
         """Record that the machine knows of a worker's end."""

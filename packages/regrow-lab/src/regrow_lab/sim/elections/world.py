@@ -78,7 +78,7 @@ class ElectionWorld:
         self._followers.answered(me, host, answer)
 
     def _give_way(self, host: SimLauncher, leader: Leader | None) -> None:
-        """End a coordinator: an elected one becomes a follower with its state; the first one restarts as a new process."""
+        """End a coordinator: an elected one becomes a follower with its state; the first restarts as a new process."""
         if host.number > 0:
             host.election.released(self.network.clock(host))
             if leader is not None:
@@ -88,7 +88,7 @@ class ElectionWorld:
             if leader is not None:
                 self._followers.follow(self._start(), leader)
 
-    # --- faults ---------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------
 
     def _happens(self, fault: ElectionFault) -> None:
         network = self.network
