@@ -17,7 +17,7 @@ _FILE = click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 
 
 _LONGEST_VARIABLE = 100_000
-"""Of one variable, Linux takes 131,072 characters."""
+"""Most characters of the list of hosts: Linux allows 131,072 for one variable."""
 
 
 def _slurm() -> "SlurmClient":
@@ -27,7 +27,7 @@ def _slurm() -> "SlurmClient":
 
 
 def _command() -> list[str]:
-    """Command that starts regrow on the cluster's nodes: with this Python, which they share."""
+    """Command that starts regrow on the cluster's nodes, with this Python, which they share."""
     return [sys.executable, "-m", "regrow"]
 
 

@@ -1,1 +1,1 @@
-"""Jobs of regrow inside another engine: pods of a JobSet or a TrainJob (`pods`), actors of Ray (`ray`)."""
+"""Jobs of regrow inside another engine: in pods of a JobSet or a TrainJob (`pods`), in actors of Ray (`ray`)."""

@@ -1,4 +1,4 @@
-"""`regrow guest`: jobs inside another engine, from a terminal, what their pods run, and jobs that come from one."""
+"""`regrow guest`: manifests of jobs inside another engine, the command of their pods, and conversion of jobs."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""`python -m regrow_guests.tied PARENT WORDS...`: regrow with these words, which ends with the process PARENT."""
+"""`python -m regrow_guests.tied PARENT WORDS...`: runs regrow with these arguments; it ends with the process PARENT."""
 
 import os
 import signal
@@ -10,13 +10,13 @@ _PARENT_GONE = 75
 
 
 def command(arguments: list[str]) -> list[str]:
-    """To be started by the main thread of the process that it ends with."""
+    """Command to be started by the main thread of the process with which it must end."""
     return [sys.executable, "-m", "regrow_guests.tied", str(os.getpid()), *arguments]
 
 
 def main(parent: int, arguments: list[str]) -> int:
-    """Become `regrow WORDS`. Returns only where the parent has ended already."""
-    die_with_parent(signal.SIGTERM)  # stays over exec; the node is given back then, as at any SIGTERM
+    """Become `regrow WORDS`. Returns only if the parent has already ended."""
+    die_with_parent(signal.SIGTERM)  # kept over exec; the node then leaves, as at any SIGTERM
     if os.getppid() != parent:
         return _PARENT_GONE
     os.execv(sys.executable, [sys.executable, "-m", "regrow", *arguments])

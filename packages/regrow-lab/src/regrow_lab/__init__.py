@@ -1,1 +1,1 @@
-"""Jobs of regrow without machines: the coordinator simulated (`sim`), fleets over weeks (`fleet`), closed forms."""
+"""Simulations of regrow's jobs: the coordinator (`sim`), fleets over weeks (`fleet`), and closed-form forecasts."""

@@ -2,8 +2,8 @@
 
 Nodes fail independently of one another and of the past, so faults of a fleet are a Poisson process. Sources: J. W.
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17 (1974); J. T. Daly, "A higher order
-estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), whose complete model gives the time that
-a run takes.
+estimate of the optimum checkpoint interval for restart dumps", FGCS 22 (2006), whose complete model gives the duration
+of a run.
 """
 
 import math
@@ -17,7 +17,7 @@ HOUR: Seconds = 3600.0
 MONTH: Seconds = 30 * 24 * HOUR
 YEAR: Seconds = 365 * 24 * HOUR
 _MANY = 500.0
-"""Number of faults at once that are as good as normally distributed."""
+"""Expected number of simultaneous faults above which a normal distribution is used."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Fleet:
     """The nodes of a job.
 
     Attributes:
-        nodes: how many.
-        faults_an_hour: of all of them together.
-        price: of a node, an hour.
+        nodes: their number.
+        faults_an_hour: faults of all nodes together.
+        price: of a node for an hour.
     """
 
     nodes: int
@@ -40,11 +40,11 @@ class Fleet:
         return HOUR / self.faults_an_hour if self.faults_an_hour else math.inf
 
     def faults(self, within: Seconds) -> float:
-        """Expected number of faults."""
+        """Expected number of faults in this time."""
         return self.faults_an_hour * within / HOUR
 
     def chance(self, within: Seconds) -> float:
-        """Of at least one."""
+        """Probability of at least one fault in this time."""
         return -math.expm1(-self.faults(within))
 
     def cost(self, lost: Seconds) -> float:
@@ -52,11 +52,11 @@ class Fleet:
         return self.nodes * self.price * lost / HOUR
 
     def spares(self, repair: Seconds, sure: float) -> int:
-        """Idle nodes that are enough, with a chance of `sure`, while lost ones are repaired.
+        """Number of idle nodes that are enough, with probability `sure`, while lost ones are repaired.
 
         Args:
-            repair: how long a lost node is away.
-            sure: below 1.
+            repair: absence of a lost node.
+            sure: probability, below 1.
         """
         away = self.faults(repair)
         if away > _MANY:
@@ -75,7 +75,7 @@ class RecoveryModel(Protocol):
 
     @property
     def lost(self) -> Seconds:
-        """Mean time of the whole job that a fault costs."""
+        """Mean time that the whole job loses by a fault."""
         ...
 
     def goodput(self, fleet: Fleet) -> float:
@@ -85,12 +85,12 @@ class RecoveryModel(Protocol):
 
 @dataclass(frozen=True)
 class FromCheckpoints:
-    """All start again from the last checkpoint, and repeat what came after it.
+    """All ranks restart from the last checkpoint, and repeat the steps after it.
 
     Attributes:
-        every: time between two of them.
-        writing: how long training stands still for one.
-        recover: from the fault until training goes on.
+        every: time between two checkpoints.
+        writing: time for which training stops to write one.
+        recover: time from the fault until training goes on.
     """
 
     every: Seconds
@@ -99,11 +99,11 @@ class FromCheckpoints:
 
     @property
     def lost(self) -> Seconds:
-        """Half of what lies between two checkpoints, and the recovery."""
+        """Half of the time between two checkpoints, and the recovery."""
         return self.every / 2 + self.recover
 
     def goodput(self, fleet: Fleet) -> float:
-        """By Daly's complete model: faults strike while a checkpoint is written and while the job recovers, too."""
+        """Goodput by Daly's complete model: faults can also strike while a checkpoint is written, and in a recovery."""
         between = fleet.between
         if math.isinf(between):
             return self.every / (self.every + self.writing)
@@ -120,16 +120,16 @@ class FromCheckpoints:
 
 @dataclass(frozen=True)
 class InProcess:
-    """Survivors keep their state, and only the step under way runs again.
+    """Survivors keep their state, and only the current step runs again.
 
     Attributes:
-        lost: from the fault until the step after the last committed one is committed.
+        lost: time from the fault until the step after the last committed one is committed.
     """
 
     lost: Seconds
 
     def goodput(self, fleet: Fleet) -> float:
-        """Faults strike while the job recovers, too."""
+        """Goodput; faults can also strike during a recovery."""
         return math.exp(-self.lost / fleet.between)
 
 

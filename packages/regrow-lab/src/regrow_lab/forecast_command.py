@@ -1,4 +1,4 @@
-"""`regrow plan`: what faults will cost, as a table or for programs."""
+"""`regrow plan`: forecast of the cost of faults, as a table or as JSON."""
 
 import math
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _OPTIONS: tuple[Callable[[Callable[..., Any]], Callable[..., Any]], ...] = (
 
 
 class Side(msgspec.Struct, frozen=True):
-    """One way to recover, and what faults cost with it. Times in seconds, money in the unit of the price."""
+    """One way to recover, and the cost of faults with it. Times in seconds, money in the unit of the price."""
 
     name: str
     lost_a_fault: float
@@ -50,7 +50,7 @@ class Side(msgspec.Struct, frozen=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """All that is told. `between_faults` in seconds; `chance_an_hour` of at least one fault."""
+    """The whole forecast. `between_faults` in seconds; `chance_an_hour`: probability of at least one fault."""
 
     between_faults: float
     chance_an_hour: float
@@ -96,7 +96,7 @@ def forecast(
     repair: float,
     sure: float,
 ) -> Forecast:
-    """The figures; all times in seconds. Raises `UsageError` for times that cannot be."""
+    """Compute the forecast; all times in seconds. Raises `UsageError` for values that are not valid."""
     if not checkpoint_every:
         raise UsageError("--checkpoint-every 0s is no time at all", hint="give more than 0 seconds")
     if sure >= 1:
@@ -167,7 +167,7 @@ def lines(fleet: Fleet, found: Forecast, repair: float, sure: float) -> list[str
 
 
 def _span(value: float) -> str:
-    """A time as people say it: `4 s`, `20 min`, `5.0 h`, `12.3 d`."""
+    """A time for people, in a fitting unit: `4 s`, `20 min`, `5.0 h`, `12.3 d`."""
     for unit, size, most in (("min", 60.0, 5400.0), ("h", HOUR, 2 * _DAY), ("d", _DAY, math.inf)):
         if value < 90:
             return f"{value:.3g} s"

@@ -1,4 +1,4 @@
-"""`regrow sim`: a job of any size over weeks, simulated; and what such a simulation takes from real runs."""
+"""`regrow sim`: simulates a job of any size over weeks, and takes the costs for that from real runs."""
 
 import tomllib
 from dataclasses import replace
@@ -69,7 +69,7 @@ def calibrate(runs: tuple[str, ...], of: str, out: Path | None) -> None:
     for name in runs or (None,):
         run = find_run_on_one_clock(jobs_home(), name)
         one = measured(run.records, run.name)
-        # Whose oldest records were dropped does not tell how it started.
+        # A run whose oldest records were dropped does not show the duration of its start.
         found.append((run.name, replace(one, start=0.0) if run.since else one))
     text = "\n".join(calibration_lines(found, of=of)) + "\n"
     if out is None:

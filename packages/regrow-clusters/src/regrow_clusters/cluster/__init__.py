@@ -1,5 +1,5 @@
-"""Machines of a job, taken and given back wherever they come from: one planner for all. Pure.
+"""One planner that requests and releases the machines of a job on any kind of cluster. Pure.
 
 An adapter observes its cluster (`observed.py`), asks `planner.plan` for the actions (`actions.py`), does them, and
-observes again. The planner keeps nothing between two calls: the past that it needs is in the observations.
+observes again. The planner keeps no state between two calls: the observations contain the history that it needs.
 """

@@ -6,14 +6,14 @@ from regrow.core.ids import Seconds
 
 
 class StartGang(msgspec.Struct, frozen=True, tag=True):
-    """Start the replicas of these places all or none: the job's first ones, or what is missing of them."""
+    """Start the replicas of these places, all or none: the whole gang, or its missing members."""
 
     places: tuple[int, ...]
     avoid: tuple[str, ...] = ()
 
 
 class StartReplica(msgspec.Struct, frozen=True, tag=True):
-    """Start one replica that joins the job. `replacement`: of one that was lost, else growth."""
+    """Start one replica that joins the job. `replacement`: it replaces a lost replica; else the job grows."""
 
     place: int
     replacement: bool
@@ -21,7 +21,7 @@ class StartReplica(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrainReplica(msgspec.Struct, frozen=True, tag=True):
-    """Ask a replica to leave within this time; it is released when it has, or when the time is over.
+    """Ask a replica to leave within this time; it is released when it has left, or when the time is over.
 
     `blame`: machines to avoid from now on.
     """
@@ -33,7 +33,7 @@ class DrainReplica(msgspec.Struct, frozen=True, tag=True):
 
 
 class ReleaseReplica(msgspec.Struct, frozen=True, tag=True):
-    """Give back what the cluster still holds for a replica of which nothing runs any more.
+    """Release the cluster's resources of a replica whose processes have all ended.
 
     `blame`: machines to avoid from now on.
     """

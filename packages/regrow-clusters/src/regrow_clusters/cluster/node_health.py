@@ -1,4 +1,4 @@
-"""Verdicts on a node from the cluster's facts, by a table that is configuration. Pure, but for `read_table`.
+"""Verdicts on a node: a configurable table maps the cluster's facts to them. Pure, except `read_table`.
 
 The default table is `node_health.toml`, beside this file.
 """
@@ -17,12 +17,12 @@ from regrow.core.ids import NodeId
 from regrow.core.verdicts import Action, HealthVerdict, Severity
 
 MOST_MARKED: Final = 0.1
-"""Of a cluster's nodes: beyond that none is taken out of use by regrow."""
+"""Part of a cluster's nodes that may be out of use before regrow takes no more of them out of use."""
 _KINDS: Final = ("cordon", "taint", "condition", "label", "state", "reason")
 
 
 class NodeFact(msgspec.Struct, frozen=True):
-    """One thing that the cluster says of a node. `text`: in its own words, for people."""
+    """One fact that the cluster reports of a node. `text`: the cluster's own message, for people."""
 
     what: str
     key: str
@@ -31,7 +31,7 @@ class NodeFact(msgspec.Struct, frozen=True):
 
 
 class HealthRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Meaning of facts of one kind: patterns, and the verdict."""
+    """One rule: patterns that select facts of one kind, and the verdict on them."""
 
     what: str
     severity: Severity
@@ -40,7 +40,7 @@ class HealthRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     action: Action = Action.NONE
 
     def fits(self, fact: NodeFact) -> bool:
-        """True if it speaks of this fact."""
+        """True if the rule applies to this fact."""
         return self.what == fact.what and _like(fact.key, self.key) and _like(fact.value, self.value)
 
 
@@ -50,7 +50,7 @@ class HealthTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: list[HealthRule] = []
 
     def verdicts(self, node: str, facts: Iterable[NodeFact]) -> list[HealthVerdict]:
-        """Verdicts on a node's facts, the worst first; none for facts that are `ok` or in no rule."""
+        """Verdicts on a node's facts, the worst first; facts that are `ok` or match no rule give none."""
         found = []
         for fact in facts:
             rule = next((each for each in self.rule if each.fits(fact)), None)
@@ -65,7 +65,7 @@ _SEVERITIES = list(Severity)
 
 
 def read_table(path: str = "") -> HealthTable:
-    """The table in a file, or the one that comes with regrow. Raises `UsageError`: names the file, rule and cure."""
+    """Read the table in a file, or regrow's own. Raises `UsageError`, which names the file, the rule and the cure."""
     where = path or "node_health.toml"
     try:
         own = resources.files("regrow_clusters.cluster").joinpath("node_health.toml")
@@ -76,7 +76,7 @@ def read_table(path: str = "") -> HealthTable:
 
 
 def parse_table(text: str, where: str) -> HealthTable:
-    """A table's text. Raises `UsageError`."""
+    """Parse a table's TOML text; `where` is its name in errors. Raises `UsageError`."""
     try:
         table = msgspec.convert(tomllib.loads(text), HealthTable)
     except (tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
@@ -92,12 +92,12 @@ def parse_table(text: str, where: str) -> HealthTable:
 
 
 def slurm_facts(state: str, reason: str) -> list[NodeFact]:
-    """Slurm's facts about a node; the reason first, for it says more."""
+    """Slurm's facts about a node; the reason comes first, because it is more specific than the state."""
     return [*([NodeFact("reason", "slurm", reason)] if reason else []), NodeFact("state", "slurm", state)]
 
 
 def may_mark(out: int, every: int) -> bool:
-    """True if regrow may take one more node out of use: a tenth at most, whoever took them out; one always may.
+    """True if regrow may take one more node out of use: at most a tenth of all (by whomever), but always the first.
 
     Args:
         out: nodes that are out of use already.

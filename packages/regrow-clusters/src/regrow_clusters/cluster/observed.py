@@ -1,4 +1,4 @@
-"""Observations of one job in its cluster: facts with times, without any cluster's words. Pure."""
+"""Observations of one job in its cluster: facts with times, in terms that hold for every kind of cluster. Pure."""
 
 from enum import StrEnum
 
@@ -11,12 +11,12 @@ class ReplicaStage(StrEnum):
     """Stage of a replica."""
 
     QUEUED = "queued"
-    """It waits for capacity; nothing of it runs."""
+    """It waits for capacity; none of its processes runs."""
     STARTING = "starting"
     """It has its machines; its processes do not run yet."""
     RUNNING = "running"
     LEAVING = "leaving"
-    """It was asked to leave, by us or by the cluster."""
+    """It was asked to leave, by regrow or by the cluster."""
     LOST = "lost"
     """Its machines or processes are gone, or cannot be reached."""
     ENDED = "ended"
@@ -27,14 +27,14 @@ class JobStage(StrEnum):
     """Stage of the job."""
 
     NEW = "new"
-    """Its gang is to be started, or is starting."""
+    """Its gang has not started yet, or is starting."""
     TRAINING = "training"
     BROKEN = "broken"
-    """It cannot go on with the replicas it has: its coordinator is gone. Its gang is started anew."""
+    """It cannot go on with its replicas, because its coordinator is gone. Its gang is restarted."""
     OVER = "over"
-    """It has succeeded, or failed for good; nothing is started any more."""
+    """It has succeeded or failed for good; no replica is started any more."""
     STOPPED = "stopped"
-    """It is to give all its machines back: deleted, or suspended."""
+    """It was deleted or suspended, and must release all its machines."""
 
 
 _HOLDS_MACHINES = frozenset({ReplicaStage.STARTING, ReplicaStage.RUNNING})
@@ -44,34 +44,34 @@ _COUNTS = _HOLDS_MACHINES | {ReplicaStage.QUEUED}
 class ReplicaSeen(msgspec.Struct, frozen=True):
     """One replica, as the cluster shows it.
 
-    `place`: from 0, the coordinator's, to `max_replica_count - 1`; the gang has the first ones.
+    `place`: from 0, the coordinator's, to `max_replica_count - 1`; the gang has the lowest places.
     """
 
     name: str
     place: int
     stage: ReplicaStage
     since: Instant
-    """Time when it came to this stage, or was first seen there."""
+    """Time when it entered this stage, or was first seen in it."""
     nodes: tuple[str, ...] = ()
     leave_by: Instant | None = None
-    """Of one that leaves: until when it may take."""
+    """Deadline of a replica that leaves."""
     safe_at: Instant | None = None
-    """From when on certainly nothing of it runs: it has ended, or the lease that fences it is over. None: unknown."""
+    """Time from which certainly none of its processes runs: it ended, or its fencing lease is over. None: unknown."""
     to_blame: bool = False
-    """Its end speaks against its machines: they are avoided for a while."""
+    """Its end suggests that its machines are bad: they are avoided for a while."""
     says: str = ""
-    """Of one that starts: why it cannot, where that may be the job's own fault."""
+    """Reason why a starting replica cannot start, if the job itself may be the cause."""
     avoids: tuple[str, ...] = ()
-    """Of one that waits: machines that it was asked to be kept away from, and so will never run on."""
+    """Machines on which a waiting replica will never run, because it was requested with them excluded."""
 
     @property
     def counts(self) -> bool:
-        """True if it is one of the job's present or coming replicas."""
+        """True if it counts as a replica of the job: it waits, starts or runs."""
         return self.stage in _COUNTS
 
     @property
     def waits(self) -> bool:
-        """True if it is still to run."""
+        """True if it does not run yet."""
         return self.stage in (ReplicaStage.QUEUED, ReplicaStage.STARTING)
 
 
@@ -91,9 +91,9 @@ class JobSeen(msgspec.Struct, frozen=True):
     stage: JobStage
     replicas: tuple[ReplicaSeen, ...] = ()
     granted: int = 0
-    """The size it has had or asked for: what is missing of it is replaced at once, what is beyond it is growth."""
+    """Number of replicas that it has had or requested: up to it, lost ones are replaced at once; beyond is growth."""
     changed_at: Instant | None = None
     """Time of the last change of its replicas."""
     retry_at: Instant = 0.0
-    """After failures: nothing is started before."""
+    """Time before which no replica is started, after failures."""
     bad_nodes: tuple[AvoidedNode, ...] = ()

@@ -3,7 +3,7 @@
 Laws (`tests/unit/clusters/test_cluster_planner.py`):
 from any observed state it comes to the wanted size and then does nothing;
 never two replicas for one place; never more than the maximum; never fewer than the gang by its own choice; and no
-running replica is sent away while no more than the wanted number run, however many wait.
+running replica is drained while at most the wanted number run, however many wait.
 """
 
 from regrow.core.ids import Instant
@@ -15,8 +15,8 @@ from regrow_clusters.cluster.sizes import ElasticSpec, next_size, wanted_size
 def plan(spec: ElasticSpec, observed: JobSeen, now: Instant) -> list[PlannedAction]:
     """Plan the actions for a job as it is now; an empty list if nothing is to be done yet.
 
-    `next_look` says when to ask again. `spec` has no `problems`. Actions are done in their order; those of one call do
-    not depend on answers to each other.
+    `next_look` gives the time of the next call. `spec` must have no `problems`. The caller does the actions in their
+    order; no action of one call depends on the result of another.
     """
     work = _Work(spec, observed, now)
     work.release_gone()
@@ -48,7 +48,7 @@ def granted_after(spec: ElasticSpec, observed: JobSeen, actions: list[PlannedAct
 
 
 def next_look(spec: ElasticSpec, observed: JobSeen, now: Instant) -> Instant | None:
-    """Time at which the plan may change by itself; None: only news can change it."""
+    """Time at which the plan may change by itself; None: only new observations can change it."""
     times = [observed.retry_at]
     if observed.changed_at is not None:
         times.append(observed.changed_at + spec.scale_up_snooze_time_in_seconds)
@@ -62,7 +62,7 @@ def next_look(spec: ElasticSpec, observed: JobSeen, now: Instant) -> Instant | N
 
 
 class _Work:
-    """The actions of one call, as they are found."""
+    """One call of `plan`: collects the actions."""
 
     def __init__(self, spec: ElasticSpec, observed: JobSeen, now: Instant) -> None:
         self._spec = spec
@@ -75,32 +75,32 @@ class _Work:
         self._leaving: set[str] = set()
         """Replicas that do not count any more."""
         self._anew: list[ReplicaSeen] = []
-        """Replicas that leave only to be asked for again, and count as if they stayed."""
+        """Replicas that leave only to be requested again, and count as if they stayed."""
         self._freed: set[str] = set()
-        """Replicas whose places can be filled at once: certainly nothing of them runs."""
+        """Replicas whose places can be filled at once: certainly none of their processes runs."""
         self.actions: list[PlannedAction] = []
 
-    # --- what leaves -------------------------------------------------------------------------------------------
+    # --- replicas that leave ----------------------------------------------------------------------------------
 
     def release_gone(self) -> None:
-        """Give back replicas that have ended, or are lost and fenced; late leavers too, once they are fenced."""
+        """Release replicas that have ended, are lost and fenced, or missed their leave deadline and are fenced."""
         for each in self._seen.replicas:
             if each.safe_at is None or each.safe_at > self._now:
                 continue
             if each.stage is ReplicaStage.ENDED and self._seen.stage is JobStage.OVER and each.nodes:
-                continue  # it holds nothing, and its output can be read
+                continue  # it holds no resources, and its output can still be read
             if each.stage in (ReplicaStage.LOST, ReplicaStage.ENDED):
                 self._release(each, each.stage.value)
             elif each.stage is ReplicaStage.LEAVING:
                 self._release(each, "it has not left in its time")
 
     def drain_all(self, reason: str) -> None:
-        """Give back all replicas."""
+        """Drain all replicas."""
         for each in self._present():
             self._drain(each, reason)
 
     def drain_doubles(self) -> None:
-        """Keep the most advanced of several replicas at one place; the others go at once."""
+        """Keep the most advanced of several replicas at one place, and drain the others at once."""
         for place in sorted({each.place for each in self._present()}):
             first, *others = sorted((each for each in self._present() if each.place == place), key=_seniority)
             for each in others:
@@ -119,26 +119,26 @@ class _Work:
         for each in order[:surplus]:
             if each.stage is ReplicaStage.RUNNING:
                 if running <= wanted:
-                    continue  # some of the gang's own do not run yet: who trains stands in for them
+                    continue  # some of the gang do not run yet: the replicas that train take their part
                 running -= 1
             self._drain(each, "fewer replicas are wanted")
 
     def give_up_stuck(self) -> None:
-        """Give back the machines of a replica that does not come to run; another is started elsewhere.
+        """Release the machines of a replica that does not start in time; another is started on other machines.
 
-        What cannot start on two machines for one reason, an image for example, cannot start on any: one is avoided.
+        If replicas fail to start on two machines for the same reason (an image, say), only the first is avoided.
         """
         limit = self._spec.scaling_timeout_in_seconds
         for each in self._present():
-            if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # as `next_look` reckons
+            if each.stage is ReplicaStage.STARTING and self._now >= each.since + limit:  # computed as in `next_look`
                 reason = f"it did not run within {limit:g} s" + (f": {each.says}" if each.says else "")
                 again = any(bad.reason == reason and bad.until > self._now for bad in self._seen.bad_nodes)
                 self._drain(each, reason, blame=() if each.says and again else each.nodes)
 
     def move_from_bad(self) -> None:
-        """Move replicas from bad machines: one at a time, beyond the gang's size, and never the coordinator's.
+        """Move replicas off bad machines: one at a time, only above the gang's size, and never the coordinator's.
 
-        None moves while another is on its way: a wrong word about all machines costs one replica, and no more.
+        No replica moves while another is starting: a wrong report about all machines costs one replica at most.
         """
         bad = {each.node: each for each in self._seen.bad_nodes if each.leave and each.until > self._now}
         here = [each for each in self._seen.replicas if each.stage is ReplicaStage.RUNNING]
@@ -152,9 +152,9 @@ class _Work:
                 return
 
     def ask_anew(self) -> None:
-        """Ask again for a waiting replica that is kept away from a machine that is not bad any more.
+        """Request a waiting replica again if it excludes a machine that is not bad any more.
 
-        It leaves the queue first, and its place is filled when it has: it may just have been given machines.
+        It leaves the queue first, and its place is filled afterwards: it may just have been given machines.
         """
         if self._seen.retry_at > self._now:
             return
@@ -165,7 +165,7 @@ class _Work:
                 self._anew.append(each)
 
     def give_up_gang(self) -> None:
-        """Give back the machines of a gang that got only some of them: another job may be waiting for these."""
+        """Release the machines of a gang that got only some of them: another job may need them."""
         limit = self._spec.scaling_timeout_in_seconds
         gang = [each for each in self._present() if each.place < self._spec.replica_count]
         placed = [each.since for each in gang if each.stage is not ReplicaStage.QUEUED]
@@ -181,16 +181,16 @@ class _Work:
         self.actions.append(ReleaseReplica(each.name, reason, blame))
 
     def _drain(self, each: ReplicaSeen, reason: str, *, blame: tuple[str, ...] = ()) -> None:
-        """Its place stays its own until it is seen to have left."""
+        """Drain a replica. It keeps its place until it is seen to have left."""
         self._blamed.extend(blame)
         self._leaving.add(each.name)
         within = self._spec.graceful_shutdown_timeout_in_seconds if each.stage is ReplicaStage.RUNNING else 0.0
         self.actions.append(DrainReplica(each.name, within, reason, blame))
 
-    # --- what comes --------------------------------------------------------------------------------------------
+    # --- replicas that start ----------------------------------------------------------------------------------
 
     def start_gang(self) -> None:
-        """Start the missing part of the gang, unless a part of it is on its way out."""
+        """Start the missing part of the gang, unless some of its replicas are leaving."""
         leaving = any(isinstance(each, DrainReplica) for each in self.actions)
         missing = tuple(place for place in self._free() if place < self._spec.replica_count)
         if missing and not leaving and self._seen.retry_at <= self._now:
@@ -218,27 +218,27 @@ class _Work:
             count += 1
 
     def _most_waiting(self, there: int) -> int:
-        """Number of replicas that may be started: as many as are allowed, or as the smallest increment needs."""
+        """Most replicas that may wait: as many as the job allows, but at least as the smallest increment needs."""
         return max(self._spec.max_pending_replicas, next_size(self._spec, there) - there)
 
     def _increment(self, there: int) -> int:
-        """End of this growth: the last size for which no more replicas wait than may, at least the next one."""
+        """Size at which this growth ends: the largest within the limit of waiting replicas, at least the next one."""
         end = next_size(self._spec, there)
         while (more := next_size(self._spec, end)) > end and more - there <= self._spec.max_pending_replicas:
             end = more
         return end
 
     def _snoozes(self) -> bool:
-        """True if the replicas have just changed."""
+        """True if the replicas changed so recently that the job must not grow yet."""
         changed = self._seen.changed_at
-        # As `next_look` reckons: the difference would be rounded otherwise, and nobody would look again.
+        # Computed as in `next_look`: a difference would be rounded otherwise, and nobody would look again.
         return changed is not None and self._now < changed + self._spec.scale_up_snooze_time_in_seconds
 
     def _present(self) -> list[ReplicaSeen]:
         return [each for each in self._seen.replicas if each.counts and each.name not in self._leaving]
 
     def _free(self) -> list[int]:
-        """Places that nothing holds any more: what leaves or is lost holds its place until it is given back."""
+        """Places without a replica: one that leaves or is lost holds its place until it is released."""
         held = {each.place for each in self._seen.replicas if each.name not in self._freed}
         return [place for place in range(self._spec.max_replica_count) if place not in held]
 

@@ -1,4 +1,4 @@
-"""Allowed numbers of replicas of a job, and checks of its specification, in HyperPod's vocabulary if it has a word.
+"""Allowed numbers of replicas of a job, and checks of its specification. Fields have HyperPod's names if it has one.
 
 Pure.
 """
@@ -11,24 +11,24 @@ MOST_REPLICAS = 4096
 
 
 class ElasticSpec(msgspec.Struct, frozen=True, rename="camel"):
-    """Specification of a job's size. A replica is one whole copy of the model: the unit that comes and goes."""
+    """Specification of a job's size. A replica, the unit that is added and removed, is one whole copy of the model."""
 
     replica_count: int
-    """The gang: number of replicas at the start, below which the job never goes by its own choice."""
+    """Size of the gang: the replicas that start together. The job never shrinks below it by its own choice."""
     max_replica_count: int
     replicas: int | None = None
-    """Number wanted now; None: as many as there may be."""
+    """Number wanted now; None: as many as are allowed."""
     replica_increment_step: int = 1
-    """Sizes are `replica_count` and whole steps above it."""
+    """The allowed sizes are `replica_count` and whole steps above it."""
     replica_discrete_values: tuple[int, ...] = ()
-    """Instead of steps: the only sizes there may be."""
+    """The only allowed sizes, instead of steps."""
     max_pending_replicas: int = 1
     """Most replicas that wait for capacity, beyond the gang: a waiting replica is the request to grow."""
     graceful_shutdown_timeout_in_seconds: Seconds = 60.0
     scaling_timeout_in_seconds: Seconds = 300.0
-    """A replica that has its machines and does not run by then is given up; its machines are avoided."""
+    """A replica that does not run within this time of getting its machines is given up; they are avoided."""
     scale_up_snooze_time_in_seconds: Seconds = 30.0
-    """Time without growth after any change."""
+    """Time after any change of the replicas during which the job does not grow."""
 
 
 class SizeProblem(msgspec.Struct, frozen=True):
@@ -39,7 +39,7 @@ class SizeProblem(msgspec.Struct, frozen=True):
 
 
 def problems(spec: ElasticSpec) -> list[SizeProblem]:
-    """Everything that is wrong with the sizes; nothing is started for a specification that has any."""
+    """Everything that is wrong with the sizes; no replica is started for a specification with a problem."""
     found: list[SizeProblem] = []
     low, high = spec.replica_count, spec.max_replica_count
 
@@ -84,19 +84,19 @@ def _discrete_problems(spec: ElasticSpec) -> list[str]:
 
 
 def allowed_sizes(spec: ElasticSpec) -> list[int]:
-    """All sizes that the job may have, rising; the first is the gang's."""
+    """All sizes that the job may have, in rising order; the first is the gang's."""
     if spec.replica_discrete_values:
         return list(spec.replica_discrete_values)
     return list(range(spec.replica_count, spec.max_replica_count + 1, spec.replica_increment_step))
 
 
 def wanted_size(spec: ElasticSpec) -> int:
-    """The largest allowed size that is not more than what is asked for."""
+    """The largest allowed size that is not above the requested one."""
     asked = spec.max_replica_count if spec.replicas is None else spec.replicas
     return max((size for size in allowed_sizes(spec) if size <= asked), default=spec.replica_count)
 
 
 def next_size(spec: ElasticSpec, present: int) -> int:
-    """The next allowed size above the present number of replicas, and no more than is wanted."""
+    """The next allowed size above the present number of replicas, limited to the wanted size."""
     wanted = wanted_size(spec)
     return min((size for size in allowed_sizes(spec) if present < size <= wanted), default=wanted)

@@ -1,17 +1,17 @@
-"""The order of ranks along a cluster's network: who is near is next to each other. Pure."""
+"""The order of ranks along a cluster's network: hosts that are near each other get neighboring ranks. Pure."""
 
 from collections.abc import Mapping, Sequence
 
 
 def rank_order(hosts: Sequence[str], paths: Mapping[str, Sequence[str]]) -> list[str]:
-    """The hosts, those under one switch next to each other, at every level; the first one stays the first.
+    """Order hosts so that those under one switch are next to each other, at every level; the first stays the first.
 
-    Branches come in the order of their first hosts, and so do the hosts of a branch: where nothing is known, or the
-    order is a good one already, it stays as it is.
+    Branches, and the hosts within each, keep the order in which they first appear: an order that is already good stays
+    as it is, and so does one of hosts with unknown paths.
 
     Args:
         hosts: each once, in the cluster's own order.
-        paths: what is above each host, from the root down; none: it is not known, and the host stands alone.
+        paths: the switches above each host, from the root down; none: unknown, and the host is a branch of its own.
     """
     first: dict[tuple[str, ...], int] = {}
     for index, host in enumerate(hosts):

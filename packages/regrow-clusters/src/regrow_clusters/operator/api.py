@@ -1,4 +1,4 @@
-"""All that is asked of an API server, and how it refuses."""
+"""Interface to an API server: all requests that regrow makes, and the error for a refusal."""
 
 from collections.abc import AsyncIterator, Sequence
 from enum import StrEnum
@@ -8,7 +8,7 @@ from regrow.core.errors import RegrowError
 
 Manifest = dict[str, Any]
 WATCH_SILENT = "WatchSilent"
-"""The reason of a watch that has said nothing for long: it may be well, and everything is listed again."""
+"""Reason of the failure of a watch that was silent for long. It may be intact; everything is listed again anyway."""
 
 
 class ApiKind(StrEnum):
@@ -29,7 +29,7 @@ class ApiKind(StrEnum):
 
 
 class ApiFailure(RegrowError):
-    """The API server refused or did not answer. `code`: of HTTP; 0: there was no answer."""
+    """The API server refused or did not answer. `code`: HTTP status; 0: there was no answer."""
 
     def __init__(self, code: int, reason: str, message: str) -> None:
         super().__init__(message or reason or f"the API server answered {code}")
@@ -38,17 +38,17 @@ class ApiFailure(RegrowError):
 
     @property
     def missing(self) -> bool:
-        """There is no such object, or another one has its name since."""
+        """There is no such object, or another object has its name now."""
         return self.code == 404 or (self.code == 422 and "metadata.uid: " in str(self))
 
     @property
     def unserved(self) -> bool:
-        """The API server knows no such resource: its answer is the path's, and no `Status`."""
+        """The API server does not serve this kind of resource: its answer is a plain 404 without a `Status`."""
         return self.code == 404 and self.reason != "NotFound"
 
     @property
     def conflict(self) -> bool:
-        """Somebody else has written the object since it was read, or one of that name is there."""
+        """The object was written by another client since it was read, or an object of that name exists."""
         return self.code == 409
 
     @property
@@ -58,7 +58,7 @@ class ApiFailure(RegrowError):
 
     @property
     def refused(self) -> bool:
-        """The same again would be refused again: no permission, over quota, not valid."""
+        """The same request would be refused again: no permission, over quota, not valid."""
         return self.code in (400, 403, 422)
 
 
@@ -66,7 +66,7 @@ class ClusterApi(Protocol):
     """An API server. All calls raise `ApiFailure`; objects are as in JSON."""
 
     async def list(self, kind: ApiKind) -> tuple[list[Manifest], str]:
-        """All that regrow has of a kind, in all namespaces, and the version of the list."""
+        """All objects of a kind that regrow manages, in all namespaces, and the version of the list."""
         ...
 
     def watch(self, kind: ApiKind, version: str) -> AsyncIterator[tuple[str, Manifest]]:
@@ -74,7 +74,7 @@ class ClusterApi(Protocol):
         ...
 
     async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
-        """The pods under a job's name, as they are now."""
+        """The pods labelled with a job's name, as they are now."""
         ...
 
     async def get(self, kind: ApiKind, namespace: str, name: str) -> Manifest:
@@ -82,15 +82,15 @@ class ClusterApi(Protocol):
         ...
 
     async def create(self, kind: ApiKind, body: Manifest) -> Manifest:
-        """Make it; returns it as it is now."""
+        """Create an object; returns the server's version of it."""
         ...
 
     async def replace(self, kind: ApiKind, body: Manifest) -> Manifest:
-        """Write it, unless it has changed since it was read."""
+        """Write an object, unless it has changed since it was read."""
         ...
 
     async def replace_status(self, kind: ApiKind, body: Manifest) -> Manifest:
-        """Write its status alone, unless it has changed since it was read."""
+        """Write only an object's status, unless the object has changed since it was read."""
         ...
 
     async def annotate(self, kind: ApiKind, namespace: str, name: str, notes: dict[str, str], *, uid: str) -> Manifest:
@@ -98,12 +98,12 @@ class ClusterApi(Protocol):
         ...
 
     async def drop_finalizer(self, kind: ApiKind, namespace: str, name: str, finalizer: str, *, uid: str) -> None:
-        """Take a finalizer away, if nobody has written the object meanwhile; nothing if the object has another uid."""
+        """Remove a finalizer, unless the object is written meanwhile; does nothing if it has another uid."""
         ...
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, uid: str, force: bool = False) -> None:
-        """End it in its own grace, or a conflict where its name is another one's now (`uid`).
+        """Delete an object within its grace period; a conflict if another object (`uid`) has its name now.
 
-        `force`: forget it at once, for nothing of it runs any more.
+        `force`: delete it at once, without grace, because none of its processes runs any more.
         """
         ...

@@ -1,4 +1,4 @@
-"""Asks running jobs how far they are. It waits for nobody long, and nothing depends on its answers."""
+"""Asks running jobs for their progress. Each request has a short timeout, and no decision depends on an answer."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ class JobAsker:
     """`async with JobAsker(key) as asker`.
 
     Args:
-        key: from which the jobs' secrets are made.
-        within: the longest that one job is waited for.
+        key: the jobs' secrets are derived from it.
+        within: timeout of a request to one job.
     """
 
     def __init__(self, key: bytes, *, within: Seconds = 2.0) -> None:
@@ -47,9 +47,9 @@ class JobAsker:
             self._session = None
 
     async def drop(self, job: TrainingJob, host: str, nodes: Sequence[str]) -> bool:
-        """Ask the coordinator at this address to let a node go that trains on though the cluster has given it up.
+        """Ask the coordinator at this address to drain a node that trains on though the cluster has given it up.
 
-        `nodes`: names that it may have; the first one that is there goes. Whether one was. Nothing depends on it.
+        `nodes`: names that it may have; the first known one is drained. Returns True if one is; nothing depends on it.
         """
         for node in nodes:
             grace = job.spec.graceful_shutdown_timeout_in_seconds
@@ -60,7 +60,7 @@ class JobAsker:
         return False
 
     async def ask(self, job: TrainingJob, host: str) -> JobFigures | None:
-        """Progress of the job, by its coordinator at this address; None: no answer, or not in time."""
+        """Progress of the job, as its coordinator at this address reports it; None: no answer in time."""
         reported = await self._answer(job, host, "GET", "/figures")
         try:
             return None if reported is None else msgspec.json.decode(reported, type=JobFigures)
@@ -70,7 +70,7 @@ class JobAsker:
     async def _answer(
         self, job: TrainingJob, host: str, method: str, path: str, body: bytes | None = None
     ) -> bytes | None:
-        """None: it does not answer in time, or refuses; a regrow from before it had figures has not that path."""
+        """Body of the answer; None: a refusal, or no answer in time. Old versions of regrow lack `/figures`."""
         if self._session is None:
             return None
         place = f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""Admission of a gang as a whole: one interface, for the scheduler, for Kueue and for Volcano. Pure."""
+"""Admission of a gang as a whole: one interface for Kubernetes' own scheduler, Kueue and Volcano. Pure."""
 
 from typing import Any, Final, Protocol
 
@@ -18,24 +18,24 @@ ROLE: Final = "kueue.x-k8s.io/role-hash"
 VOLCANO_GROUP: Final = "scheduling.k8s.io/group-name"
 _RETRIABLE: Final = "kueue.x-k8s.io/retriable-in-group"
 GANG_ROLE: Final = "gang"
-"""The role of all of the gang's pods: Kueue's own hash counts the nodes that a replacement is kept away from."""
+"""Role of all pods of the gang. Kueue's own hash would differ for a replacement, as it includes avoided nodes."""
 GIVEN_BACK_CODE: Final = "REGROW_GIVEN_BACK_CODE"
 
 
 class GangBackend(Protocol):
-    """Additions to pods for those who admit them."""
+    """Additions to a job's pods that an admission system needs."""
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
-        """Add to pods of one group of `total`, which are admitted together or not at all."""
+        """Extend the pods of one group of `total` pods, which are admitted together or not at all."""
         ...
 
     def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
-        """PodGroups that are made before this attempt's pods, and end with it."""
+        """PodGroups that are created before this attempt's pods, and end with the attempt."""
         ...
 
 
 class BareBackend:
-    """Nothing is added: the scheduler takes each pod as it comes; the planner gives up a gang that stays in parts."""
+    """No additions: the scheduler places each pod by itself; the planner gives up a gang that stays incomplete."""
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
         """Add nothing."""
@@ -46,17 +46,17 @@ class BareBackend:
 
 
 class KueueBackend:
-    """Each group is a workload of Kueue's: it is admitted, preempted and counted as one.
+    """Each group is a workload of Kueue: it is admitted, preempted and counted as one.
 
-    Kueue keeps every pod of a group until another one of its role has its place, or none runs and the group is said not
-    to be tried again. The second is said of all groups: a gang that is over is followed by another group.
+    Kueue keeps every pod of a group until another pod of its role has replaced it, or until no pod runs and the group
+    is marked as not retriable. All groups are marked so, because a gang that is over is followed by a new group.
     """
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
         """Add queue, class, group and topology."""
         kueue = job.spec.kueue
         if kueue is None:
-            return  # `spec_problems` has said so
+            return  # `spec_problems` has reported that
         priority = kueue.priority_class if gang else kueue.elastic_priority_class
         for pod in pods:
             labels, annotations = pod["metadata"]["labels"], pod["metadata"]["annotations"]
@@ -69,7 +69,7 @@ class KueueBackend:
                 annotations[_RETRIABLE] = "false"
                 if gang:
                     annotations[ROLE] = GANG_ROLE
-                    # For Kueue who ends with 0 has done its part of the group, and is not replaced in it.
+                    # Kueue counts a pod that ends with 0 as finished, and does not let it be replaced in the group.
                     first = pod["spec"]["containers"][0]
                     code = {"name": GIVEN_BACK_CODE, "value": str(RUN_AGAIN)}
                     first["env"] = [*(first.get("env") or []), code]
@@ -78,38 +78,38 @@ class KueueBackend:
                     annotations[_TOPOLOGY.format(how)] = key
 
     def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
-        """None: Kueue makes its workloads itself."""
+        """None: Kueue creates its workloads itself."""
         return []
 
 
 class VolcanoBackend:
-    """Volcano schedules the pods; the gang is one PodGroup, and all pods beyond it are another, which needs one pod.
+    """Volcano schedules the pods; the gang is one PodGroup, and all other pods are a second one with a minimum of 1.
 
-    In the gang's own group they would count for its minimum, and pod 0 could be taken in the place of one of them. A
-    pod without a group gets one from Volcano, whose `minResources` hold quota also when no such pod is left.
+    In the gang's group the other pods would count for its minimum, and pod 0 could be preempted instead of one of them.
+    A pod without a group gets one from Volcano, whose `minResources` hold quota even when no such pod is left.
     """
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
-        """Name group and scheduler; a template names another scheduler where Volcano is called otherwise."""
+        """Set group and scheduler; the job's template names the scheduler if Volcano's is not `volcano`."""
         for pod in pods:
             pod["metadata"]["annotations"][VOLCANO_GROUP] = pod_group_name(job, gang=gang)
             pod["spec"].setdefault("schedulerName", "volcano")
 
     def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
-        """The gang's, and that of all others where the job may grow."""
+        """The gang's group, and that of all other pods if the job may grow."""
         return [(ApiKind.POD_GROUPS, each) for each in volcano_groups(job)]
 
 
 class SchedulerBackend:
-    """Kubernetes' own scheduler places a gang whole; each pod beyond it is in no group, as without a backend."""
+    """Kubernetes' own scheduler places the gang as a whole; pods beyond it are in no group, as in `BareBackend`."""
 
     def dress(self, job: TrainingJob, pods: list[dict[str, Any]], *, group: str, total: int, gang: bool) -> None:
-        """Name the group. A server that drops the field has no PodGroups either, so no pod is made there."""
+        """Set the group. A server that drops the field has no PodGroups either, so no pod is created there."""
         for pod in pods if gang else ():
             pod["spec"]["schedulingGroup"] = {"podGroupName": pod_group_name(job, gang=True)}
 
     def groups(self, job: TrainingJob) -> list[tuple[ApiKind, Manifest]]:
-        """The gang's."""
+        """The gang's group."""
         return [(ApiKind.GANGS, scheduler_group(job))]
 
 
@@ -121,5 +121,5 @@ _BACKENDS: Final[dict[str, GangBackend]] = {
 
 
 def backend_of(job: TrainingJob) -> GangBackend:
-    """The one that the job asks for."""
-    return _BACKENDS.get(job.spec.backend) or BareBackend()  # terms may be another operator's
+    """Backend that the job's specification names."""
+    return _BACKENDS.get(job.spec.backend) or BareBackend()  # another operator may have written the terms

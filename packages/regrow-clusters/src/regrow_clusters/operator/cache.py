@@ -1,4 +1,4 @@
-"""Cache of the cluster: the jobs, and the little that counts of their pods."""
+"""Cache of the cluster: the jobs, and the relevant fields of their pods."""
 
 from regrow_clusters.operator.api import ApiKind, Manifest
 from regrow_clusters.operator.observed.pod_seen import PodSeen, read_pod
@@ -8,7 +8,7 @@ JobKey = tuple[str, str]
 
 
 class ClusterCache:
-    """Jobs and pods as the controller last heard of them, or wrote them itself; what is older is no news."""
+    """Jobs and pods as the controller last received or wrote them; older versions are ignored."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Manifest] = {}
@@ -16,7 +16,7 @@ class ClusterCache:
         self._gone: dict[tuple[str, str], int] = {}
 
     def jobs(self) -> list[JobKey]:
-        """All that are known, and those that pods name."""
+        """All jobs that are known themselves or that pods name."""
         return sorted({*self._jobs, *self._pods})
 
     def job(self, key: JobKey) -> Manifest | None:
@@ -24,11 +24,11 @@ class ClusterCache:
         return self._jobs.get(key)
 
     def pods(self, key: JobKey) -> list[PodSeen]:
-        """Of one job, by name."""
+        """Pods of one job, ordered by name."""
         return sorted(self._pods.get(key, {}).values(), key=lambda pod: pod.name)
 
     def replace(self, kind: ApiKind, items: list[Manifest]) -> set[JobKey]:
-        """All of a kind was listed; which jobs that concerns."""
+        """Replace all objects of a kind by a new list; returns the jobs concerned."""
         touched = set(self.jobs())
         if kind is ApiKind.JOBS:
             self._jobs.clear()
@@ -40,7 +40,7 @@ class ClusterCache:
         return touched
 
     def put(self, kind: ApiKind, found: Manifest) -> set[JobKey]:
-        """An object was made or changed; which job that concerns."""
+        """Store an object that was created or changed; returns the job concerned."""
         meta = found["metadata"]
         if kind is ApiKind.JOBS:
             key = (meta["namespace"], meta["name"])
@@ -62,7 +62,7 @@ class ClusterCache:
         return {key}
 
     def drop(self, kind: ApiKind, found: Manifest) -> set[JobKey]:
-        """An object is gone; which job that concerns."""
+        """Remove an object that is gone; returns the job concerned."""
         meta = found["metadata"]
         if kind is ApiKind.JOBS:
             key = (meta["namespace"], meta["name"])
@@ -77,11 +77,11 @@ class ClusterCache:
         self._gone[(meta["namespace"], pod.name)] = _version(meta)
         known = self._pods.get(key, {}).get(pod.name)
         if known is not None and int(known.version or 0) <= _version(meta):
-            self.forget_pod(key, known)  # else another one of its name was made since
+            self.forget_pod(key, known)  # else another pod of this name was created since
         return {key}
 
     def forget_pod(self, key: JobKey, pod: PodSeen) -> None:
-        """It is not there any more; one that has its name now stays."""
+        """Remove a pod that does not exist any more; a newer pod of the same name stays."""
         known = self._pods.get(key, {})
         if pod.name in known and known[pod.name].uid == pod.uid:
             del known[pod.name]
@@ -90,7 +90,7 @@ class ClusterCache:
 
 
 def _version(meta: Manifest) -> int:
-    """Versions of one kind rise; the API server's own clients compare them since Kubernetes 1.35."""
+    """Version as a number: versions of one kind rise, and Kubernetes' own clients compare them since 1.35."""
     try:
         return int(meta.get("resourceVersion", 0))
     except ValueError:

@@ -1,4 +1,4 @@
-"""`regrow k8s`: jobs of a cluster from a terminal, over the same objects that kubectl shows."""
+"""`regrow k8s`: control of a cluster's jobs from a terminal, through the same objects that kubectl shows."""
 
 import asyncio
 import difflib
@@ -29,7 +29,7 @@ _TAKEN = "give it another name, or kubectl delete the one that is there"
 
 
 def submit(path: Path, namespace: str) -> str:
-    """Make the job that a file describes; what to tell the user. Raises `UsageError`: names the field and its cure."""
+    """Create the job that a file describes; returns a report. Raises `UsageError`, which names field and cure."""
     body = _read(path)
     body["metadata"].setdefault("namespace", namespace)
     check_manifest(body, str(path), namespace=body["metadata"]["namespace"] or "default")
@@ -43,7 +43,7 @@ def submit(path: Path, namespace: str) -> str:
 
 
 def check_manifest(body: Manifest, where: str, *, namespace: str) -> None:
-    """Raises `UsageError` for what the cluster would refuse, or worse, drop without a word."""
+    """Check a job's manifest. Raises `UsageError` for fields that the cluster would refuse or silently drop."""
     if (body.get("apiVersion"), body.get("kind")) != (f"{GROUP}/{VERSION}", KIND):
         raise UsageError(f"{where} is no {KIND}", hint=f"write apiVersion: {GROUP}/{VERSION} and kind: {KIND}")
     _check_fields(
@@ -86,7 +86,7 @@ def status_lines(name: str, namespace: str) -> list[str]:
 
 
 def scale(name: str, namespace: str, replicas: int) -> str:
-    """Ask a job for another size; what to tell the user. Raises `UsageError` where that cannot be."""
+    """Request another size of a job; returns the report for the user. Raises `UsageError` if it is not allowed."""
 
     async def change(api: LightkubeApi) -> Manifest:
         found = await api.get(ApiKind.JOBS, namespace or api.namespace, name)
@@ -103,7 +103,7 @@ def scale(name: str, namespace: str, replicas: int) -> str:
 def logs(
     name: str, namespace: str, *, replica: int | None, node: int | None, follow: bool, tail: int | None, say: Say
 ) -> None:
-    """Say what a pod of a job has said, by default its pod 0. Raises `UsageError`: there is no such pod."""
+    """Pass the log lines of a job's pod, by default pod 0, to `say`. Raises `UsageError` if there is no such pod."""
 
     async def read(api: LightkubeApi) -> Manifest:
         here = namespace or api.namespace
@@ -127,7 +127,7 @@ def logs(
 
 
 def chosen_pod(pods: Sequence[Manifest], job: TrainingJob, *, replica: int | None, node: int | None) -> str:
-    """The name of the pod at a place, of several the last one made. Raises `UsageError`: nothing is there."""
+    """Name of the pod at a place; of several, the one created last. Raises `UsageError` if there is none."""
     each = job.spec.pods_per_replica
     if node is not None:
         node_ranks = job.status.node_ranks

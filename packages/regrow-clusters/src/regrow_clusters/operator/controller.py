@@ -1,7 +1,7 @@
-"""Watches jobs and pods, and does what the planner says; all it knows can be listed again at any moment.
+"""Watches jobs and pods, and does the planner's actions; all its state can be listed again at any moment.
 
-Before a replica is started, its number is written into the job's status, if nobody else has written there since: of
-two controllers one alone can start it, and a name never comes twice.
+Before a replica is started, its serial is written into the job's status, unless that has been written meanwhile: of
+two controllers only one can start the replica, and no name is used twice.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ RESYNC_EVERY: Final[Seconds] = 30.0
 ASK_EVERY: Final[Seconds] = 30.0
 _RELIST_PAUSE: Final[Seconds] = 1.0
 _NODES_PAUSE: Final[Seconds] = 1.0
-"""However many wait for what is known of nodes, they are not listed more often."""
+"""Shortest interval between two lists of the nodes, however many jobs wait for one."""
 _WORKERS: Final = 8
 _LOG = logging.getLogger("regrow.operator")
 Wall = Callable[[], Instant]
@@ -50,11 +50,11 @@ class Controller:
 
     Args:
         api: the cluster.
-        key: from which the jobs' secrets are made; the same for all operators of a cluster.
-        wall: seconds since the epoch, as the API server's times.
-        resync_every: interval of looks at all jobs, whatever was heard.
-        ask_every: interval of requests to jobs for their progress, and of looks at nodes.
-        nodes: the watch on the cluster's nodes; None: there is none.
+        key: the jobs' secrets are derived from it; the same for all operators of a cluster.
+        wall: clock, in seconds since the epoch, that agrees with the API server's times.
+        resync_every: interval at which all jobs are reconciled even without news.
+        ask_every: interval of requests to jobs for their progress, and of lists of the nodes.
+        nodes: the watch on the cluster's nodes; None: they are not watched.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Controller:
         self._wall = wall
         self._resync_every, self._ask_every = resync_every, ask_every
         self._figures: dict[JobKey, tuple[str, int, JobFigures]] = {}
-        """Of which job's uid and attempt, and what it said."""
+        """By job: its uid, its attempt, and the progress that it reported."""
         self._queue = WorkQueue()
         self.cache = ClusterCache()
         self._listed = {ApiKind.JOBS: asyncio.Event(), ApiKind.PODS: asyncio.Event()}
@@ -83,7 +83,7 @@ class Controller:
         self._placer = PodPlacer(api, nodes)
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Control all jobs until cancelled."""
         try:
             async with TaskScope() as tasks:
                 for kind in self._listed:
@@ -99,10 +99,10 @@ class Controller:
         finally:
             self._queue.close()
 
-    # --- what is heard -----------------------------------------------------------------------------------------
+    # --- news from the cluster --------------------------------------------------------------------------------
 
     async def _follow(self, kind: ApiKind) -> None:
-        """List, then watch; where the watch is too old or breaks, list again."""
+        """List, then watch; if the watch is too old or breaks, list again."""
         clock = asyncio.get_running_loop().time
         while True:
             begun = clock()
@@ -116,7 +116,7 @@ class Controller:
                 if not failure.expired and failure.reason != WATCH_SILENT:
                     _LOG.warning("%s cannot be watched, listing again: %s", kind, failure)
                     begun = clock()
-                await asyncio.sleep(begun + _RELIST_PAUSE - clock())  # also where each list is too old when it is read
+                await asyncio.sleep(begun + _RELIST_PAUSE - clock())  # no busy loop if lists arrive expired
 
     def _touch(self, keys: set[JobKey]) -> None:
         for key in keys:
@@ -128,7 +128,7 @@ class Controller:
             await asyncio.sleep(self._resync_every)
 
     async def _ask_jobs(self) -> None:
-        """Ask the jobs for their progress. It is for people alone, so it is asked beside the work, and may fail."""
+        """Ask the jobs for their progress. Only people use it, so requests run beside the work and may fail."""
         async with self._asker as asker:
             while True:
                 await asyncio.sleep(self._ask_every)
@@ -157,13 +157,13 @@ class Controller:
             self._queue.add(key)
 
     def _leader(self, job: TrainingJob) -> PodSeen | None:
-        """Pod 0, where its coordinator may be asked."""
+        """Pod 0, if its coordinator can be asked; else None."""
         here = present(job, self.cache.pods((job.namespace, job.name)), self._wall())
         running = (pod for pod in here if pod.leader and pod.phase == "Running" and pod.ip)
         return next((pod for pod in running if pod.attempt == job.status.attempt), None)
 
     async def _drop(self, job: TrainingJob, pod: PodSeen) -> None:
-        """The training is to go on without a pod that is given up: it may train on, on a node that nobody reaches."""
+        """Ask the job to go on without a pod that is given up: it may still train on an unreachable node."""
         leader = self._leader(job)
         if leader is not None and not pod.leader:
             names = (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
@@ -174,13 +174,13 @@ class Controller:
         return figures if (uid, attempt) == (job.uid, job.status.attempt) else None
 
     async def _watch_nodes(self) -> None:
-        """Watch the nodes, to choose one for the next replica: nothing waits for it."""
+        """Watch the nodes' health, by which nodes are avoided; no job waits for it."""
         while self._nodes is not None:
             now = self._wall()
             try:
                 if await self._nodes.turn(self._wanted_marks(now), now):
                     self._touch(set(self.cache.jobs()))
-            except Exception:  # noqa: BLE001 - whatever a node looks like, jobs are looked after
+            except Exception:  # noqa: BLE001 - an unexpected node must not stop the work on jobs
                 _LOG.exception("the health of nodes: a defect of regrow")
             await asyncio.sleep(min(self._ask_every, _NODES_PAUSE))
             with contextlib.suppress(TimeoutError):
@@ -210,13 +210,13 @@ class Controller:
             finally:
                 self._queue.done(key, failed=failed)
 
-    # --- what is done ------------------------------------------------------------------------------------------
+    # --- work on one job --------------------------------------------------------------------------------------
 
     async def reconcile(self, key: JobKey) -> None:
-        """Look at one job, and do what is to be done now. Raises `ApiFailure`: it is looked at again later."""
+        """Reconcile one job: decide and do the next steps. Raises `ApiFailure`; the job is then retried later."""
         found = self.cache.job(key)
         if found is None or "deletionTimestamp" in found["metadata"]:
-            return  # what it owns goes with it: each pod is asked to end, and has its grace
+            return  # Kubernetes deletes the objects that it owns: each pod ends within its grace
         await self.hands.find_unsure(key)
         now = self._wall()
         try:
@@ -236,7 +236,7 @@ class Controller:
             self._queue.add(key)
             return
         if not facts.pods and (facts.reading.anew or job.spec.suspend):
-            await self.hands.end_groups(job)  # first, for afterwards nobody knows that there are some
+            await self.hands.end_groups(job)  # first: the new status does not show that some exist
         await self._write(found, job.status, decision.status)
         if starts:
             self.hands.serials[job.uid] = decision.status.serial
@@ -256,7 +256,7 @@ class Controller:
             self._queue.add_later(key, decision.later - now)
 
     async def _look(self, job: TrainingJob, now: Instant) -> JobFacts:
-        """Read all that the decision on a job rests on."""
+        """Collect all facts for the decision on a job."""
         nodes, seen = self._nodes, present(job, self.cache.pods((job.namespace, job.name)), now)
         reading, figures = read(job, seen, now, () if nodes is None else nodes.bad_nodes()), self._figures_of(job)
         said = (*await queue_findings(self._api, job, reading), *self._placer.findings(job, seen))
@@ -288,7 +288,7 @@ class Controller:
 
 
 def _pruned(status: Any) -> Any:
-    """Without nulls, which a schema without `nullable` refuses."""
+    """The status without nulls, which a schema without `nullable` refuses."""
     if isinstance(status, dict):
         return {key: _pruned(value) for key, value in status.items() if value is not None}
     return [_pruned(each) for each in status] if isinstance(status, list) else status

@@ -100,7 +100,7 @@ def crd() -> dict[str, Any]:
 
 
 def _schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """A structural schema: without references, titles, and unions with null."""
+    """Structural schema of a type: without references, titles, and unions with null."""
     (top,), components = msgspec.json.schema_components([kind], ref_template="{name}")
     found: dict[str, Any] = _plain(top, components)
     return found

@@ -1,4 +1,4 @@
-"""Decision on one job, from all that is known of it. Pure."""
+"""Decision on one job, from all facts about it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from regrow_clusters.operator.status import JobFinding, findings, next_status, n
 
 @dataclass(frozen=True)
 class JobFacts:
-    """All that is known of a job's pods and nodes. `said`: findings on its queue, and on places that pods are told."""
+    """All facts about a job's pods and nodes. `said`: findings on its queue and on the placing of its pods."""
 
     pods: list[PodSeen]
     reading: JobReading
@@ -27,12 +27,12 @@ class JobFacts:
     figures: JobFigures | None = None
     node_ranks: list[int] | None = None
     verdicts: Mapping[str, list[HealthVerdict]] | None = None
-    """By the cluster's word; None: its nodes are not watched."""
+    """Verdicts on nodes from the cluster's facts; None: nodes are not watched."""
 
 
 @dataclass(frozen=True)
 class JobDecision:
-    """All that is to be done for a job now. The status is written first: of two controllers one starts a replica."""
+    """All steps for a job now. The status is written first, so that only one of two controllers starts a replica."""
 
     status: TrainingJobStatus
     steps: list[PodStep]
@@ -40,15 +40,15 @@ class JobDecision:
     news: list[JobNews]
     keeps_budget: bool
     keeps_service: bool
-    """And its secret; `waited_for`: a pod waits for them."""
+    """Service and secret must be kept; `waited_for`: a pod waits for them."""
     waited_for: bool
     again: bool
-    """It is looked at again at once; else at `later`, if not only news can change the decision."""
+    """The job is reconciled again at once; else at `later`; None: only news can change the decision."""
     later: Instant | None
 
 
 def decide(job: TrainingJob, facts: JobFacts, now: Instant) -> JobDecision:
-    """Decide what is done for a job, and what its status says then."""
+    """Decide the steps for a job, and its next status."""
     pods, reading = facts.pods, facts.reading
     planned = job_plan(job, reading, now)
     bad, trouble = found_nodes(job, pods, facts.figures, now), start_trouble(pods)
@@ -73,9 +73,9 @@ def decide(job: TrainingJob, facts: JobFacts, now: Instant) -> JobDecision:
 def _pod_findings(
     job: TrainingJob, facts: JobFacts, actions: list[PlannedAction], trouble: tuple[str, str] | None, now: Instant
 ) -> list[JobFinding]:
-    """Findings on whether pods are made, start and join. A refusal stays until nothing is left to be made.
+    """Findings on the creation, the start and the join of pods. A refusal stays until no pod is left to be created.
 
-    So does the reason why pods do not start, until the next ones are made.
+    The reason why pods do not start stays until the next ones are created.
     """
     reading = facts.reading
     found = [] if trouble is None else [JobFinding("PodsStart", False, *trouble)]

@@ -1,4 +1,4 @@
-"""Events on a job, as kubectl describe shows them: what has just become known, and what is done. Pure."""
+"""Events on a job, as kubectl describe shows them: new facts, and actions. Pure."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from regrow_clusters.operator.status import stamp
 
 
 class JobNews(msgspec.Struct, frozen=True):
-    """One piece of news, in a word and a sentence. `warns`: people may have to do something."""
+    """One piece of news: a reason in one word, and a sentence. `warns`: people may have to act."""
 
     reason: str
     message: str
@@ -21,7 +21,7 @@ class JobNews(msgspec.Struct, frozen=True):
 
 
 def news_of_nodes(old: TrainingJobStatus, new: TrainingJobStatus) -> list[JobNews]:
-    """Nodes that are avoided from now on, and what became known of the job's."""
+    """News of nodes that are avoided from now on, and of unhealthy nodes of the job."""
     before = {each.name for each in old.bad_nodes}
     reported = []
     for each in new.bad_nodes:
@@ -75,7 +75,7 @@ def _ordinal(number: int) -> str:
 
 
 def event(job: TrainingJob, news: JobNews, now: Instant) -> dict[str, Any]:
-    """One event; the same words at the same second are the same event."""
+    """Manifest of an event; the same news of the same second gives the same event."""
     at, kind = stamp(now), {"apiVersion": f"{GROUP}/{VERSION}", "kind": KIND}
     mark = hashlib.sha256(f"{job.uid} {news.reason} {news.message} {at}".encode()).hexdigest()[:16]
     return {

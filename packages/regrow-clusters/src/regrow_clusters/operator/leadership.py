@@ -1,4 +1,4 @@
-"""Choice of the operator that works: the one that holds the Lease, as with Kubernetes' own controllers."""
+"""Election of the active operator: the one that holds the Lease, as with Kubernetes' own controllers."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ _RENEW_EVERY: Final[Seconds] = 3.0
 
 
 class Leadership:
-    """One candidate. What counts is when it saw the lease change, not what other machines' clocks say."""
+    """One candidate. It times the lease from when it saw it change, and never by other machines' clocks."""
 
     def __init__(
         self,
@@ -49,18 +49,18 @@ class Leadership:
                 return
 
     async def release(self) -> None:
-        """Let the next one take over at once."""
+        """Release the lease, so that another operator can take over at once."""
         try:
             found = await self._api.get(ApiKind.LEASES, self._namespace, LEASE_NAME)
             if found["spec"].get("holderIdentity") == self._identity:
-                # As client-go: without a holder, and not with an empty one.
+                # As client-go does: the holder is omitted, not empty.
                 spec = {key: value for key, value in found["spec"].items() if key != "holderIdentity"}
                 await self._api.replace(ApiKind.LEASES, {**found, "spec": spec})
         except ApiFailure:
-            return  # it runs out by itself
+            return  # the lease expires by itself
 
     async def _try(self) -> bool:
-        """Take or renew the lease; whether this one has it."""
+        """Take or renew the lease; True if this operator holds it now."""
         try:
             found = await self._api.get(ApiKind.LEASES, self._namespace, LEASE_NAME)
         except ApiFailure as failure:

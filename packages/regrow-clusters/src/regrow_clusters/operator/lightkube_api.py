@@ -1,4 +1,4 @@
-"""An API server asked through lightkube; objects stay the dictionaries that they are in JSON."""
+"""`ClusterApi` over lightkube; objects stay the dictionaries that they are in JSON."""
 
 import asyncio
 import difflib
@@ -24,17 +24,17 @@ from regrow_clusters.operator.resource import GROUP, VERSION
 from regrow_clusters.operator.resource import KIND as JOB_KIND
 
 _FIELD_MANAGER: Final = "regrow"
-"""Of people's commands; the operator is another one, so that `managedFields` tells who has written what."""
+"""Field manager of people's commands; the operator has another, so that `managedFields` tells them apart."""
 _SERVER_TIMEOUT: Final[Seconds] = 240
 _SILENT_FOR: Final[Seconds] = 90.0
-"""Silence after which a watch is begun anew by a list: its connection may be cut without a word."""
+"""Silence after which a watch is restarted with a list: its connection may be cut unnoticed."""
 _PAGE: Final = 500
 _NEARLY: Final = 0.85
-"""A slip of a letter, and not another word."""
+"""Least similarity of a misspelt field to a known one: a slip of a letter, and not another word."""
 
 
 def _of(group: str, version: str, kind: str, plural: str, *, inside: bool = True) -> tuple[Any, Any]:
-    """A class of plain dictionaries for a resource, and one for its status; lightkube's own would check every field."""
+    """Dictionary classes for a resource and for its status; lightkube's own models would check every field."""
     info = create_api_info(group, version, kind, plural)
     status = ApiInfo(
         ResourceDef(group, version, kind), plural, ["get", "patch", "put"], parent=info.resource, action="status"
@@ -63,9 +63,9 @@ class LightkubeApi:
     """`ClusterApi` over lightkube, a context manager.
 
     Args:
-        config: where the server is; None: as kubectl finds it.
-        manager: the name under which it writes.
-        silent_for: silence after which a watch has ended.
+        config: address and credentials of the server; None: as kubectl finds them.
+        manager: the field manager of its writes.
+        silent_for: silence after which a watch is ended.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class LightkubeApi:
             raise UsageError(f"no Kubernetes cluster is configured: {error}", hint="set KUBECONFIG") from error
         if found is None:
             raise UsageError("no Kubernetes cluster is configured", hint="set KUBECONFIG, or run inside a pod")
-        # Its overloads know lightkube's own models alone.
+        # `Any`, because its overloads accept only lightkube's own models.
         self._client: Any = AsyncClient(config=found, field_manager=manager)
         self.namespace = str(self._client.namespace)
         self.clock = ServerClock()
@@ -115,7 +115,7 @@ class LightkubeApi:
         )
         try:
             while True:
-                # Between two of its answers lightkube asks again by itself, and nobody hears of it.
+                # Between two events lightkube reconnects by itself without reporting it.
                 async with asyncio.timeout(self._silent_for):
                     what, found = await anext(events)
                 yield what, dict(found)
@@ -167,7 +167,7 @@ class LightkubeApi:
 
     async def delete(self, kind: ApiKind, namespace: str, name: str, *, uid: str = "", force: bool = False) -> None:
         """As `ClusterApi.delete`; without a `uid`, whatever has the name."""
-        # lightkube's own call has no body, and preconditions stand nowhere else.
+        # lightkube's own call sends no body, but the preconditions must be in one.
         client = self._client._client  # noqa: SLF001
         asked = client.prepare_request("delete", _KINDS[kind][0], name=name, namespace=namespace)
         asked.data = {"apiVersion": "v1", "kind": "DeleteOptions"}
@@ -179,7 +179,7 @@ class LightkubeApi:
             raise _failure(error) from error
 
     async def pods_of(self, namespace: str, job: str) -> Sequence[Manifest]:
-        """As `ClusterApi.pods_of`; also for who has rights in its namespace alone."""
+        """As `ClusterApi.pods_of`; also for users with rights in this namespace alone."""
         labels = {**MANAGED, JOB_LABEL: job}
         try:
             found = self._client.list(_KINDS[ApiKind.PODS][0], namespace=namespace, labels=labels, chunk_size=_PAGE)
@@ -190,7 +190,7 @@ class LightkubeApi:
     async def log(
         self, namespace: str, pod: str, container: str, *, follow: bool, tail: int | None
     ) -> AsyncIterator[str]:
-        """Lines of a pod's container, with their ends; `follow`: until it has ended; no name: of the only one."""
+        """Log lines, with their line ends, of a pod's container (empty: its only one). `follow`: until it has ended."""
         asked = self._client.log(pod, namespace=namespace, container=container or None, follow=follow, tail_lines=tail)
         try:
             if follow:  # lightkube 1.0.1 cannot read the refusal of a stream
@@ -215,9 +215,9 @@ class LightkubeApi:
 
 
 def misspelt_field(template: Any) -> tuple[str, str] | None:
-    """The first field of a pod's template that no Kubernetes knows but nearly does: its path, and what may be meant.
+    """First misspelt field of a pod's template: its path, and the field that may be meant; None: there is none.
 
-    The API server drops such a field without a word. One that is like no other may be newer than lightkube is.
+    The API server drops such a field silently. An unknown field unlike all others may be newer than lightkube.
     """
     return _misspelt(template, PodTemplateSpec, "spec.template")
 
@@ -249,6 +249,6 @@ def _failure(error: httpx2.HTTPError) -> ApiFailure:
     if isinstance(error, ApiError):
         return ApiFailure(int(error.status.code or 0), error.status.reason or "", error.status.message or "")
     if isinstance(error, httpx2.HTTPStatusError):
-        # A proxy in between, or the answer to a watch: lightkube does not read these.
+        # An answer of a proxy, or to a watch: lightkube does not parse these.
         return ApiFailure(error.response.status_code, "", f"the API server answered {error.response.status_code}")
     return ApiFailure(0, "", f"the API server cannot be reached: {type(error).__name__} {error}")

@@ -60,12 +60,12 @@ def manifests(*, namespace: str, image: str, mark_nodes: bool = False) -> list[d
 
 
 def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
-    """In all namespaces: jobs are read, their status written, their pods made and ended. No secret can be read."""
+    """Rights in all namespaces: read jobs, write their status, create and delete their pods. No secret can be read."""
     marking = [{"apiGroups": [""], "resources": ["nodes", "nodes/status"], "verbs": ["update"]}]
     return [
         {"apiGroups": [GROUP], "resources": [PLURAL], "verbs": ["get", "list", "watch"]},
         {"apiGroups": [GROUP], "resources": [f"{PLURAL}/status"], "verbs": ["update"]},
-        # An owner reference with blockOwnerDeletion needs this where the admission plug-in for it is on.
+        # An owner reference with blockOwnerDeletion needs this if its admission plug-in is on.
         {"apiGroups": [GROUP], "resources": [f"{PLURAL}/finalizers"], "verbs": ["update"]},
         {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch", "create", "patch", "delete"]},
         {"apiGroups": [""], "resources": ["services", "secrets"], "verbs": ["create"]},
@@ -84,7 +84,7 @@ def rules(*, mark_nodes: bool = False) -> list[dict[str, Any]]:
 
 
 def lease_rules() -> list[dict[str, Any]]:
-    """In its own namespace: the lease by which one operator leads."""
+    """Rights in the operator's own namespace: the Lease of the leader election."""
     group = "coordination.k8s.io"
     return [
         {"apiGroups": [group], "resources": ["leases"], "verbs": ["create"]},
@@ -115,5 +115,5 @@ def _pod(namespace: str, image: str, *, mark_nodes: bool) -> dict[str, Any]:
 
 
 def as_text(objects: list[dict[str, Any]]) -> str:
-    """As `kubectl apply -f -` takes them: documents of JSON, which is YAML too."""
+    """Text of the objects for `kubectl apply -f -`: JSON documents, which are YAML too."""
     return "".join(f"---\n{json.dumps(each, indent=2)}\n" for each in objects)

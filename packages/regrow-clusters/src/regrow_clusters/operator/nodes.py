@@ -1,4 +1,4 @@
-"""Kubernetes' nodes: what they say of themselves, and how a node is marked as bad. Pure."""
+"""Kubernetes' nodes: the facts that they report, and the mark of a bad node. Pure."""
 
 import copy
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ Manifest = dict[str, Any]
 
 
 class AvoidedNodeMark(msgspec.Struct, frozen=True):
-    """A node that is to be marked: why, and until when."""
+    """Mark of a bad node: the reason, and the time until which it holds."""
 
     reason: str
     until: Instant
@@ -40,7 +40,7 @@ def node_facts(node: Manifest) -> list[NodeFact]:
 
 
 def judged(table: HealthTable, nodes: Iterable[Manifest]) -> dict[str, list[HealthVerdict]]:
-    """Of each node that is not well, what is wrong with it, the worst first."""
+    """Verdicts by node, the worst first; healthy nodes are left out."""
     found = {each["metadata"]["name"]: table.verdicts(each["metadata"]["name"], node_facts(each)) for each in nodes}
     return {name: verdicts for name, verdicts in found.items() if verdicts}
 
@@ -48,9 +48,9 @@ def judged(table: HealthTable, nodes: Iterable[Manifest]) -> dict[str, list[Heal
 def marking(
     nodes: list[Manifest], wanted: Mapping[str, AvoidedNodeMark], now: Instant
 ) -> tuple[list[Manifest], list[str]]:
-    """The nodes as they are to be written, and the names of those for which the budget has no room.
+    """The nodes to be written, and the names of those that the limit on marked nodes leaves unmarked.
 
-    Marks whose time is over are taken away first. What others have put on a node stays.
+    Expired marks are removed first. Taints and annotations of others stay.
     """
     changed, left_out, out = [], [], 0
     for node in nodes:
@@ -64,7 +64,7 @@ def marking(
         if mark is None or _marked_until(node) is not None:
             continue
         if _is_out(node):
-            continue  # it takes nothing as it is, and whoever has taken it out knows when it comes back
+            continue  # it takes no pods anyway; whoever took it out of use decides when it returns
         if may_mark(out, len(nodes)):
             out += 1
             changed.append(_marked(node, mark, now))
@@ -74,7 +74,7 @@ def marking(
 
 
 def with_condition(node: Manifest, mark: AvoidedNodeMark | None, now: Instant) -> Manifest:
-    """The node with our condition. `mark`: why it is not well; None: nothing is known against it any more."""
+    """The node with regrow's condition. `mark`: reason of the mark; None: the node is not marked any more."""
     new = copy.deepcopy(node)
     others = [each for each in new.setdefault("status", {}).get("conditions") or [] if each.get("type") != CONDITION]
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -99,7 +99,7 @@ def _is_out(node: Manifest) -> bool:
 
 
 def _marked_until(node: Manifest) -> Instant | None:
-    """Until when it carries our mark; None: it does not."""
+    """Time until which the node has regrow's mark; None: it has none."""
     if not any(each.get("key") == TAINT for each in (node.get("spec") or {}).get("taints") or []):
         return None
     try:

@@ -1,6 +1,6 @@
 """The objects of a job in the cluster: pods, the service that finds pod 0, the secret. Pure.
 
-Labels say all that the controller must know of a pod, so that one that has just started knows it from a list.
+Labels hold all that the controller must know of a pod, so a newly started controller can read it from a list.
 """
 
 import copy
@@ -20,15 +20,15 @@ ATTEMPT_LABEL: Final = f"{GROUP}/attempt"
 UID_LABEL: Final = f"{GROUP}/job-uid"
 LEADER_LABEL: Final = f"{GROUP}/leader"
 AVOIDS: Final = f"{GROUP}/avoids"
-"""Annotation: the nodes that the pod was kept away from when it was made."""
+"""Annotation: the nodes that the pod's affinity excluded when it was created."""
 TOPOLOGY: Final = f"{GROUP}/topology"
-"""Annotation: where the pod's node is, `/zone/rack`, once it has one; `/`: nothing is known."""
+"""Annotation: place of the pod's node in the network, `/zone/rack`, once it has a node; `/`: unknown."""
 NODE_RANK: Final = f"{GROUP}/node-rank"
-"""Annotation: which node of the job a pod of the gang is; empty: the gang's pods do not all have their nodes yet."""
+"""Annotation: node rank of a pod of the gang in the job; empty: not all pods of the gang have their nodes yet."""
 TRAINS: Final = f"{GROUP}/container"
-"""Annotation: the container that trains. Who admits a pod may put another one before it, as service meshes do."""
+"""Annotation: the container that trains. Admission may put another one before it, as service meshes do."""
 PLACED_FOLDER: Final = "/etc/regrow/placed"
-"""Folder in which a pod reads both, as files."""
+"""Folder in which a pod reads its topology and its node rank as files."""
 MANAGED: Final = {"app.kubernetes.io/managed-by": "regrow"}
 TOKEN_KEY: Final = "token"
 VOLCANO: Final = "scheduling.volcano.sh/v1beta1"
@@ -39,31 +39,31 @@ _UNREACHABLE_SECONDS: Final = 30
 _DOMAIN: Final = "REGROW_DOMAIN"
 _VOLUME: Final = "regrow-placed"
 _PLACED_MARGIN: Final = 60
-"""Time that a gang's pods wait for their places beyond the gang's own wait for its nodes."""
+"""Seconds that the gang's pods wait for their placement, in addition to the time in which the gang must get nodes."""
 _WAIT_FOR_JOB: Final = 60
-"""A replica may have its machine before pod 0's coordinator listens, or before who had its place has left."""
+"""Seconds: a replica may start before pod 0's coordinator listens, or before its predecessor has left."""
 _GRACE_MARGIN: Final = 15
-"""Time that a pod gets beyond the grace of its replica, for the process itself to end."""
+"""Seconds that a pod gets in addition to its replica's grace, for the process itself to end."""
 
 
 class ReplicaPlace(msgspec.Struct, frozen=True):
-    """A replica to be started. `begins`: it is one of the gang that begins the job; else it joins a job that runs."""
+    """A replica to be started. `begins`: it belongs to the gang that begins the job; else it joins a running job."""
 
     place: int
     serial: int
     begins: bool
     index: int | None = None
-    """Only this one of its pods, in the place of one that is gone; None: all."""
+    """The only one of its pods to be created, as the replacement of a lost pod; None: all pods."""
     part_of: str = ""
-    """The replica that this one pod is for."""
+    """Name of the replica to which this single pod belongs."""
 
     def name(self, job: TrainingJob) -> str:
-        """Names never come twice for one job, so an object of that name is this one."""
+        """Name of the replica. A job never uses a name twice, so an object of this name is this replica."""
         return f"{job.name}-{job.status.attempt}-{self.place}-{self.serial}"
 
 
 def token_of(key: bytes, uid: str) -> str:
-    """The job's secret, which the controller can make again without reading any."""
+    """The job's token, derived from the operator's key, so that the controller need not read any secret."""
     return hmac.new(key, uid.encode(), hashlib.sha256).hexdigest()
 
 
@@ -73,28 +73,28 @@ def address(job: TrainingJob) -> str:
 
 
 def service_name(job: TrainingJob) -> str:
-    """Of the headless service of pod 0."""
+    """Name of the headless service of pod 0."""
     return f"{job.name}-{job.uid[:8]}"
 
 
 def secret_name(job: TrainingJob) -> str:
-    """Another one for each job, also of those that had its name before."""
+    """Name of the job's secret; different from that of an earlier job with the same name."""
     return f"{job.name}-{job.uid[:8]}-token"
 
 
 def group_name(job: TrainingJob, serial: int) -> str:
-    """Of pods that are admitted together. No group has the name of one before it: a group that is over takes nobody."""
+    """Name of a group of pods that are admitted together. It is never reused: a finished group admits no pod."""
     return f"{job.name}-{job.uid[:8]}-{serial}"
 
 
 def secret(job: TrainingJob, key: bytes) -> dict[str, Any]:
-    """Secret that all pods of the job must know to speak to each other."""
+    """Secret with the token by which the job's pods authenticate to each other."""
     body = {"apiVersion": "v1", "kind": "Secret", "metadata": _meta(job, secret_name(job))}
     return {**body, "stringData": {TOKEN_KEY: token_of(key, job.uid)}}
 
 
 def service(job: TrainingJob) -> dict[str, Any]:
-    """A name for pod 0; known before the pod is ready, for the others wait for it."""
+    """Headless service of pod 0. It resolves before the pod is ready, because the other pods wait for it."""
     spec: dict[str, Any] = {"clusterIP": "None", "publishNotReadyAddresses": True}
     spec |= {"selector": {UID_LABEL: job.uid, LEADER_LABEL: "true"}}
     spec |= {"ports": [{"name": "coordinator", "port": job.spec.port}]}
@@ -102,7 +102,7 @@ def service(job: TrainingJob) -> dict[str, Any]:
 
 
 def budget(job: TrainingJob) -> dict[str, Any]:
-    """Number of the job's pods that evictions leave: the gang's less one, so a gang of one does not hold up a drain.
+    """Budget: evictions leave the gang's number of pods less one, so a gang of one pod does not block a drain.
 
     Pods that are not ready may always be evicted: they do not train.
     """
@@ -113,15 +113,15 @@ def budget(job: TrainingJob) -> dict[str, Any]:
 
 
 def pod_group_name(job: TrainingJob, *, gang: bool) -> str:
-    """Of the PodGroup of this attempt's gang, or of that of all pods beyond the gang."""
+    """Name of the PodGroup of this attempt's gang, or of all pods beyond the gang."""
     return f"{job.name}-{job.uid[:8]}-{job.status.attempt}{'' if gang else '-more'}"
 
 
 def volcano_groups(job: TrainingJob) -> list[dict[str, Any]]:
-    """Volcano's PodGroups of this attempt: the gang comes whole or not at all, each pod beyond it by itself.
+    """Volcano's PodGroups of this attempt: the gang is admitted whole or not at all, each pod beyond it by itself.
 
-    They say no `minResources`: Volcano would ask for all of these once more, beside the pods that run, before it places
-    the one pod that takes a lost one's place.
+    They set no `minResources`: before it places the replacement of one lost pod, Volcano would require all of these
+    again, in addition to the pods that run.
     """
     spec, found = job.spec, []
     grows = job.asked_sizes.max_replica_count > spec.replica_count
@@ -137,13 +137,13 @@ def volcano_groups(job: TrainingJob) -> list[dict[str, Any]]:
 
 
 def _priority(job: TrainingJob, *, gang: bool) -> str:
-    """PriorityClass that its pods have."""
+    """PriorityClass of the gang's pods, or of those beyond the gang."""
     own = job.spec.priority_class_name if gang else job.spec.elastic_priority_class_name
     return own or (job.spec.template.get("spec") or {}).get("priorityClassName", "")
 
 
 def scheduler_group(job: TrainingJob) -> dict[str, Any]:
-    """The PodGroup of this attempt's gang for Kubernetes' own scheduler. Its priority counts in its pods' stead."""
+    """The PodGroup of this attempt's gang for Kubernetes' own scheduler. Its priority overrides that of its pods."""
     count = job.spec.replica_count * job.spec.pods_per_replica
     body: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": count}}}
     if priority := _priority(job, gang=True):
@@ -153,13 +153,13 @@ def scheduler_group(job: TrainingJob) -> dict[str, Any]:
 
 
 def pods(job: TrainingJob, replica: ReplicaPlace, avoid: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The pods of one replica, or the one that is asked for, complete but for what a backend adds."""
+    """Manifests of a replica's pods, or of the one in `replica.index`, before the backend's additions."""
     wanted = range(job.spec.pods_per_replica) if replica.index is None else [replica.index]
     return [_pod(job, replica, index, avoid) for index in wanted]
 
 
 def is_leader(pod: dict[str, Any]) -> bool:
-    """True if the coordinator is in it."""
+    """True if the pod runs the coordinator."""
     return (pod["metadata"].get("labels") or {}).get(LEADER_LABEL) == "true"
 
 
@@ -216,14 +216,14 @@ def _pod(job: TrainingJob, replica: ReplicaPlace, index: int, avoid: tuple[str, 
 
 
 def _tolerations() -> list[dict[str, Any]]:
-    """A node that is not reachable loses its pods after half a minute, not after five."""
+    """Tolerations by which an unreachable node loses its pods after half a minute, not after five."""
     how = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _UNREACHABLE_SECONDS}
     return [{"key": f"node.kubernetes.io/{key}", **how} for key in ("not-ready", "unreachable")]
 
 
 def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
-    """Add to whatever affinity there is that the pod is not to be on these nodes."""
-    # The API takes one value for each term about a field.
+    """Exclude these nodes, in addition to the affinity that the template has."""
+    # The API allows only one value in each requirement on a field.
     terms = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
     affinity = spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
     required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {})
@@ -232,7 +232,7 @@ def _keep_away(spec: dict[str, Any], nodes: tuple[str, ...]) -> None:
 
 
 def _is_placed(job: TrainingJob, replica: ReplicaPlace) -> bool:
-    """True if its pods must be told where they are before they can begin."""
+    """True if its pods wait for their placement before they begin."""
     return bool(job.spec.topology_labels) and (replica.begins or not job.spec.domain_label)
 
 
@@ -242,7 +242,7 @@ def _placed_flags(job: TrainingJob, replica: ReplicaPlace) -> list[str]:
 
 
 def _mount_place(spec: dict[str, Any]) -> None:
-    """Labels of a node cannot be read in a pod, but annotations of the pod can, and when they change."""
+    """Mount the placement annotations as files: a pod can read its own annotations (updated), but no node labels."""
     items = [
         {"path": key.partition("/")[2], "fieldRef": {"fieldPath": f"metadata.annotations['{key}']"}}
         for key in (TOPOLOGY, NODE_RANK)
@@ -255,7 +255,7 @@ def _mount_place(spec: dict[str, Any]) -> None:
 
 def _set_command(job: TrainingJob, container: dict[str, Any], arguments: list[str]) -> None:
     container["command"] = arguments
-    for name in ("args", "restartPolicy", "restartPolicyRules"):  # what has ended never begins again
+    for name in ("args", "restartPolicy", "restartPolicyRules"):  # the container is never restarted
         container.pop(name, None)
     given = container.get("env") or []
     field = f"metadata.labels['{job.spec.domain_label}']"
@@ -269,7 +269,7 @@ def _set_command(job: TrainingJob, container: dict[str, Any], arguments: list[st
 
 
 def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> list[str]:
-    """The gang begins the job, each pod as a node of it; who comes later joins it as one node more."""
+    """Command of a pod: the gang's pods begin the job as its nodes; a later pod joins it as one more node."""
     spec = job.spec
     grace = f"{spec.graceful_shutdown_timeout_in_seconds:g}s"
     here = ["--bind=$(POD_IP)", "--local-addr=$(POD_IP)"]
@@ -284,7 +284,7 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
     sizes = allowed_sizes(job.asked_sizes)
     least, most, each = sizes[0], sizes[-1], spec.pods_per_replica
     unit = spec.replica_ranks or each * spec.ranks_per_pod
-    copies = each * spec.ranks_per_pod // unit  # of the model, in what is one replica of the cluster
+    copies = each * spec.ranks_per_pod // unit  # copies of the model in one replica of the cluster
     arguments = [
         "regrow",
         "run",
@@ -296,7 +296,7 @@ def _command(job: TrainingJob, replica: ReplicaPlace, index: int, name: str) -> 
         f"--replica-ranks={unit}",
         f"--rdzv-endpoint={address(job)}",
         f"--drain-grace={grace}",
-        "--no-elect",  # the operator starts the gang anew
+        "--no-elect",  # the operator restarts the gang
         *here,
     ]
     if copies > 1 or sizes != list(range(least, most + 1)):

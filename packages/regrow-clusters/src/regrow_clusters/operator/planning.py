@@ -1,4 +1,4 @@
-"""Plan for a job's pods: the planner's answers, and the pods they speak of. Pure."""
+"""Plan for a job's pods: calls the planner, and translates its actions into steps on pods. Pure."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from regrow_clusters.operator.resource import TrainingJob
 
 
 class PodsStart(msgspec.Struct, frozen=True):
-    """Pods that are made in one go. `avoid`: nodes that they are kept away from."""
+    """Pods that are created together. `avoid`: nodes that their affinity excludes."""
 
     replicas: tuple[ReplicaPlace, ...]
     avoid: tuple[str, ...]
@@ -28,23 +28,23 @@ class PodsStart(msgspec.Struct, frozen=True):
 
 
 class PodPlan(msgspec.Struct, frozen=True):
-    """Plan of the planner. `first`: of the pods of replica 0, each by itself."""
+    """The planner's actions. `first`: those on the single pods of replica 0."""
 
     job: tuple[PlannedAction, ...] = ()
     first: tuple[PlannedAction, ...] = ()
 
     @property
     def actions(self) -> list[PlannedAction]:
-        """All, in their order."""
+        """All actions, in their order."""
         return [*self.job, *self.first]
 
 
 PodStep = PodsStart | DrainReplica | ReleaseReplica
-"""One that is done. What leaves is named: a replica, or one pod."""
+"""One step. A drain or a release names a replica, or one pod."""
 
 
 def job_plan(job: TrainingJob, reading: JobReading, now: Instant) -> PodPlan:
-    """For a job as it is now; nothing where its gang starts anew, for then nothing is there any more."""
+    """Plan for a job as it is now; empty if its gang is restarted, because it then has no pods."""
     if reading.anew:
         return PodPlan()
     first = () if reading.first is None else plan(_pods_alone(job, 1), reading.first, now)
@@ -52,7 +52,7 @@ def job_plan(job: TrainingJob, reading: JobReading, now: Instant) -> PodPlan:
 
 
 def next_turn(job: TrainingJob, reading: JobReading, now: Instant) -> Instant | None:
-    """Time at which the plan may change by itself; None: only news can change it."""
+    """Time at which the plan may change by itself; None: only new observations can change it."""
     times = [next_look(_sizes(job, reading), reading.seen, now)]
     if reading.first is not None:
         times.append(next_look(_pods_alone(job, 1), reading.first, now))
@@ -60,7 +60,7 @@ def next_turn(job: TrainingJob, reading: JobReading, now: Instant) -> Instant | 
 
 
 def pod_steps(job: TrainingJob, planned: PodPlan, pods: Sequence[PodSeen]) -> list[PodStep]:
-    """The same in pods, with the numbers that `next_status` counts as taken. `pods`: all there are."""
+    """The plan as steps on pods, with the serials that `next_status` counts as used. `pods`: all existing ones."""
     steps: list[PodStep] = []
     serial = job.status.serial
     for action in planned.job:
@@ -83,7 +83,7 @@ def pod_steps(job: TrainingJob, planned: PodPlan, pods: Sequence[PodSeen]) -> li
 
 
 def _gang(job: TrainingJob, action: StartGang, serial: int, pods: Sequence[PodSeen]) -> tuple[ReplicaPlace, ...]:
-    """Whole replicas where all of one is missing, and single pods."""
+    """Whole replicas where all pods of one are missing, and else single pods."""
     each = job.spec.pods_per_replica
     missing: dict[int, list[tuple[int, int]]] = {}
     for number, at in enumerate(action.places, serial + 1):
@@ -99,7 +99,7 @@ def _gang(job: TrainingJob, action: StartGang, serial: int, pods: Sequence[PodSe
 
 
 def _replica_at(job: TrainingJob, place: int, pods: Sequence[PodSeen]) -> str:
-    """The replica that a pod is made for; of several that of pod 0, or the one that has its first pod."""
+    """Name of the replica at a place; of several, that of pod 0, or the one that has its first pod."""
     here = [pod for pod in pods if pod.place == place and pod.attempt == job.status.attempt]
     return min(here, key=lambda pod: (not pod.leader, index_of(job, pod), pod.name)).replica if here else ""
 
@@ -110,7 +110,7 @@ def _sizes(job: TrainingJob, reading: JobReading) -> ElasticSpec:
 
 
 def _pods_alone(job: TrainingJob, replicas: int) -> ElasticSpec:
-    """The sizes of that many replicas' pods, each of them a place: as many as there are, and no others."""
+    """Sizes for the pods of this many replicas, each pod a place: exactly their number, without growth."""
     count = replicas * job.spec.pods_per_replica
     one = {"replicas": None, "replica_increment_step": 1, "replica_discrete_values": ()}
     return msgspec.structs.replace(job.spec.elastic(), replica_count=count, max_replica_count=count, **one)

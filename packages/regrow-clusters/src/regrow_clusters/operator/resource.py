@@ -16,9 +16,9 @@ KIND: Final = "TrainingJob"
 PLURAL: Final = "trainingjobs"
 LEASE_NAME: Final = "regrow-operator"
 MOST_NAME: Final = 40
-"""Pods are named after their job, and a name of a pod that is a host name has 63 characters at most."""
+"""Most characters of a job's name: pods are named after it, and a pod's host name has 63 characters at most."""
 NAME_PATTERN: Final = "[a-z]([-a-z0-9]*[a-z0-9])?"
-"""Of names of services (RFC 1035), which are stricter than those of other objects."""
+"""Pattern of the names of services (RFC 1035), which are stricter than those of other objects."""
 _LABEL: Final = r"([a-z0-9.-]{1,253}/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
 DEFAULT_PORT: Final = 29400
 BACKENDS: Final = ("none", "kueue", "volcano", "gang")
@@ -149,7 +149,7 @@ class TrainingJobSpec(msgspec.Struct, frozen=True, rename="camel", omit_defaults
     ] = ""
 
     def elastic(self) -> ElasticSpec:
-        """The planner's part. Who scales below or beyond what may be gets the nearest that may."""
+        """The sizes, for the planner. A requested size outside the limits becomes the nearest one within them."""
         most = self.replica_count if self.max_replica_count is None else self.max_replica_count
         return ElasticSpec(
             replica_count=self.replica_count,
@@ -175,7 +175,7 @@ class AvoidedNodeStatus(msgspec.Struct, frozen=True, rename="camel"):
 
     @property
     def until(self) -> Instant:
-        """In seconds."""
+        """`until_time` in seconds since the epoch."""
         return self.until_time.timestamp()
 
 
@@ -208,34 +208,34 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
     desired_replicas: int = 0
     selector: str = ""
     step: int | None = None
-    """Steps that were committed, as pod 0 said when it was last asked."""
+    """Committed steps, as pod 0 last reported."""
     incidents: int | None = None
-    """Since the gang started."""
+    """Incidents since the gang started."""
     goodput: float | None = None
-    """The productive part of all rank-seconds since then, an estimate from 0 to 1."""
+    """The productive part of all rank-seconds since the gang started, an estimate from 0 to 1."""
     attempt: int = 1
-    """The gang's start: 1, and one more each time that it must start anew."""
+    """Number of the gang's present start: 1, and one more with each restart."""
     started_attempt: int = 0
-    """The last attempt whose gang ran whole."""
+    """The last attempt in which the whole gang ran."""
     granted: int = 0
     last_change_time: datetime | None = None
-    """Time when the number of replicas that run was last another one."""
+    """Time when the number of running replicas last changed."""
     failures: int = 0
     last_failure_time: datetime | None = None
     node_ranks: list[int] = msgspec.field(default_factory=list, name="seats")
-    """Of each pod of the gang, by its place, the number of its node in the job, where spec.topologyLabels say that."""
+    """Node rank in the job of each pod of the gang, by its place; only if spec.topologyLabels are given."""
     serial: int = 0
-    """Number of replicas that were started; each has a number of its own, and no name comes twice."""
+    """Number of replicas started so far; each gets its own serial, so that no name is used twice."""
     terms: dict[str, Any] = {}
     """The part of the specification that the gang was started with; empty: it has not been started."""
     over: str = ""
-    """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and then its spec was changed."""
+    """`Succeeded` or `Failed`, for good; `Mended`: it failed before it had begun, and its spec was changed since."""
     bad_nodes: list[AvoidedNodeStatus] = []
-    """Nodes that new pods are kept away from."""
+    """Nodes that the affinity of new pods excludes."""
     conditions: list[JobCondition] = []
     observed_generation: int = 0
     older_change: float | None = msgspec.field(default=None, name="changedAt")
-    """Older operators have written this and the next two, with times in seconds; they are read alone."""
+    """Older operators wrote this and the next two fields, with times in seconds; they are only read."""
     older_failure: float | None = msgspec.field(default=None, name="failedAt")
     older_nodes: list[_OlderNode] | None = msgspec.field(default=None, name="avoidedNodes")
 
@@ -251,7 +251,7 @@ class TrainingJobStatus(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class TrainingJob(msgspec.Struct, frozen=True):
-    """One object of the resource, read."""
+    """One `TrainingJob`, parsed."""
 
     namespace: str
     name: str
@@ -261,23 +261,23 @@ class TrainingJob(msgspec.Struct, frozen=True):
     status: TrainingJobStatus = TrainingJobStatus()
     deleting: bool = False
     started: ElasticSpec | None = None
-    """The sizes that its gang was started with, where they are others."""
+    """The sizes that its gang was started with; None: those of `spec`."""
     edited: tuple[str, ...] = ()
-    """Fields of the specification, as it is now, that the gang cannot follow; `spec` has those that it was told."""
+    """Edited fields that take effect only when the gang is restarted; `spec` has the values of its start."""
 
     @property
     def asked_sizes(self) -> ElasticSpec:
-        """The sizes that its gang is told, or was."""
+        """The sizes in the commands of its gang."""
         return self.started or self.spec.elastic()
 
     def node_rank(self, place: int, index: int) -> int:
-        """The number, in the job, of the node that a pod of the gang is. `index`: of the pod in its replica."""
+        """Node rank in the job of a pod of the gang. `index`: number of the pod in its replica."""
         at = place * self.spec.pods_per_replica + index
         return self.status.node_ranks[at] if at < len(self.status.node_ranks) else at
 
 
 class SpecRefused(Exception):
-    """The specification cannot be carried out; the object stays as it is, and its condition says what to change."""
+    """The specification is not valid; the object stays as it is, and its condition names the change to make."""
 
     def __init__(self, found: list[SizeProblem]) -> None:
         super().__init__("; ".join(f"{_path(each.field)} {each.message}" for each in found))
@@ -289,7 +289,7 @@ def _path(field: str) -> str:
 
 
 def read_job(found: dict[str, Any]) -> TrainingJob:
-    """The object as the API server has it. Raises `SpecRefused`: names each field and its cure."""
+    """Parse an object of the API server. Raises `SpecRefused`, which names each wrong field and its cure."""
     meta = found["metadata"]
     try:
         spec = msgspec.convert(found.get("spec") or {}, TrainingJobSpec, strict=False)
@@ -309,7 +309,7 @@ def read_job(found: dict[str, Any]) -> TrainingJob:
 
 
 def read_status(found: dict[str, Any]) -> TrainingJobStatus:
-    """Status that the controller had written; one that others have spoiled counts as none."""
+    """Status that the controller has written; an unreadable status counts as empty."""
     try:
         status = msgspec.convert(found.get("status") or {}, TrainingJobStatus, strict=False)
         return msgspec.structs.replace(
@@ -324,7 +324,7 @@ def read_status(found: dict[str, Any]) -> TrainingJobStatus:
 
 
 def utc(at: Instant | None) -> datetime | None:
-    """A time as the API server has it; None, and 0: never."""
+    """Seconds since the epoch as a UTC time; None for None and 0, which mean never."""
     return datetime.fromtimestamp(at, UTC) if at else None
 
 

@@ -1,4 +1,4 @@
-"""`regrow operator run`: waits to be the leader, controls while it is, and ends when it is not."""
+"""`regrow operator run`: waits until it is the leader, controls jobs while it leads, and then ends."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ _SHORTEST_KEY = 16
 
 
 def read_key(path: str) -> bytes:
-    """The key from which jobs' secrets are made. Raises `UsageError`."""
+    """Read the key from which the jobs' secrets are derived. Raises `UsageError`."""
     try:
         key = Path(path).read_bytes().strip()
     except OSError as error:
@@ -40,7 +40,7 @@ def read_key(path: str) -> bytes:
 def run_operator(
     *, key_file: str, namespace: str, elect: bool, health_table: str = "", mark_nodes: bool = False
 ) -> int:
-    """Until SIGTERM or SIGINT, or until another operator leads; the exit code."""
+    """Run until SIGTERM or SIGINT, or until another operator leads; returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx2").setLevel(logging.WARNING)
     key, table = read_key(key_file), read_table(health_table)
@@ -78,7 +78,7 @@ async def _control(
         waited.add(held)
     await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
     if working.done():
-        await working  # it ends by an error alone
+        await working  # it ends only by an error, which is raised here
     working.cancel()
     if held is not None and held.done() and not stopped.done():
         _LOG.warning("the lease is lost; another operator leads")

@@ -1,4 +1,4 @@
-"""Status of a job as the controller writes it: for people, and the little that it must remember. Pure."""
+"""Status of a job as the controller writes it: for people, and as the controller's own memory. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from regrow_clusters.operator.resource import (
 from regrow_clusters.operator.terms import edits_text, terms_of
 
 SHORT: Final = "Waiting"
-"""Phase of a gang that has begun and stands still, as it is not whole."""
+"""Phase of a job that has begun, but whose gang is incomplete, so that it does not train."""
 _SHOWN_NODES: Final = 5
 _PHASES: Final = {
     JobStage.NEW: "Pending",
@@ -46,8 +46,8 @@ def next_status(
 ) -> TrainingJobStatus:
     """The status once these actions are done; the conditions are added by `with_conditions`.
 
-    `figures`: what the job has said of itself; None: nothing new. `found`: nodes that failed its examinations.
-    `node_ranks`: what the gang's pods are told; None: as before.
+    `figures`: the job's reported progress; None: no new report. `found`: nodes that failed its examinations.
+    `node_ranks`: node ranks for the gang's pods; None: as before.
     """
     old, spec = job.status, job.spec.elastic()
     started = sum(len(each.places) if isinstance(each, StartGang) else 1 for each in actions if _starts(each))
@@ -59,7 +59,7 @@ def next_status(
     if failures == old.failures and old.failures and now - old.failed_at > 600.0:
         failures = 0
     if reading.over == MENDED:
-        failures = 0  # they were those of another specification
+        failures = 0  # they belong to the former specification
     changed = reading.running != old.replicas
     there = reading.seen.replicas or any(isinstance(each, StartGang) for each in actions)
     terms = {} if anew else old.terms or (terms_of(job.spec) if there else {})
@@ -115,7 +115,7 @@ def _avoided(
             until = now + job.spec.bad_node_time_in_seconds
             half = job.spec.bad_node_time_in_seconds / 2
             for node in action.blame:
-                if node not in kept or kept[node].until < until - half:  # each write is news, and makes another look
+                if node not in kept or kept[node].until < until - half:  # each write causes another reconciliation
                     known = kept.get(node)
                     at = datetime.fromtimestamp(until, UTC)
                     kept[node] = AvoidedNodeStatus(node, at, action.reason, known is not None and known.quarantined)
@@ -123,7 +123,7 @@ def _avoided(
 
 
 class JobFinding(msgspec.Struct, frozen=True):
-    """Finding on one condition: whether it holds, in a word and in a sentence."""
+    """State of one condition: whether it holds, a reason in one word, and a sentence."""
 
     type: str
     holds: bool
@@ -132,7 +132,7 @@ class JobFinding(msgspec.Struct, frozen=True):
 
 
 def findings(job: TrainingJob, reading: JobReading) -> list[JobFinding]:
-    """The conditions that hold of any job that can be read."""
+    """The conditions that every job with a valid specification has."""
     spec, stage = job.spec, reading.seen.stage
     wanted = wanted_size(spec.elastic())
     training = stage is JobStage.TRAINING and reading.running >= spec.replica_count
@@ -161,7 +161,7 @@ def _still(reading: JobReading) -> str:
 
 
 def _below_gang(job: TrainingJob) -> str:
-    """Advice for a user who scales a job below its gang, by kubectl for example; empty: none has."""
+    """Advice if spec.replicas is below the gang's size, as kubectl scale allows; else empty."""
     asked, least = job.spec.replicas, job.spec.replica_count
     if asked >= least:
         return ""
@@ -171,7 +171,7 @@ def _below_gang(job: TrainingJob) -> str:
 
 
 def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
-    """Finding on the nodes that the job has now. `bad`: nodes, and the evidence."""
+    """Finding on the job's present nodes. `bad`: the evidence by node."""
     if not bad:
         return JobFinding("NodesHealthy", True, "NothingKnown", "nothing is known against the job's nodes")
     shown = "; ".join(f"{node}: {why}" for node, why in sorted(bad.items())[:_SHOWN_NODES])
@@ -182,7 +182,7 @@ def nodes_finding(bad: Mapping[str, str]) -> JobFinding:
 def with_conditions(
     status: TrainingJobStatus, found: list[JobFinding], generation: int, now: Instant
 ) -> TrainingJobStatus:
-    """The conditions with the times of their last changes; a message that is over keeps what it said."""
+    """The status with these conditions and their times of change; a finding without a message keeps the former one."""
     known = {each.type: each for each in status.conditions}
     for each in found:
         old, holds = known.get(each.type), "True" if each.holds else "False"
@@ -197,7 +197,7 @@ def with_conditions(
 def refused_status(
     found: dict[str, Any], old: TrainingJobStatus, refusal: SpecRefused, now: Instant
 ) -> TrainingJobStatus:
-    """Of an object that cannot be carried out as it is. Its pods stay as they are until it is mended."""
+    """Status of an object that is not valid. Its pods stay as they are until it is corrected."""
     generation = int(found["metadata"].get("generation", 1))
     finding = JobFinding("SpecValid", False, "Invalid", str(refusal))
     status = with_conditions(old, [finding], generation, now)
@@ -206,5 +206,5 @@ def refused_status(
 
 
 def stamp(now: Instant) -> str:
-    """A time as Kubernetes writes it."""
+    """A time in Kubernetes' format."""
     return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
-"""A gang's terms: the part of a specification that its commands have told it, until it starts anew. Pure.
+"""A gang's terms: the part of the specification that its commands contain, fixed until its restart. Pure.
 
-The coordinator cannot be told other sizes, nor another port or script, while it runs. So what was edited since is
-carried out where the gang as it is can follow, and else waits for the gang's next start (decision 0085).
+A running coordinator cannot take other sizes, another port or another script. So an edit takes effect at once if the
+running gang can follow it, and else at the gang's next start (decision 0085).
 """
 
 from typing import Any, Final
@@ -19,13 +19,13 @@ _PASSED_ON: Final = (
 
 
 def terms_of(spec: TrainingJobSpec) -> dict[str, Any]:
-    """Terms of a gang that is started by this specification; defaults are left out."""
+    """Terms of a gang that is started with this specification; defaults are left out."""
     given = msgspec.to_builtins(spec)
     return {name: given[name] for name in (*_SIZES, *_PASSED_ON) if name in given}
 
 
 def by_its_terms(job: TrainingJob) -> TrainingJob:
-    """The job with the specification that its gang can follow, and the names of the fields that it cannot."""
+    """The job with the specification that its running gang can follow; `edited` names the fields that must wait."""
     if not job.status.terms:
         return job
     asked = msgspec.to_builtins(job.spec)
@@ -41,7 +41,7 @@ def by_its_terms(job: TrainingJob) -> TrainingJob:
         return msgspec.structs.replace(job, started=most)
     spec = {name: value for name, value in asked.items() if name not in kept}
     spec |= {name: had[name] for name in kept if name in had}
-    if not follows:  # it can still be smaller than it might be
+    if not follows:  # a smaller number of replicas is still possible
         spec["replicas"] = min(job.spec.replicas, max(sizes.max_replica_count, most.replica_count))
         if sizes.max_replica_count < most.max_replica_count and sizes.replica_count == most.replica_count:
             edited = [name for name in edited if name != "maxReplicaCount"] or edited
@@ -50,7 +50,7 @@ def by_its_terms(job: TrainingJob) -> TrainingJob:
 
 
 def edits_text(job: TrainingJob) -> str:
-    """For people: what does not count yet, what counts instead, and how that is changed. Empty: all counts."""
+    """Text on edits that do not count yet: the values in force, and the cure. Empty: all edits count."""
     if not job.edited:
         return ""
     fields = ", ".join(f"spec.{name}" for name in job.edited)
@@ -64,7 +64,7 @@ def _started(job: TrainingJob) -> TrainingJobSpec | None:
     try:
         return msgspec.convert({"template": {}, **job.status.terms}, TrainingJobSpec)
     except msgspec.ValidationError:
-        return None  # spoiled by somebody, or of another regrow: the specification is all there is
+        return None  # damaged, or written by another version: the specification is used instead
 
 
 def _short(value: Any) -> str:

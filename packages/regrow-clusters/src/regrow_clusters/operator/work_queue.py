@@ -1,4 +1,4 @@
-"""Queue of the jobs to be looked at: each at most once at a time, now or at a set time."""
+"""Queue of the jobs to be reconciled: each at most once at a time, now or at a set time."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ _LONGEST_PAUSE: Seconds = 60.0
 
 
 class WorkQueue:
-    """Keys in the order in which they were asked for; one that is asked for while it is worked on comes again."""
+    """Keys in the order of their requests; a key that is requested while it is worked on is queued again."""
 
     def __init__(self) -> None:
         self._waiting: dict[JobKey, None] = {}
@@ -21,7 +21,7 @@ class WorkQueue:
         self._news = asyncio.Event()
 
     def add(self, key: JobKey) -> None:
-        """Look at it as soon as may be."""
+        """Queue a job now."""
         if key in self._busy:
             self._again.add(key)
         else:
@@ -29,7 +29,7 @@ class WorkQueue:
             self._news.set()
 
     def add_later(self, key: JobKey, within: Seconds) -> None:
-        """Look at it then, unless that happens before."""
+        """Queue a job after this time, unless an earlier time is set."""
         loop = asyncio.get_running_loop()
         timer = self._timers.get(key)
         if timer is not None and not timer.cancelled() and loop.time() < timer.when() <= loop.time() + within:
@@ -39,7 +39,7 @@ class WorkQueue:
         self._timers[key] = loop.call_later(max(within, 0.0), self.add, key)
 
     async def take(self) -> JobKey:
-        """The next one; say `done` when it is."""
+        """Wait for the next job; the caller calls `done` after its work."""
         while not self._waiting:
             self._news.clear()
             await self._news.wait()
@@ -49,7 +49,7 @@ class WorkQueue:
         return key
 
     def done(self, key: JobKey, *, failed: bool = False) -> None:
-        """It was looked at. After a failure it comes again, each time after twice as long."""
+        """End the work on a job. After a failure it is queued again, each time after twice as long a pause."""
         self._busy.discard(key)
         if failed:
             count = self._failures[key] = self._failures.get(key, 0) + 1
@@ -62,6 +62,6 @@ class WorkQueue:
                 self.add(key)
 
     def close(self) -> None:
-        """Forget all times."""
+        """Cancel all timers."""
         for timer in self._timers.values():
             timer.cancel()

@@ -1,5 +1,5 @@
-"""Jobs on Slurm: a gang as one job with spares in it, each further replica as a job of its own. From Slurm 22.05 on.
+"""Jobs on Slurm: the gang with its spares is one Slurm job, each further replica another one. From Slurm 22.05 on.
 
-What decides is pure: job files, batch scripts, Slurm's answers read, what the planner is shown. `client.py` alone runs
-Slurm's commands. There is no service: the gang's first node looks after the job (`keeper.py`).
+All decisions are pure: job files, batch scripts, parsers of Slurm's answers, input of the planner. Only `client.py`
+runs Slurm's commands. There is no service: the gang's first node manages the job (`keeper.py`).
 """

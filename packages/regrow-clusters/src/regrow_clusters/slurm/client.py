@@ -1,4 +1,4 @@
-"""Runs Slurm's commands: the one place that does. Each has a deadline, and what Slurm says of a failure is kept."""
+"""The only module that runs Slurm's commands. Each has a deadline, and errors contain Slurm's own message."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -50,14 +50,14 @@ _CURES: Final = {
 
 
 class SlurmFailure(RegrowError):
-    """A command of Slurm failed, or did not end in time. `cause` has what it said."""
+    """A command of Slurm failed, or did not end in time. `cause` contains its message."""
 
 
 class SlurmClient:
-    """Slurm, as the user that this process runs as.
+    """Slurm's commands, run as the user of this process.
 
     Args:
-        environment: in which the commands run; what Slurm told this task of its own job is left out of it.
+        environment: of the commands; Slurm's variables about this task's own job are removed.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -69,7 +69,7 @@ class SlurmClient:
         self._user = environment.get("SLURM_JOB_USER") or environment.get("USER") or ""
 
     def submit(self, script: str) -> int:
-        """Submit a batch script; the Slurm job's number. Raises `SlurmFailure`."""
+        """Submit a batch script; returns the Slurm job's id. Raises `SlurmFailure`."""
         answer = self._run(["sbatch", "--parsable", "--export=ALL"], stdin=script)
         number = submitted(answer)
         if number is None:
@@ -77,20 +77,20 @@ class SlurmClient:
         return number
 
     def check(self, script: str) -> None:
-        """Check that Slurm would take a batch script; nothing is submitted. Raises `SlurmFailure`."""
+        """Check that Slurm would accept a batch script, without submitting it. Raises `SlurmFailure`."""
         self._run(["sbatch", "--test-only"], stdin=script)
 
     def batch_script(self, job_id: int) -> str:
-        """Batch script that was submitted. Raises `SlurmFailure`."""
+        """Batch script of a Slurm job. Raises `SlurmFailure`."""
         return self._run(["scontrol", "write", "batch_script", str(job_id), "-"])
 
     def queue(self, name: str) -> list[SlurmJob]:
-        """The Slurm jobs of a job, and those that ended lately. Raises `SlurmFailure`."""
+        """The Slurm jobs of a job, recently ended ones included. Raises `SlurmFailure`."""
         who = ["-u", self._user] if self._user else ["--me"]
         return read_queue(self._run(["squeue", "-h", "-t", "all", *who, "-o", QUEUE_FORMAT]), name)
 
     def names(self) -> list[str]:
-        """Names of this user's Slurm jobs in the queue, those of replicas left out. Raises `SlurmFailure`."""
+        """Names of this user's Slurm jobs in the queue, without those of replicas. Raises `SlurmFailure`."""
         who = ["-u", self._user] if self._user else ["--me"]
         return sorted({name for name in self._run(["squeue", "-h", *who, "-o", "%j"]).split() if "+" not in name})
 
@@ -99,7 +99,7 @@ class SlurmClient:
         return read_nodes(self._run(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", NODES_FORMAT]))
 
     def node_count(self) -> tuple[int, int]:
-        """All nodes of the cluster, and those that are drained or down. Raises `SlurmFailure`."""
+        """Number of all nodes of the cluster, and of those that are drained or down. Raises `SlurmFailure`."""
         return read_node_count(self._run(["sinfo", "-h", "-N", "-o", NODES_FORMAT]))
 
     def address(self, host: str) -> str:
@@ -107,7 +107,7 @@ class SlurmClient:
         return node_address(self._run(["scontrol", "-o", "show", "node", host])) or host
 
     def topology(self) -> dict[str, list[str]]:
-        """The switches above each host; none where the cluster does not say. Raises `SlurmFailure`."""
+        """The switches above each host; empty if the cluster does not configure them. Raises `SlurmFailure`."""
         return read_topology(self._run(["scontrol", "show", "topology"], within=_TOPOLOGY_S))
 
     def cancel(self, job_id: int, *, pending: bool = False) -> None:
@@ -115,20 +115,20 @@ class SlurmClient:
         self._run(["scancel", *(["--state=PENDING"] if pending else []), str(job_id)])
 
     def leave(self, job_id: int) -> None:
-        """Tell a Slurm job that runs to leave: SIGTERM to its steps, and nothing after it."""
+        """Ask a running Slurm job to leave: SIGTERM to its steps, and no SIGKILL after it."""
         self._run(["scancel", "--signal=TERM", str(job_id)])
 
     def drain_node(self, host: str, reason: str) -> None:
-        """Keep all new jobs from a node; an operator's right. Raises `SlurmFailure`."""
+        """Drain a node, so that it takes no new jobs; needs an operator's rights. Raises `SlurmFailure`."""
         self._run(["scontrol", "update", f"nodename={host}", "state=drain", f"reason={reason}"])
 
     def on_host(self, job_id: int, host: str, arguments: Sequence[str], *, within: Seconds = 30.0) -> str:
-        """Output of a command on a node of a job, run beside its tasks. Raises `SlurmFailure`."""
+        """Run a command on a node of a job, beside its tasks; returns its output. Raises `SlurmFailure`."""
         step = ["srun", f"--jobid={job_id}", "--overlap", "-N1", "-n1", "-w", host, "--quiet"]
         return self._run([*step, *arguments], within=within)
 
     def note(self, spec_dir: str, name: str, job: SlurmJob | None) -> JobNote:
-        """Note of a job: in its gang's comment, or in a file of the shared folder."""
+        """Read a job's note, from the comment of its gang, or from a file in the shared folder."""
         if spec_dir:
             try:
                 return read_note((Path(spec_dir) / f"{name}.regrow").read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ class SlurmClient:
         return read_note(job.comment if job is not None else "")
 
     def write_note(self, spec: SlurmJobSpec, job_id: int, note: JobNote) -> None:
-        """Write it down. Raises `SlurmFailure`."""
+        """Write a job's note. Raises `SlurmFailure`."""
         if not spec.rendezvous_dir:
             self._run(["scontrol", "update", f"jobid={job_id}", f"comment={note_text(note)}"])
             return

@@ -1,4 +1,4 @@
-"""`regrow slurm`: a job's Slurm jobs from a terminal; all of it over sbatch, squeue, scontrol, scancel and srun."""
+"""`regrow slurm`: control of a job's Slurm jobs from a terminal, through sbatch, squeue, scontrol, scancel and srun."""
 
 import contextlib
 import difflib
@@ -24,7 +24,7 @@ _NO_FILE = {"-m", "--module", "--no-python", "--no_python"}
 
 
 def load(path: Path) -> SlurmJobSpec:
-    """The job that a file describes. Raises `UsageError`: names the key and its cure."""
+    """Read the job that a file describes. Raises `UsageError`, which names the key and its cure."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -41,14 +41,14 @@ def load(path: Path) -> SlurmJobSpec:
 
 
 def scripts(path: Path, command: list[str], *, which: str) -> str:
-    """The batch script of the gang, or of a replica beyond it, for the first place there."""
+    """The batch script of the gang, or of the first replica beyond it."""
     spec = load(path)
     place = None if which == "gang" else spec.replica_count + spec.spares // spec.nodes_per_replica
     return script_of(JobPart(spec, place), command)
 
 
 def submit(path: Path, command: list[str], slurm: SlurmClient) -> str:
-    """Submit the job that a file describes; what to tell the user. Raises `UsageError` or `SlurmFailure`."""
+    """Submit the job that a file describes; returns a report. Raises `UsageError` or `SlurmFailure`."""
     spec = load(path)
     here = [job for job in slurm.queue(spec.name) if not job.done]
     if gang := _gang(here):
@@ -71,7 +71,7 @@ def _check(slurm: SlurmClient, part: JobPart, command: list[str], place: str) ->
 
 
 def status_lines(name: str, slurm: SlurmClient, command: list[str]) -> list[str]:
-    """Describe a job for people: its Slurm jobs, the requests to it, and its own account."""
+    """Describe a job for people: its Slurm jobs, the requests to it, and its own status."""
     jobs = [job for job in slurm.queue(name) if not job.done]
     gang = _gang(jobs)
     if gang is None and not jobs:
@@ -107,7 +107,7 @@ def _wanted_lines(part: JobPart, requests: JobRequests) -> list[str]:
 
 
 def scale(name: str, replicas: int, slurm: SlurmClient, command: list[str]) -> str:
-    """Ask a job for another size; what to tell the user. Raises `UsageError` where that cannot be."""
+    """Request another size of a job; returns a report. Raises `UsageError` if the size is not allowed."""
     gang, part = _running(name, slurm)
     spec = part.spec
     if not spec.replica_count <= replicas <= spec.most:
@@ -118,9 +118,9 @@ def scale(name: str, replicas: int, slurm: SlurmClient, command: list[str]) -> s
 
 
 def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force: bool = False) -> str:
-    """Give a node back, and keep the job away from it; what to tell the user.
+    """Release a node and exclude it from the job; returns a report.
 
-    Raises `UsageError` where it cannot be, and where the job could not train without it, unless `force`.
+    Raises `UsageError` if that is impossible, or if the job could not train without the node, unless `force`.
     """
     gang, part = _running(name, slurm)
     jobs = [job for job in slurm.queue(name) if not job.done and host in job.nodes]
@@ -159,7 +159,7 @@ def drain(name: str, host: str, slurm: SlurmClient, command: list[str], *, force
 
 
 def undo_drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> str:
-    """Let a job have a node again that was drained; what to tell the user. Raises `UsageError`: it was not."""
+    """Allow a job to use a drained node again; returns a report. Raises `UsageError` if it was not drained."""
     gang, part = _running(name, slurm)
     avoided = _requests(gang, part, slurm, command).avoided(time.time())
     if host not in avoided:
@@ -171,7 +171,7 @@ def undo_drain(name: str, host: str, slurm: SlurmClient, command: list[str]) -> 
 
 
 def cancel(name: str, slurm: SlurmClient, command: list[str], *, now: bool) -> str:
-    """End a job, its Slurm jobs that wait first. `now`: as scancel does; else its nodes leave."""
+    """End a job; its pending Slurm jobs are cancelled. `now`: as scancel does; else running nodes leave in order."""
     jobs = [job for job in slurm.queue(name) if not job.done]
     if not jobs:
         raise _unknown(name, slurm)
@@ -189,7 +189,7 @@ def cancel(name: str, slurm: SlurmClient, command: list[str], *, now: bool) -> s
 
 
 def _gang(jobs: list[SlurmJob]) -> SlurmJob | None:
-    """The newest there is."""
+    """The newest gang; None: there is none."""
     gangs = [job for job in jobs if job.place is None and not job.done]
     return gangs[-1] if gangs else None
 
@@ -204,7 +204,7 @@ def _running(name: str, slurm: SlurmClient) -> tuple[SlurmJob, JobPart]:
 
 
 def _request(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str], **requests: object) -> None:
-    """Ask something of a job more, through its first node; what was asked before stays."""
+    """Add requests to a job, through its first node; earlier requests stay."""
     asked = msgspec.structs.replace(_requests(gang, part, slurm, command), **requests)
     arguments = ["slurm", "wish", run_name(part, gang.job_id), "--set", msgspec.json.encode(asked).decode()]
     _on_first(gang, part, slurm, command, arguments)
@@ -226,7 +226,7 @@ def _coordinators_host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, comman
 
 
 def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str]) -> list[str]:
-    """Command that starts regrow on the gang's nodes, with the home of the job's records there."""
+    """Command that starts regrow on the gang's nodes, with `REGROW_HOME` set to the folder of the job's records."""
     note = slurm.note(part.spec.rendezvous_dir, part.spec.name, gang)
     if not note.home:
         hint = "it is just starting; or the site does not keep comments: set rendezvousDir"
@@ -235,7 +235,7 @@ def _ours(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str])
 
 
 def _host(gang: SlurmJob, part: JobPart, slurm: SlurmClient, ours: list[str]) -> str:
-    """Host of the coordinator: the gang's first node, or the one that was elected."""
+    """Host of the coordinator: the gang's first node, or the elected one."""
     if not part.spec.elect:
         return gang.nodes[0]
     for host in gang.nodes:
@@ -251,9 +251,9 @@ def _view(gang: SlurmJob, part: JobPart, slurm: SlurmClient, command: list[str])
 
 
 def _nodes_on(job: SlurmJob, part: JobPart, view: JobView, slurm: SlurmClient, host: str) -> list[NodeId]:
-    """Regrow's names of the nodes that leave with a host: all of a replica; of the gang it alone, by its address.
+    """Regrow's names of the nodes that leave with a host: all of a replica; in the gang only the host, by address.
 
-    Slurm's list of the gang's hosts is shorter when nodes were lost.
+    The address is needed because Slurm's list of the gang's hosts gets shorter when nodes are lost.
     """
     if job.place is not None:
         return nodes_of_replica(part.spec, job.place, job.job_id)

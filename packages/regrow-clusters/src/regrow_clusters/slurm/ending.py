@@ -1,4 +1,4 @@
-"""End of a gang's Slurm job: by its first node, or by those left when that is lost. Nothing stays allocated."""
+"""End of a gang's Slurm job: by its first node, or by a survivor if that is lost. No node stays allocated."""
 
 import contextlib
 import shlex
@@ -18,7 +18,7 @@ from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 from regrow_clusters.slurm.scripts import JobPart, script_again
 
 TURN_S: Final[Seconds] = 5.0
-"""Between two survivors' looks at whether another has submitted the next gang."""
+"""Delay between two survivors, in turn, before each checks if another has submitted the next gang."""
 _ANSWER_S: Final[Seconds] = 15.0
 Say = Callable[[str], None]
 
@@ -28,11 +28,11 @@ class GangEnd:
 
     Args:
         part: the gang.
-        gang_node: of this node.
+        gang_node: this node.
         slurm: the cluster.
-        requests: reads what users have asked.
-        say: a line for the user.
-        sleep: waits.
+        requests: reads the users' requests.
+        say: prints a line for the user.
+        sleep: waits this long.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class GangEnd:
         self._requests, self._say, self._sleep = requests, say, sleep
 
     def by_first(self, code: int, avoid: tuple[str, ...]) -> None:
-        """On the first node: a gang that can be run again is submitted anew, of another nothing is left.
+        """On the first node: submit the gang again if it can be retried; else remove its pending replicas.
 
-        `avoid`: nodes that are bad now; of those that this gang was kept away from some may not be any more.
+        `avoid`: the nodes that are bad now, which may be fewer than those that this gang excluded.
         """
         queue = self._slurm.queue(self._part.spec.name)
         if code != RUN_AGAIN or self._is_over(queue):
@@ -59,14 +59,14 @@ class GangEnd:
             self._submit_next(queue, avoid)
 
     def by_survivor(self) -> None:
-        """On another node, when the coordinator is gone: whether its host is, is for Slurm to say."""
+        """On another node, when the coordinator is gone: Slurm decides if its host is gone too."""
         in_line = backups(self._part.nodes)
         if self._gang_node.index not in in_line:
             return
         try:
             self._slurm.queue(self._part.spec.name)
         except SlurmFailure:
-            return  # it is this node that is cut off
+            return  # this node itself is cut off
         try:
             self._slurm.on_host(self._gang_node.job_id, self._gang_node.first_host, ["true"], within=_ANSWER_S)
         except SlurmFailure as failure:
@@ -82,11 +82,11 @@ class GangEnd:
         self._slurm.cancel(self._gang_node.job_id)
 
     def by_successor(self, code: int, at: str) -> None:
-        """On a node of a gang whose first coordinator was lost while others went on; the batch script is told.
+        """On a node of a gang that went on after its first coordinator was lost; reports the code to the batch script.
 
         Args:
-            code: the job's exit code; 75 also where it is not known.
-            at: where the last coordinator was.
+            code: the job's exit code; 75 also if it is unknown.
+            at: address of the last coordinator.
         """
         in_line = backups(self._part.nodes)
         if self._gang_node.index and self._gang_node.index not in in_line:
@@ -96,7 +96,7 @@ class GangEnd:
         if not any(job.job_id == self._gang_node.job_id and job.state == "RUNNING" for job in queue):
             return  # it is ending
         if code == RUN_AGAIN and self._listens(at, queue):
-            return  # it is this node that is cut off
+            return  # this node itself is cut off
         if code == RUN_AGAIN and not self._is_over(queue):
             self._submit_next(queue, (*self._part.avoid, self._gang_node.first_host))
         else:
@@ -110,7 +110,7 @@ class GangEnd:
             self._slurm.cancel(self._gang_node.job_id)
 
     def _listens(self, at: str, queue: list[SlurmJob]) -> bool:
-        """True if a coordinator listens at an address of one of the job's nodes, as is found there."""
+        """True if a coordinator listens at an address of one of the job's nodes; the node itself is asked."""
         host, port = endpoint_of("the coordinator's address", at)
         for job in queue:
             for node in job.nodes if job.state == "RUNNING" else ():
@@ -122,19 +122,19 @@ class GangEnd:
         return False
 
     def end_replicas(self, queue: list[SlurmJob]) -> None:
-        """Replicas that wait are taken out of the queue; those that run end with the job."""
+        """Cancel the pending replicas; running ones end with the job."""
         for job in queue:
             if job.place is not None and job.state == "PENDING":
                 self._slurm.cancel(job.job_id, pending=True)
 
     def _is_over(self, queue: list[SlurmJob]) -> bool:
-        """True if the end was wanted. A job that Slurm is ending is not RUNNING any more."""
+        """True if the user or Slurm wanted the end. A job that Slurm is ending is not RUNNING any more."""
         mine = next((job for job in queue if job.job_id == self._gang_node.job_id), None)
         return self._requests().over or mine is None or mine.state != "RUNNING"
 
     def _submit_next(self, queue: list[SlurmJob], avoid: tuple[str, ...]) -> None:
         if any(job.place is None and job.job_id > self._gang_node.job_id and not job.done for job in queue):
-            return  # another survivor has
+            return  # another survivor has submitted it
         attempt = self._part.attempt + 1
         if attempt > self._part.spec.max_restarts + 1:
             self._say(f"the gang was started {self._part.attempt} times; maxRestarts is {self._part.spec.max_restarts}")

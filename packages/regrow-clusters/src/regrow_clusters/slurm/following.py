@@ -1,4 +1,4 @@
-"""A job's coordinator, wherever it is now: the folder of records, which all nodes share, says who was elected."""
+"""Client of a job's present coordinator: the shared folder of records names the elected one."""
 
 import time
 from pathlib import Path
@@ -19,12 +19,12 @@ _ANSWER_S: Final[Seconds] = 5.0
 
 
 class FollowedCoordinator:
-    """As `CoordinatorClient`, of whoever is coordinator.
+    """A `CoordinatorClient` that follows elections.
 
     Args:
-        at: the first one's address.
+        at: address of the first coordinator.
         token: the job's secret.
-        records: the run's folder; None: nobody else is elected.
+        records: the run's folder; None: no other coordinator is ever elected.
     """
 
     def __init__(self, at: str, token: str, records: Path | None = None) -> None:
@@ -33,17 +33,17 @@ class FollowedCoordinator:
         self._entry: JobEntry | None = None
         self._read_at: Seconds = -1e9
         self.at = at
-        """Its address."""
+        """The present coordinator's address."""
 
     @property
     def moved(self) -> bool:
-        """True if another was elected in the place of the first."""
+        """True if another coordinator was elected to replace the first."""
         self._look()
         return not _same(self.at, self._first)
 
     @property
     def over(self) -> int | None:
-        """The job's exit code, as who was elected has written it down; None: it has not ended, as far as is known."""
+        """The job's exit code, as recorded by an elected coordinator; None: no end is recorded."""
         self._look()
         entry = self._entry
         return entry.code if entry is not None and entry.ended is not None and self.moved else None
@@ -67,15 +67,15 @@ class FollowedCoordinator:
         return self._client.status()
 
     def drain(self, request: DrainRequest) -> AnswerScale:
-        """Give a node back; what becomes of it."""
+        """Ask the coordinator to release a node; returns its answer."""
         return self._client.drain(request)
 
     def scale(self, request: ScaleRequest) -> AnswerScale:
-        """Ask for another number of replicas; what becomes of it."""
+        """Request another number of replicas; returns the coordinator's answer."""
         return self._client.scale(request)
 
     def stop(self, reason: str, *, patience: Seconds) -> None:
-        """Ask the job to end; `patience`: how long saving its state may take before."""
+        """Ask the job to end; `patience`: time in which it may save its state first."""
         self._look()
         self._client.stop(reason, patience=patience)
 

@@ -1,4 +1,4 @@
-"""The file that describes a job for Slurm: TOML to a checked specification. Pure."""
+"""The file that describes a job for Slurm: parses TOML into a checked specification. Pure."""
 
 import difflib
 import re
@@ -34,7 +34,7 @@ _OURS: Final = (
     "parsable",
     "wrap",
 )
-"""Options of sbatch that are regrow's own or have a key of their own."""
+"""Options of sbatch that regrow sets itself, or that have a key of their own in the file."""
 _SHORT: Final = {"J": "job-name", "N": "nodes", "n": "ntasks", "a": "array", "o": "output", "x": "exclude"}
 _SHORT_MORE: Final = {"k": "no-kill", "p": "partition"}
 
@@ -45,8 +45,8 @@ Time = Annotated[float, Meta(ge=0)]
 class PartSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
     """Submission of one kind of Slurm job: the gang, or a replica beyond it.
 
-    `options`: of sbatch, a word each (`--account=ml`). `script`: a batch script of the user's own for replicas beyond
-    the gang, made from the one that `regrow slurm script` prints.
+    `options`: options of sbatch, one word each (`--account=ml`). `script`: the user's own batch script for replicas
+    beyond the gang, made from the one that `regrow slurm script` prints.
     """
 
     partition: str = ""
@@ -55,23 +55,23 @@ class PartSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_field
 
 
 class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """Specification of a job. The words about sizes are those of Kubernetes' `TrainingJob`."""
+    """Specification of a job. Keys about sizes are the same as in Kubernetes' `TrainingJob`."""
 
     name: str
     script: Annotated[list[str], Meta(min_length=1)]
     """The training script and its arguments, as for `regrow run`."""
     replica_count: Count = 1
-    """The gang: it starts whole, and the job never chooses to have fewer."""
+    """Size of the gang: it starts whole, and the job never shrinks below it by its own choice."""
     max_replica_count: Count | None = None
     replicas: Count | None = None
-    """Replicas wanted at first; `regrow slurm scale` asks for others."""
+    """Replicas wanted at first; `regrow slurm scale` requests another number."""
     replica_increment_step: Count = 1
     replica_discrete_values: list[Count] = []
     max_pending_replicas: Count = 1
     nodes_per_replica: Annotated[int, Meta(ge=1, le=1024)] = 1
     ranks_per_node: Annotated[int, Meta(ge=1, le=1024)] = 1
     spares: Annotated[int, Meta(ge=0, le=1024)] = 0
-    """Further nodes in the gang's allocation, which take a lost node's ranks at once."""
+    """Additional nodes in the gang's allocation, which take over a lost node's ranks at once."""
     graceful_shutdown_timeout_in_seconds: Time = 30.0
     """Time for a node to leave; Slurm's own GraceTime must not be shorter."""
     scaling_timeout_in_seconds: Time = 300.0
@@ -83,26 +83,26 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
     poll_in_seconds: Annotated[float, Meta(ge=0.2)] = 10.0
     """Interval of requests to Slurm; events inside the job are known at once."""
     signal_before_end_in_seconds: Annotated[int, Meta(ge=0, le=65535)] = 60
-    """Time before its limit at which a Slurm job is told to leave."""
+    """Time before its limit at which a Slurm job is asked to leave."""
     max_restarts: Annotated[int, Meta(ge=0)] = 3
-    """Most new submissions of a gang whose first node was lost or whose time was up."""
+    """Most resubmissions of a gang whose first node was lost or whose time was up."""
     checkpoint_dir: str = ""
     run_flags: list[str] = []
     """Further flags of `regrow run`, for example `--buddy-every=20`."""
     command: list[str] = []
-    """Command that starts regrow on a node; empty: with the Python that submitted the job."""
+    """Command that starts regrow on a node; empty: the Python that submitted the job."""
     setup: str = ""
-    """Lines of the batch scripts before anything is started: modules, `ulimit`, variables."""
+    """Lines that the batch scripts run first: modules, `ulimit`, variables."""
     output: str = ""
-    """As sbatch's `--output`; `%j` is the Slurm job."""
+    """As sbatch's `--output`; `%j` is the Slurm job's id."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    """Port of the coordinator; 0: a port from the Slurm job's number."""
+    """Port of the coordinator; 0: a port derived from the Slurm job's id."""
     rendezvous_dir: str = ""
     """A folder that all nodes share, for the coordinator's address; empty: it is in the Slurm job's comment."""
     elect: bool = False
-    """True if another node takes over when the first is lost; all nodes must share the folder of records."""
+    """True if another node takes over after the loss of the first; all nodes must share the folder of records."""
     leave_states: tuple[str, ...] = ("draining", "drained", "failing", "fail")
-    """States of a node, as `sinfo` says them, at which the job leaves it. Empty: Slurm is not asked."""
+    """States of a node, as `sinfo` prints them, in which the job leaves it. Empty: node states are not queried."""
     drain_bad_nodes: bool = False
     """True if lost nodes are drained in Slurm, which needs an operator's rights; at most a tenth of the cluster's."""
     gang: PartSpec = PartSpec()
@@ -124,7 +124,7 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
         return self.graceful_shutdown_timeout_in_seconds
 
     def elastic_spec(self, *, replicas: int | None = None) -> ElasticSpec:
-        """The sizes alone. `replicas`: how many are wanted now; what may not be becomes the nearest that may."""
+        """The sizes, for the planner. `replicas`: number wanted now; it is limited to the allowed range."""
         asked = self.replicas if replicas is None else replicas
         return ElasticSpec(
             replica_count=self.replica_count,
@@ -140,7 +140,7 @@ class SlurmJobSpec(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_f
 
 
 def read_job_file(text: str, *, place: str) -> SlurmJobSpec:
-    """The job in a TOML text. Raises `UsageError`: names the key, and what to write instead."""
+    """Parse a job's TOML text. Raises `UsageError`, which names the key and a correction."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -160,7 +160,7 @@ def read_job_file(text: str, *, place: str) -> SlurmJobSpec:
 
 
 def spec_problems(spec: SlurmJobSpec) -> list[SizeProblem]:
-    """Contradictions in a job, and settings that Slurm would refuse or take otherwise than meant."""
+    """Contradictions in a job, and settings that Slurm would refuse or misunderstand."""
     found = problems(spec.elastic_spec())
     if spec.replicas is not None and not spec.replica_count <= spec.replicas <= spec.most:
         text = f"is {spec.replicas}: give a number from replicaCount ({spec.replica_count}) to {spec.most}"

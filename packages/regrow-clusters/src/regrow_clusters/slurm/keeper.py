@@ -1,7 +1,7 @@
-"""Looks after a job from its gang's first node: replicas that come, go and are replaced.
+"""Manages a job from its gang's first node: starts, drains and replaces its replicas.
 
-It is a part of the job: if its host is lost the coordinator is too, and the gang is submitted anew (`ending.py`). Where
-another coordinator is elected, each node of the gang has one of these, and that of the first node there is does it.
+It is a part of the job: with its host the coordinator is lost too, and the gang is resubmitted (`ending.py`). If
+coordinators are elected, each node of the gang has a keeper, and only that of the first remaining node acts.
 """
 
 import time
@@ -33,22 +33,22 @@ from regrow_clusters.slurm.scripts import JobPart, script_again, script_of
 from regrow_clusters.slurm.training_size import fewer_to_train
 
 _NODES_EVERY_S: Final[Seconds] = 30.0
-"""sinfo is the dearest of Slurm's questions."""
+"""Shortest interval between two calls of sinfo, the most expensive of the commands."""
 _STAND_BY_S: Final[Seconds] = 2.0
 Say = Callable[[str], None]
 
 
 class Keeper:
-    """One job's replicas beyond the gang.
+    """Manages one job's replicas beyond the gang.
 
     Args:
         part: the gang.
-        gang_node: of this node of the gang.
+        gang_node: this node of the gang.
         slurm: the cluster.
-        coordinator: the job.
-        home: of its records on this node.
-        command: how regrow is started where the job does not say.
-        say: a line for the user.
+        coordinator: the job's coordinator.
+        home: folder of the job's records on this node.
+        command: starts regrow, if the job's file gives no command.
+        say: prints a line for the user.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class Keeper:
         self._shape: tuple[object, ...] = ()
         self._queue: list[SlurmJob] = []
         self._left: set[str] = set()
-        """Hosts that were left since Slurm drains them."""
+        """Hosts that the job has left because Slurm drains them."""
         self._drained: set[str] = set()
         self._said: set[str] = set()
         self._refused_size: tuple[int | None, int, int] | None = None
-        """The last size that was refused, and how the job was then: while it is so, nobody asks again."""
+        """The last refused size, with the job's wanted size and node count then: no retry until one changes."""
         self._trouble = ""
         self._requests_file = requests_file(home, run_name(part, gang_node.job_id))
         self._noted_at = ""
@@ -84,11 +84,11 @@ class Keeper:
         self._table = read_table()
 
     def bad_nodes(self) -> tuple[str, ...]:
-        """Those that replicas are kept away from now."""
+        """Nodes that new replicas exclude now."""
         return self._overview.bad_nodes(self._clock())
 
     def turn(self) -> None:
-        """Look once, and do what is to be done. What fails is said once, and tried again at the next turn."""
+        """Observe the job once, and act. A failure is reported once, and retried at the next turn."""
         try:
             self._turn()
         except RegrowError as error:
@@ -105,7 +105,7 @@ class Keeper:
         try:
             view = self._coordinator.status()
         except CoordinatorGone:
-            return  # it is not there yet, or just about to end
+            return  # it has not started yet, or is about to end
         self._stands_by = not looks_after(view, self._gang_node.index, len(self._hosts))
         if self._stands_by:
             return
@@ -113,7 +113,7 @@ class Keeper:
         if view.phase in ("gathering", "ended"):
             return
         if view.phase == "building" and not any(each.away for each in view.nodes):
-            return  # nobody is asked for before the script has come as far as its first step
+            return  # no replica is requested before the script has reached its first step
         now = self._clock()
         self._requests = read_requests(self._requests_file).on_clock(now, self._wall())
         self._train_fewer(view)
@@ -126,12 +126,12 @@ class Keeper:
             return
         for action in self._overview.look(view, self._queue, self._requests, now):
             self._carry_out(action, now)
-            self._asked_at = -1e9  # what was done is looked at in the next turn
+            self._asked_at = -1e9  # observe the result in the next turn
         self._leave_drained(view, now)
         self._drain_bad(now)
 
     def _train_fewer(self, view: JobView) -> None:
-        """Before anybody is asked to leave, so that who trains moves once."""
+        """Reduce the coordinator's size before replicas are drained, so that the ranks move only once."""
         size = fewer_to_train(self._part.spec, self._requests, view)
         asked = (size, view.wanted, len(view.nodes))
         if size is None or asked == self._refused_size:
@@ -142,7 +142,7 @@ class Keeper:
             self._say_once(f"the job cannot train with {size} replicas: {answer.reason}")
 
     def _note(self) -> None:
-        """Write down where the coordinator is; of an elected one that may fail, for replicas have it in their scripts.
+        """Write the coordinator's address into the note. For an elected one that may fail: scripts of replicas have it.
 
         Without accounting, Slurm 22.05 changes no comment of a job that has lost a node.
         """
@@ -174,7 +174,7 @@ class Keeper:
                 self._overview.given_back(int(action.name))
                 self._slurm.cancel(int(action.name))
             case DrainReplica() | StartGang():
-                pass  # the gang is one Slurm job: it is there as a whole, or this process is not
+                pass  # the gang is one Slurm job: this process would end with it
 
     def _submit(self, action: StartReplica, now: Instant) -> None:
         part = JobPart(
@@ -193,7 +193,7 @@ class Keeper:
         self._say(f"{replacement_text(action)}: Slurm job {job_id}")
 
     def _leave_drained(self, view: JobView, now: Instant) -> None:
-        """Nodes that Slurm drains are left before somebody takes them."""
+        """Leave the nodes that Slurm drains, before they are taken away."""
         spec = self._part.spec
         if not spec.leave_states or now - self._nodes_at < max(_NODES_EVERY_S, spec.poll_in_seconds):
             return
@@ -212,7 +212,7 @@ class Keeper:
                 here.append(node_of_gang(self._hosts.index(found.node)))
             if few := too_few_without(view, leaving + here):
                 self._say_once(f"{found.node} is not left yet ({why}): without it {few}")
-                continue  # looked at again in time
+                continue  # checked again later
             self._left.add(found.node)
             leaving += here
             for job in own:
@@ -234,7 +234,7 @@ class Keeper:
             self._say(answer.reason if answer.accepted else f"{node} stays: {answer.reason}")
 
     def _drain_bad(self, now: Instant) -> None:
-        """With an operator's rights, and where the job asks for it: nodes that were lost take no new jobs."""
+        """Drain lost nodes in Slurm, if the job asks for it; this needs an operator's rights."""
         if not self._part.spec.drain_bad_nodes:
             return
         for node, reason in self._overview.bad_nodes_by_reason(now):
@@ -252,7 +252,7 @@ class Keeper:
 
 
 def replica_script(part: JobPart, command: list[str]) -> str:
-    """The batch script of a replica beyond the gang: regrow's, or the user's own. Raises `UsageError`."""
+    """Batch script of a replica beyond the gang: regrow's, or the user's own. Raises `UsageError`."""
     if not part.spec.elastic.script:
         return script_of(part, command)
     try:

@@ -1,7 +1,7 @@
-"""One node's task in a Slurm job: starts regrow, tells it to leave when Slurm says so, and holds a lease.
+"""One node's task in a Slurm job: starts regrow, passes on Slurm's notice to leave, and holds a lease.
 
-Slurm's SIGTERM before a time limit or a preemption is a planned leave. Where Slurm signals tasks
-alone (proctrack/cgroup, pgid) it comes here only; what is started here is in a session of its own.
+Slurm's SIGTERM before a time limit or a preemption is a planned leave. If Slurm signals only tasks (proctrack/cgroup,
+pgid), the signal reaches this process alone; regrow is started in a session of its own.
 """
 
 import contextlib
@@ -42,22 +42,22 @@ from regrow_clusters.slurm.scripts import JobPart
 _LOOK_S: Final[Seconds] = 0.25
 _LOOK_FOR_JOB_S: Final[Seconds] = 2.0
 _ELECTED_S: Final[Seconds] = 60.0
-"""Wait for another coordinator if this node's has ended without a word: twice an election's time."""
+"""Wait for another coordinator if this node's has ended unexpectedly: twice an election's time."""
 _GONE_S: Final[Seconds] = 10.0
-"""Silence after which a coordinator is gone, if no other is in its place by then."""
+"""Silence after which a coordinator counts as gone, unless another has replaced it."""
 _END_S: Final[Seconds] = 15.0
-"""Time for regrow to end after SIGTERM when its lease is over."""
+"""Time for regrow to end after the SIGTERM at the end of its lease."""
 
 
 class NodeTask:
-    """One node's task, for the main thread of its process.
+    """One node's task; it must run in the main thread of its process.
 
     Args:
-        part: which Slurm job this is.
-        gang_node: which of its nodes.
-        environment: of this process, for what it starts.
-        home: of records on this node.
-        command: how regrow is started where the job does not say.
+        part: the Slurm job.
+        gang_node: this node of it.
+        environment: of this process; started processes inherit it.
+        home: folder of records on this node.
+        command: starts regrow, if the job's file gives no command.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class NodeTask:
         self._keeper: Keeper | None = None
 
     def run(self) -> int:
-        """The task's exit code: 0 done, 75 come back later, 93 the same again would end the same way."""
+        """Run the task. Its exit code: 0 done, 75 retry later, 93 a retry would end the same way."""
         signal.signal(signal.SIGTERM, self._take_notice)
         if not self._token:
             raise UsageError(
@@ -83,7 +83,7 @@ class NodeTask:
             )
         return self._run_gang() if self._part.place is None else self._run_replica()
 
-    # --- the gang ----------------------------------------------------------------------------------------------
+    # --- the gang ---------------------------------------------------------------------------------------------
 
     def _run_gang(self) -> int:
         end = GangEnd(self._part, self._gang_node, self._slurm, self._requests, self._say)
@@ -110,12 +110,12 @@ class NodeTask:
         return code
 
     def _followed(self, at: str, gang: int) -> FollowedCoordinator:
-        """The job's coordinator; where another may be elected, whoever that is by then."""
+        """Client of the job's coordinator; it follows elections if the job allows them."""
         records = self._home / "jobs" / run_name(self._part, gang)
         return FollowedCoordinator(at, self._token, records if self._part.spec.elect else None)
 
     def _is_followed(self, client: FollowedCoordinator) -> bool:
-        """On the first node, whose launcher has ended without a word: whether another was elected in its place."""
+        """On the first node, after its launcher ended unexpectedly: True if another coordinator was elected."""
         until = time.monotonic() + _ELECTED_S
         while time.monotonic() < until and not self._asked_to_leave:
             if client.moved and client.answers():
@@ -124,23 +124,23 @@ class NodeTask:
         return False
 
     def _end_of_job(self, client: FollowedCoordinator) -> int:
-        """The exit code of a job that others have gone on with; this node may have left it long before."""
+        """Exit code of a job that went on without this node, which may have left it long before."""
         reached = time.monotonic()
         while client.over is None and time.monotonic() - reached < _GONE_S:
             if not self._asked_to_leave and client.answers():
-                reached = time.monotonic()  # once told, who ends the job does so soon, or not at all
+                reached = time.monotonic()  # after Slurm's notice the job ends soon, or not at all
             time.sleep(_LOOK_FOR_JOB_S)
         return RUN_AGAIN if client.over is None else exit_code(client.over, asked_to_leave=self._asked_to_leave)
 
     def _requests(self) -> JobRequests:
-        """Requests of users to the job, if this node can know them."""
+        """Users' requests to the job, if they are stored on this node."""
         return read_requests(requests_file(self._home, run_name(self._part, self._gang_node.job_id)))
 
     def _end_first(self, end: GangEnd, code: int) -> None:
         bad = self._keeper.bad_nodes() if self._keeper is not None else ()
         self._try_ending(lambda: end.by_first(code, bad))
         if self._gang_node.result:
-            with contextlib.suppress(FileNotFoundError):  # the batch script was told to end too, and took it along
+            with contextlib.suppress(FileNotFoundError):  # the batch script may have ended too, and removed it
                 Path(self._gang_node.result, "code").write_text(f"{code}\n", encoding="ascii")
 
     def _try_ending(self, end: Callable[[], None]) -> None:
@@ -149,7 +149,7 @@ class NodeTask:
         except RegrowError as error:
             self._say(f"the end of Slurm job {self._gang_node.job_id}: {error}")
 
-    # --- a replica beyond it -----------------------------------------------------------------------------------
+    # --- a replica beyond it ----------------------------------------------------------------------------------
 
     def _run_replica(self) -> int:
         at = self._find_job()
@@ -166,12 +166,12 @@ class NodeTask:
         return exit_code(code, asked_to_leave=self._asked_to_leave)
 
     def _elected(self, at: str) -> str:
-        """The coordinator's address by now."""
+        """The present coordinator's address."""
         followed = self._followed(at, self._part.gang)
         return followed.at if followed.moved else at
 
     def _find_job(self) -> str | None:
-        """The coordinator's address; empty: this node is not wanted now; None: there is no gang any more."""
+        """The coordinator's address; empty: the node is not needed now; None: there is no gang any more."""
         spec = self._part.spec
         while not self._asked_to_leave:
             gangs = [job for job in self._slurm.queue(spec.name) if job.place is None and not job.done]
@@ -190,7 +190,7 @@ class NodeTask:
             time.sleep(_LOOK_FOR_JOB_S)
         return ""
 
-    # --- both --------------------------------------------------------------------------------------------------
+    # --- both -------------------------------------------------------------------------------------------------
 
     def _start(self, arguments: list[str]) -> None:
         self._say(f"node {self._gang_node.host}: regrow {arguments[0]} " + " ".join(arguments[1:]))
@@ -205,7 +205,7 @@ class NodeTask:
             self._pass_on()
 
     def _attend(self, coordinator: FollowedCoordinator, *, leased: bool) -> int:
-        """Until what was started has ended: its exit code; 75 where the lease has run out."""
+        """Wait for the end of the started process; returns its exit code, or 75 if the lease has expired."""
         if self._child is None:
             return RUN_AGAIN
         lease = Lease(coordinator, self._part.spec.lease_in_seconds) if leased else None
@@ -237,7 +237,7 @@ class NodeTask:
         return RUN_AGAIN
 
     def _take_notice(self, number: int, frame: FrameType | None) -> None:
-        """Slurm wants the node back, or its time is up."""
+        """Handle SIGTERM: Slurm takes the node back, or its time is up."""
         if not self._asked_to_leave:
             self._asked_to_leave = True
             if self._notice is None:
@@ -254,7 +254,7 @@ class NodeTask:
 
 
 class Lease:
-    """Lease of the coordinator: whether it was reached lately. It begins when it is first reached."""
+    """Lease on the coordinator: it expires if the coordinator is not reached in time, and begins at the first reach."""
 
     def __init__(self, coordinator: FollowedCoordinator, seconds: Seconds) -> None:
         self._coordinator = coordinator
@@ -263,7 +263,7 @@ class Lease:
         self._asked: Seconds = -1e9
 
     def over(self) -> bool:
-        """Ask, if it is time to; whether the lease has run out."""
+        """Ask the coordinator if a request is due; True if the lease has expired."""
         now = time.monotonic()
         if now - self._asked >= self.seconds / 4:
             self._asked = now
@@ -277,11 +277,11 @@ class Lease:
 
 
 def _end_with_parent() -> None:
-    die_with_parent(signal.SIGKILL)  # its agent sees that, and ends the workers
+    die_with_parent(signal.SIGKILL)  # the agent notices, and ends the workers
 
 
 def _resolved(host: str) -> str:
-    """The address of a host, so that all bind and reach the same."""
+    """IP address of a host, so that all nodes bind and reach the same one."""
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError as error:
@@ -292,7 +292,7 @@ def _resolved(host: str) -> str:
 
 
 def run_task(part: JobPart, gang_node: GangNode, environment: Mapping[str, str], home: Path, command: list[str]) -> int:
-    """As `NodeTask.run`; what cannot be mended by another try is said, and ends with 93."""
+    """As `NodeTask.run`, but errors are printed: the code is 93 if a retry cannot help, else 75."""
     try:
         return NodeTask(part, gang_node, environment, home, command).run()
     except UsageError as error:

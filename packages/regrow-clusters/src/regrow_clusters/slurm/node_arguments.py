@@ -11,14 +11,14 @@ from regrow_clusters.slurm.reading import failure_domain, host_list
 from regrow_clusters.slurm.scripts import JobPart
 
 DO_NOT_RESTART: Final = 93
-"""Of a Slurm job: the same again would end the same way."""
+"""Exit code of a Slurm job for which a retry would end the same way."""
 _FIRST_PORT: Final = 20000
 _PORTS: Final = 12000
-"""Below those that the kernel gives out by itself."""
+"""Number of ports; all are below the kernel's ephemeral ports."""
 
 
 class GangNode(msgspec.Struct, frozen=True):
-    """Slurm's settings of a task. `hosts`: of its Slurm job, in short form; `result`: the batch script's folder."""
+    """Slurm's settings of a task. `hosts`: the Slurm job's nodes in short form; `result`: the batch script's folder."""
 
     job_id: int
     index: int
@@ -34,7 +34,7 @@ class GangNode(msgspec.Struct, frozen=True):
         return host_list(self.hosts)[0]
 
     def in_order(self, hosts: str) -> "GangNode":
-        """The seat by another order of the same hosts; without one, as Slurm has it."""
+        """The node with its index in another order of the same hosts; unchanged if `hosts` are not the same ones."""
         order = hosts.split(",")
         if sorted(order) != sorted(host_list(self.hosts)):
             return self
@@ -42,7 +42,7 @@ class GangNode(msgspec.Struct, frozen=True):
 
 
 def port_of(part: JobPart, job_id: int) -> int:
-    """Port of a gang's coordinator: another one for each Slurm job that may share the host."""
+    """Port of a gang's coordinator: different for Slurm jobs that may share the host."""
     return part.spec.port or _FIRST_PORT + job_id % _PORTS
 
 
@@ -52,7 +52,7 @@ def run_name(part: JobPart, job_id: int) -> str:
 
 
 def gang_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> list[str]:
-    """`regrow run` on a node of the gang. `at`: the coordinator's address; `own`: this node's."""
+    """Arguments of `regrow run` on a node of the gang. `at`: the coordinator's address; `own`: this node's."""
     spec = part.spec
     sizes, each = allowed_sizes(spec.elastic_spec()), spec.nodes_per_replica
     arguments = [
@@ -65,7 +65,7 @@ def gang_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> lis
         f"--replica-ranks={each * spec.ranks_per_node}",
         f"--rdzv-endpoint={at}",
         f"--drain-grace={spec.grace:g}s",
-        *([] if spec.elect else ["--no-elect"]),  # whoever is left submits the gang anew
+        *([] if spec.elect else ["--no-elect"]),  # a survivor resubmits the gang
         *_here(gang_node, own),
     ]
     if spec.spares:
@@ -80,7 +80,7 @@ def gang_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> lis
 
 
 def replica_arguments(part: JobPart, gang_node: GangNode, at: str, own: str) -> list[str]:
-    """`regrow agent` on a node of a replica beyond the gang."""
+    """Arguments of `regrow agent` on a node of a replica beyond the gang."""
     name = nodes_of_replica(part.spec, part.place or 0, gang_node.job_id)[gang_node.index]
     return ["agent", f"--join={at}", f"--name={name}", f"--grace={part.spec.grace:g}s", *_here(gang_node, own)]
 
@@ -91,7 +91,7 @@ def _here(gang_node: GangNode, own: str) -> list[str]:
 
 
 def exit_code(code: int, *, asked_to_leave: bool) -> int:
-    """Of a Slurm task, by that of what it ran: 0 done, 75 come back later, 93 the same again would end the same way."""
+    """Exit code of a Slurm task, from its process's code: 0 done, 75 retry later, 93 a retry would end the same way."""
     if code == OK:
         return RUN_AGAIN if asked_to_leave else OK
     return RUN_AGAIN if code == RUN_AGAIN or code < 0 else DO_NOT_RESTART

@@ -1,7 +1,7 @@
-"""Reaction of a gang's node to Slurm's notice after another coordinator was elected: the job ends, state first.
+"""Reaction of a gang's node to Slurm's notice after an election: the job saves its state and ends.
 
-Slurm gives it to all nodes of a gang. The first node's launcher ends the job by itself; any other would only give its
-own node back, and the elected one would take the coordinator along before the state is saved.
+Slurm notifies all nodes of a gang. The first node's launcher ends the job by itself; any other would only release its
+own node, and the elected coordinator would leave with its node before the state is saved.
 """
 
 import time
@@ -12,17 +12,17 @@ from regrow.core.errors import RegrowError
 from regrow.core.ids import Instant, Seconds
 
 _ASK_S: Final[Seconds] = 5.0
-"""Time limit of a request to a silent coordinator."""
+"""Time after the notice in which an unreachable coordinator is asked again."""
 _MARGIN_S: Final[Seconds] = 5.0
-"""After the grace, what the job's processes get to end."""
+"""Time, after the grace, for the job's processes to end."""
 
 
 class Stoppable(Protocol):
-    """The job's coordinator, whoever that is."""
+    """The job's present coordinator."""
 
     @property
     def moved(self) -> bool:
-        """True if another was elected in the place of the first."""
+        """True if another coordinator was elected to replace the first."""
         ...
 
     def stop(self, reason: str, *, patience: Seconds) -> None:
@@ -31,13 +31,13 @@ class Stoppable(Protocol):
 
 
 class GangNotice:
-    """Slurm's notice, on one node of a gang that may elect.
+    """Slurm's notice, on one node of a gang that can elect a coordinator.
 
     Args:
-        coordinator: of the job.
-        host: of this node.
-        grace: how long saving the state may take.
-        clock: of this process.
+        coordinator: the job's coordinator.
+        host: name of this node.
+        grace: time in which the state may be saved.
+        clock: monotonic clock of this process.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class GangNotice:
         self._asked = False
 
     def pass_on(self) -> bool:
-        """Called again and again from the notice on; whether what runs on this node must be told itself now.
+        """Called repeatedly from the notice on; True if this node's own launcher must get the SIGTERM now.
 
-        So it is where nobody else was elected, where the coordinator does not answer, and where the job has not ended.
+        That is so if no other coordinator was elected, or it does not answer, or the job has not ended in time.
         """
         now = self._clock()
         if self._reported_at is None:

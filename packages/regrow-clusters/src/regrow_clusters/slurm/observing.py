@@ -1,7 +1,7 @@
-"""Reading of a job from Slurm's queue and its coordinator, in the planner's words. Pure.
+"""Reading of a job from Slurm's queue and its coordinator, in the planner's terms. Pure.
 
 The coordinator knows at once whether a node trains, leaves or is lost; Slurm knows which jobs wait, and where each one
-runs. A node that the coordinator has given up is fenced: its lease is over, and it commits nothing any more.
+runs. A node that the coordinator has given up is fenced: its lease is over, and it commits no step any more.
 """
 
 from typing import Final
@@ -18,11 +18,11 @@ from regrow_clusters.slurm.job_file import SlurmJobSpec
 from regrow_clusters.slurm.reading import JobRequests, SlurmJob
 
 GANG: Final = "gang:"
-"""Before the place, in the name of a replica of the gang."""
+"""Prefix, before the place, of the name of a replica of the gang."""
 _KILL_S: Final[Seconds] = 30.0
-"""After its grace, what Slurm gets to end a job: its default KillWait."""
+"""Time, after the grace, in which Slurm ends a job: its default KillWait."""
 _ASKED: Final = "asked for"
-"""Why a node is avoided that a user has drained."""
+"""Reason for avoiding a node that a user has drained."""
 _FIRST_PAUSE_S: Final[Seconds] = 5.0
 _LONGEST_PAUSE_S: Final[Seconds] = 300.0
 _MOST_BACKUPS: Final = 16
@@ -30,7 +30,7 @@ _LOST_STATES: Final = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 
 
 def planned_sizes(spec: SlurmJobSpec, requests: JobRequests) -> ElasticSpec:
-    """The planner's sizes. Spares that make whole replicas are places like others: they are replaced too."""
+    """Sizes for the planner. Spares that form whole replicas count as places: they are replaced too."""
     more = spec.spares // spec.nodes_per_replica
     sizes = spec.elastic_spec(replicas=requests.replicas)
     wanted = sizes.max_replica_count if sizes.replicas is None else sizes.replicas
@@ -49,23 +49,23 @@ def node_of_gang(index: int) -> NodeId:
 
 
 def backups(nodes: int) -> list[int]:
-    """Nodes of a gang that look after it when the first is lost: some of many, spread, lest all ask Slurm."""
+    """Nodes that can manage the gang after the loss of the first: a few, spread evenly, so that not all query Slurm."""
     if nodes - 1 <= _MOST_BACKUPS:
         return list(range(1, nodes))
     return sorted({1 + turn * (nodes - 2) // (_MOST_BACKUPS - 1) for turn in range(_MOST_BACKUPS)})
 
 
 def looks_after(view: JobView, index: int, nodes: int) -> bool:
-    """True if this node of the gang looks after the job: the first, or the first of its heirs that is there."""
+    """True if this node of the gang manages the job: it is the first remaining one of node 0 and its backups."""
     line = [0, *backups(nodes)]
     before = {node_of_gang(other) for other in line if other < index}
     return index in line and not any(each.node in before and not each.away for each in view.nodes)
 
 
 def nodes_of_replica(spec: SlurmJobSpec, place: int, job_id: int) -> list[NodeId]:
-    """Regrow's names of the nodes of a replica beyond the gang, or of one in a gang's place.
+    """Regrow's names of the nodes of a replica beyond the gang, or of one that replaces a replica of the gang.
 
-    In a job of one size alone a node has to come back under the name of the one that was lost.
+    In a job of a single size, a replacement must have the name of the lost node.
     """
     count = spec.nodes_per_replica
     if spec.most == spec.replica_count:
@@ -74,13 +74,13 @@ def nodes_of_replica(spec: SlurmJobSpec, place: int, job_id: int) -> list[NodeId
 
 
 class Overview:
-    """All that is known of one job while its gang's first node is there; `look` says what is to be done.
+    """Observed state of one job while its gang runs; `look` plans the next actions.
 
     Args:
         spec: of the job.
         hosts: Slurm's names of the gang's nodes, in the order of their ranks.
-        avoid: nodes that the gang itself was kept away from.
-        now: when this begins.
+        avoid: nodes that the gang itself excluded.
+        now: time of the start.
     """
 
     def __init__(self, spec: SlurmJobSpec, hosts: tuple[str, ...], avoid: tuple[str, ...], now: Instant) -> None:
@@ -92,15 +92,15 @@ class Overview:
         self._changed_at: Instant | None = None
         self._bad = {node: AvoidedNode(node, now + spec.bad_node_time_in_seconds, "lost before") for node in avoid}
         self._kept_from: dict[str, Instant] = {}
-        """Nodes that those who wait exclude, for a reason that is not known here, and until when they may."""
+        """Nodes that pending jobs exclude for a reason unknown here, and the time until which that is accepted."""
         self._first: dict[tuple[int, str], Instant] = {}
         """Time when a Slurm job was first seen in a state."""
         self._joined: set[int] = set()
         self._counted: set[int] = set()
         self._asked: dict[int, Instant] = {}
-        """Slurm jobs that were asked to leave, and until when they may take."""
+        """Slurm jobs that were asked to leave, and their deadlines."""
         self._gone: set[int] = set()
-        """Slurm jobs that were given back: their places are free, whatever Slurm still shows."""
+        """Slurm jobs that were released: their places are free, whatever Slurm still shows."""
         self._failures = 0
         self._failed_at: Instant = 0.0
 
@@ -136,23 +136,23 @@ class Overview:
         return actions
 
     def bad_nodes(self, now: Instant) -> tuple[str, ...]:
-        """Those that are excluded now."""
+        """Nodes that are excluded now."""
         return tuple(sorted(bad.node for bad in self._bad.values() if bad.until > now))
 
     def bad_nodes_by_reason(self, now: Instant) -> list[tuple[str, str]]:
-        """The same, and why."""
+        """Nodes that are excluded now, each with the reason."""
         return sorted((bad.node, bad.reason) for bad in self._bad.values() if bad.until > now)
 
     def asked(self, job_id: int, within: Seconds, now: Instant) -> None:
-        """A Slurm job was told to leave."""
+        """Record that a Slurm job was asked to leave."""
         self._asked.setdefault(job_id, now + within)
 
     def given_back(self, job_id: int) -> None:
-        """A Slurm job was cancelled, since nothing of it runs that counts."""
+        """Record that a Slurm job was released: none of its processes counts any more."""
         self._gone.add(job_id)
 
     def failed(self, now: Instant) -> None:
-        """Something could not be submitted, or ended before it had joined: the next one waits a little longer."""
+        """Record a replica that could not be submitted or ended before it joined: the pause before the next grows."""
         self._failures += 1
         self._failed_at = now
 
@@ -162,10 +162,10 @@ class Overview:
         return self._failed_at + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
 
     def _avoids(self, job: SlurmJob, now: Instant) -> tuple[str, ...]:
-        """Nodes that a waiting job need not be kept away from any longer.
+        """Nodes that a pending job need not exclude any longer.
 
-        An excluded node that is not blamed here was bad for the job's former keeper, or a user's own script excludes it
-        in any case: that is not tried more often than a bad node is.
+        An excluded node that is not blamed here was bad for the job's former keeper, or a user's own script always
+        excludes it: it is retried no more often than a bad node.
         """
         for node in job.excluded:
             if node not in self._bad:
@@ -183,7 +183,7 @@ class Overview:
             self._bad[node] = AvoidedNode(node, now + self._spec.bad_node_time_in_seconds, reason)
 
     def _blame_asked(self, requests: JobRequests, now: Instant) -> None:
-        """Avoid the nodes that users want left alone, as long as they do and no longer."""
+        """Avoid the nodes that users have excluded, exactly as long as they request it."""
         for node, bad in list(self._bad.items()):
             if bad.reason == _ASKED and node not in requests.avoid:
                 del self._bad[node]
@@ -193,7 +193,7 @@ class Overview:
                 self._bad[node] = AvoidedNode(node, until, _ASKED)
 
     def _blame_quarantined(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> None:
-        """Nodes that failed the job's own examinations twice are excluded, though what runs there stays."""
+        """Exclude nodes that failed the job's own examinations twice; replicas that run there stay."""
         hosts = {node_of_gang(index): host for index, host in enumerate(self._hosts)}
         for job in queue:
             if job.place is not None and not job.done:
@@ -203,7 +203,7 @@ class Overview:
                 self._blame(hosts[name], each.quarantined, now)
 
     def _gang(self, nodes: dict[NodeId, NodeView], queue: list[SlurmJob], now: Instant) -> list[ReplicaSeen]:
-        """The gang's whole replicas; spares make up for lost nodes first."""
+        """The gang's whole replicas; spares first replace lost nodes."""
         count = self._spec.nodes_per_replica
         away = []
         for index, host in enumerate(self._hosts):
@@ -216,7 +216,7 @@ class Overview:
         by_losses = sorted(range(places), key=lambda place: (-sum(away[place * count : (place + 1) * count]), -place))
         missing = set(by_losses[: places - whole])
         if self._spec.most == self._spec.replica_count:
-            # The one that stands in has the same name: it is seen as itself.
+            # The replacement has the same node names: it is listed as a replica of its own.
             missing |= {job.place for job in queue if job.place is not None and not job.done}
         return [
             ReplicaSeen(
@@ -231,7 +231,7 @@ class Overview:
         ]
 
     def _replica(self, job: SlurmJob, place: int, nodes: dict[NodeId, NodeView], now: Instant) -> list[ReplicaSeen]:
-        """A replica beyond the gang; none where nothing of it is left."""
+        """A replica beyond the gang; an empty list if it has ended."""
         mine = [nodes[name] for name in nodes_of_replica(self._spec, place, job.job_id) if name in nodes]
         known = [each for each in mine if job.job_id in self._joined or not each.away]
         lost = [each for each in known if each.away and not each.left]
@@ -275,7 +275,7 @@ class Overview:
 
 
 def replacement_text(action: StartReplica) -> str:
-    """Why a replica is asked for, for people."""
+    """Reason for requesting a replica, for people."""
     what = "a lost replica is replaced" if action.replacement else "the job may grow"
     avoided = f", without {', '.join(action.avoid)}" if action.avoid else ""
     return f"{what}: place {action.place}{avoided}"

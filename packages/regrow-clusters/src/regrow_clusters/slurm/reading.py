@@ -19,7 +19,7 @@ _RANGES: Final = re.compile(r"([^,\[\]]*)(?:\[([^\]]*)\])?([^,\[\]]*)(?:,|$)")
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
-    """A line of squeue. `place`: of a replica beyond the gang; None: it is a gang. `excluded`: where it may not run."""
+    """A line of squeue. `place`: of a replica beyond the gang; None: it is a gang. `excluded`: its excluded nodes."""
 
     job_id: int
     name: str
@@ -33,12 +33,12 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
-        """Nothing of it runs, and nothing will."""
+        """True if it has ended for good."""
         return self.state in _DONE
 
 
 class NodeState(msgspec.Struct, frozen=True):
-    """A line of sinfo. `reason`: why it is drained or down; empty where nobody said."""
+    """A line of sinfo. `reason`: why the node is drained or down; empty if none was given."""
 
     node: str
     state: str
@@ -46,17 +46,17 @@ class NodeState(msgspec.Struct, frozen=True):
 
 
 class JobNote(msgspec.Struct, frozen=True):
-    """Note of a gang for all who look for it: its coordinator, `host:port`, and the folder of its records."""
+    """Note by which others find a gang: its coordinator's address, `host:port`, and the folder of its records."""
 
     at: str = ""
     home: str = ""
 
 
 class JobRequests(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Requests of users to a running job; a file of the gang's first node.
+    """Users' requests to a running job; a file on the gang's first node.
 
-    `replicas`: their wanted number; None: as the job says. `avoid`: nodes to keep away from, and until when, in seconds
-    since the epoch. `over`: it is to end, and nothing is to be started again.
+    `replicas`: the wanted number; None: as in the job's file. `avoid`: nodes to exclude, and until when, in seconds
+    since the epoch. `over`: the job must end, and no replica or gang is started again.
     """
 
     replicas: int | None = None
@@ -64,16 +64,16 @@ class JobRequests(msgspec.Struct, frozen=True, omit_defaults=True):
     over: bool = False
 
     def avoided(self, wall: Instant) -> dict[str, Instant]:
-        """The nodes whose time is not over. `wall`: seconds since the epoch."""
+        """The nodes that are still to be excluded. `wall`: time now, in seconds since the epoch."""
         return {node: until for node, until in self.avoid.items() if until > wall}
 
     def on_clock(self, now: Instant, wall: Instant) -> "JobRequests":
-        """The same with the times of another clock, which says `now` at `wall`."""
+        """The same requests with times of another clock, which shows `now` at `wall`."""
         return msgspec.structs.replace(self, avoid={node: now + at - wall for node, at in self.avoided(wall).items()})
 
 
 def read_queue(text: str, name: str) -> list[SlurmJob]:
-    """The Slurm jobs that belong to the job of this name, the oldest first, of squeue's lines in `QUEUE_FORMAT`."""
+    """Parse squeue's lines in `QUEUE_FORMAT`: the Slurm jobs of the job of this name, the oldest first."""
     found = []
     for line in text.splitlines():
         fields = line.split("|", 7)
@@ -105,7 +105,7 @@ def _place(called: str, name: str) -> int | None:
 
 
 def host_list(text: str) -> tuple[str, ...]:
-    """The hosts in Slurm's short form, in its order: `gpu[01-03,7],login1`."""
+    """Expand Slurm's short form of hosts, in its order: `gpu[01-03,7],login1`."""
     found: list[str] = []
     for before, ranges, after in _RANGES.findall(text):
         if not ranges:
@@ -120,7 +120,7 @@ def host_list(text: str) -> tuple[str, ...]:
 
 
 def read_nodes(text: str) -> list[NodeState]:
-    """Of sinfo's lines in `NODES_FORMAT`, a node once; `draining*` is `draining`: the mark says that it is silent."""
+    """Parse sinfo's lines in `NODES_FORMAT`, each node once; marks are removed: `*` in `draining*` means no answer."""
     found: dict[str, NodeState] = {}
     for line in text.splitlines():
         node, _, rest = line.partition("|")
@@ -131,7 +131,7 @@ def read_nodes(text: str) -> list[NodeState]:
 
 
 def read_node_count(text: str) -> tuple[int, int]:
-    """All nodes, and those that are drained or down, of what `read_nodes` reads."""
+    """Number of all nodes, and of those that are drained or down, from the input of `read_nodes`."""
     found = read_nodes(text)
     return len(found), sum(each.state.startswith(("drain", "down", "fail")) for each in found)
 
@@ -143,26 +143,26 @@ def node_address(text: str) -> str:
 
 
 def submitted(text: str) -> int | None:
-    """The number of the job, of what `sbatch --parsable` says: `17` or `17;cluster`."""
+    """The job's id in the output of `sbatch --parsable`, `17` or `17;cluster`; None: there is none."""
     fields = text.strip().splitlines()
     number = fields[-1].partition(";")[0] if fields else ""
     return int(number) if number.isdigit() else None
 
 
 def read_note(text: str) -> JobNote:
-    """Of a comment. One that is not ours is an empty note."""
+    """Parse a Slurm comment. A comment that is not regrow's gives an empty note."""
     mark, *fields = text.split() or [""]
     said = dict(word.partition("=")[::2] for word in fields) if mark == "regrow" else {}
     return JobNote(said.get("at", ""), unquote(said.get("home", "")))
 
 
 def note_text(note: JobNote) -> str:
-    """As `read_note` reads it; without quotes or bars, which Slurm's own output could not show."""
+    """Text of a note for `read_note`; without quotes or bars, which Slurm's output could not show."""
     return f"regrow at={note.at} home={quote(note.home)}"
 
 
 def read_topology(text: str) -> dict[str, list[str]]:
-    """Switches, or blocks, above each host, from the root down, from `scontrol show topology`."""
+    """Switches or blocks above each host, from the root down, parsed from `scontrol show topology`."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
     for line in text.splitlines():
         said = dict(word.partition("=")[::2] for word in line.split())
@@ -178,7 +178,7 @@ def read_topology(text: str) -> dict[str, list[str]]:
 
 
 def failure_domain(address: str, pattern: str) -> str:
-    """Failure domain of a node, from `SLURM_TOPOLOGY_ADDR` and its pattern: the switch that it is on."""
+    """Failure domain of a node, from `SLURM_TOPOLOGY_ADDR` and its pattern: its switch; empty: unknown."""
     path, kinds = address.split("."), pattern.split(".")
     if len(path) < 2 or len(path) != len(kinds) or kinds[-1] != "node":
         return ""

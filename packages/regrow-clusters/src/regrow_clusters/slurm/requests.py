@@ -1,6 +1,6 @@
-"""The file in which a gang's first node finds what users ask of the job.
+"""The file of the users' requests to a job, on its gang's first node.
 
-It is no comment of the Slurm job: without accounting, Slurm 22.05 refuses to change that of a job that has lost a node.
+The Slurm job's comment would not do: without accounting, Slurm 22.05 cannot change it once the job has lost a node.
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from regrow_clusters.slurm.reading import JobRequests
 
 
 def requests_file(home: Path, run: str) -> Path:
-    """File of the requests to a run of that name, in a home of records."""
+    """File of the requests to a run of that name, in the folder of records `home`."""
     return home / "slurm" / f"{run}.json"
 
 
@@ -24,7 +24,7 @@ def read_requests(file: Path) -> JobRequests:
 
 
 def write_requests(file: Path, requests: JobRequests) -> None:
-    """Replace it whole. Raises `OSError`."""
+    """Replace the requests atomically. Raises `OSError`."""
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = file.with_suffix(".new")
     new.write_bytes(msgspec.json.encode(requests))

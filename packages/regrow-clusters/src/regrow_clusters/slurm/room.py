@@ -1,4 +1,4 @@
-"""Check that a job has room without some of its nodes, as its coordinator sees it. Pure."""
+"""Check that a job has enough slots without some of its nodes, by its coordinator's status. Pure."""
 
 from collections.abc import Collection
 
@@ -9,7 +9,7 @@ from regrow.membership.view import JobView
 
 
 class TooFew(msgspec.Struct, frozen=True):
-    """Room that a job would have, below its least number of replicas."""
+    """Number of replicas for which a job would have room, below its minimum."""
 
     room: int
     least: int
@@ -20,7 +20,7 @@ class TooFew(msgspec.Struct, frozen=True):
 
 
 def too_few_without(view: JobView, leaving: Collection[NodeId]) -> TooFew | None:
-    """Room that would be left, if it is too little; None: the job trains on, or trains on none of these nodes."""
+    """Room that would be left, if it is too little; None: the job can train on, or no rank is on these nodes."""
     if not any(worker.node in leaving for worker in view.ranks):
         return None
     stay = [each for each in view.nodes if not (each.away or each.draining or each.node in leaving)]

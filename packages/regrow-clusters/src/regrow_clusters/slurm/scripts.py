@@ -1,6 +1,6 @@
 """Batch scripts of a job: one for the gang, one for each replica beyond it. Pure.
 
-A script has the whole job in it, so what is submitted is what runs, whatever becomes of the file.
+A script contains the whole job, so that later changes of the job's file do not affect a submitted job.
 """
 
 import contextlib
@@ -15,16 +15,16 @@ from regrow_clusters.slurm.job_file import PartSpec, SlurmJobSpec
 PART_VARIABLE: Final = "REGROW_SLURM_PART"
 RESULT_VARIABLE: Final = "REGROW_SLURM_RESULT"
 HOSTS_VARIABLE: Final = "REGROW_SLURM_HOSTS"
-"""The gang's hosts in the order of their ranks; empty: in Slurm's."""
+"""Variable with the gang's hosts in the order of their ranks; empty: Slurm's order."""
 _STRAGGLERS_S: Final = 30
-"""Time for the other nodes to end after the first."""
+"""Time for the other nodes to end after the job's end is reported."""
 
 
 class JobPart(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Part of a job that one Slurm job is. `place`: of a replica beyond the gang; None: it is the gang.
+    """Part of a job that runs as one Slurm job. `place`: of a replica beyond the gang; None: it is the gang.
 
-    `attempt`: the gang's start, from 1. `avoid`: nodes that it is kept away from. `gang` and `at`: of a replica, the
-    Slurm job of the gang that asks for it, and its coordinator's address.
+    `attempt`: number of the gang's start, from 1. `avoid`: excluded nodes. `gang` and `at`: for a replica, the Slurm
+    job of the gang that requests it, and the address of the coordinator.
     """
 
     spec: SlurmJobSpec
@@ -36,7 +36,7 @@ class JobPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def job_name(self) -> str:
-        """Slurm's name for it."""
+        """Name of the Slurm job."""
         return self.spec.name if self.place is None else f"{self.spec.name}+{self.place}"
 
     @property
@@ -46,12 +46,12 @@ class JobPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def script_of(part: JobPart, command: list[str]) -> str:
-    """The batch script. `command`: how regrow is started where the job does not say."""
+    """The batch script. `command`: starts regrow, if the job's file gives no command."""
     given = part.spec.gang if part.place is None else part.spec.elastic
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(part, given)), "", _part_line(part)]
     if part.place is None:
         lines.append('export REGROW_TOKEN="${REGROW_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")}"')
-    # Whatever sbatch was told: Slurm would start it beside the one that regrow submits, and from its beginning.
+    # Whatever sbatch's options say: a requeued job would run beside the one that regrow submits, from the beginning.
     lines.append('scontrol update "jobid=$SLURM_JOB_ID" requeue=0')
     if part.spec.setup:
         lines.append(part.spec.setup.rstrip("\n"))
@@ -59,14 +59,14 @@ def script_of(part: JobPart, command: list[str]) -> str:
     step += f"--nodes={part.nodes} --ntasks={part.nodes} "
     ours = shlex.join(part.spec.command or command)
     if part.place is None and part.nodes > 2:
-        # Once, for all nodes: they must agree.
+        # Computed once for all nodes, because they must agree.
         lines.append(f'export {HOSTS_VARIABLE}="$({ours} slurm order 2>/dev/null)"')
     body = _gang_body if part.place is None else _replica_body
     return "\n".join([*lines, *body(f"{step}{ours} slurm node", _trial(ours))]) + "\n"
 
 
 def script_again(script: str, part: JobPart) -> str:
-    """A script that `script_of` made and a user may have changed, for another part. Raises `UsageError`."""
+    """Adapt a script of `script_of`, perhaps changed by a user, to another part. Raises `UsageError`."""
     lines = script.splitlines()
     if not any(_is_part_line(line) for line in lines):
         raise UsageError(
@@ -88,7 +88,7 @@ def _is_part_line(line: str) -> bool:
 
 
 def part_in(script: str) -> JobPart | None:
-    """The job in a batch script that `script_of` made, whatever else a user has put in; None: there is none."""
+    """The part in a batch script of `script_of`, even if a user has changed the script; None: there is none."""
     for line in script.splitlines():
         if _is_part_line(line):
             with contextlib.suppress(ValueError, msgspec.MsgspecError):
@@ -97,7 +97,7 @@ def part_in(script: str) -> JobPart | None:
 
 
 def read_part(text: str) -> JobPart:
-    """Of the variable. Raises `msgspec.MsgspecError`."""
+    """Parse the variable's value. Raises `msgspec.MsgspecError`."""
     return msgspec.json.decode(text, type=JobPart)
 
 
@@ -123,7 +123,7 @@ def _options(part: JobPart, given: PartSpec) -> list[str]:
 
 
 def _trial(ours: str) -> str:
-    """Shell text that tries to start regrow here: if no node has reported its end, a failure may be the reason."""
+    """Shell text that tries to start regrow here: its failure may explain why no node reported the end."""
     text = "regrow: %s cannot be started on %s: install regrow there, or set command or setup in job.toml\\n"
     complaint = f'printf {shlex.quote(text)} {shlex.quote(ours)} "$(hostname)" >&2'
     return f"{ours} --version >/dev/null || {{ {complaint}; code=93; }}"
@@ -134,7 +134,7 @@ def _replica_body(step: str, trial: str) -> list[str]:
 
 
 def _gang_body(step: str, trial: str) -> list[str]:
-    """The first node says how the job has ended; a node that was lost does not keep the allocation."""
+    """Body of the gang's script: the first node reports the exit code; a lost node does not keep the allocation."""
     folder = f"${RESULT_VARIABLE}"
     return [
         f'{RESULT_VARIABLE}="$(mktemp -d)" && mkfifo "{folder}/code" && export {RESULT_VARIABLE} || exit 75',

@@ -1,7 +1,7 @@
-"""With how many replicas a job with spares trains: no more than are wanted, on however many nodes it is. Pure.
+"""Number of replicas with which a job with spares trains: at most the wanted number, however many nodes it has. Pure.
 
-A coordinator takes each node that joins for the wish to grow, and a world grows onto any node that is free. Without
-spares there is no such node, and who is given back is one replica fewer. With spares the coordinator must be told.
+A coordinator takes each node that joins as a request to grow, and the world grows onto any free node. Without spares
+there is no free node, and a released node is one replica fewer. With spares the coordinator needs an explicit size.
 """
 
 from regrow.membership.view import JobView
@@ -11,6 +11,6 @@ from regrow_clusters.slurm.reading import JobRequests
 
 
 def fewer_to_train(spec: SlurmJobSpec, requests: JobRequests, view: JobView) -> int | None:
-    """Number of replicas to request from the coordinator; None: it wants no more than it should."""
+    """Smaller number of replicas to request from the coordinator; None: its own number is not too large."""
     wanted = wanted_size(spec.elastic_spec(replicas=requests.replicas))
     return wanted if spec.spares and view.wanted > wanted else None

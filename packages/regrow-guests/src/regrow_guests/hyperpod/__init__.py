@@ -1,1 +1,1 @@
-"""Jobs of HyperPod's operator as TrainingJobs of ours: needs `regrow-clusters`, which has that resource."""
+"""Converts jobs of HyperPod's operator to regrow's TrainingJobs; needs `regrow-clusters`, which defines them."""

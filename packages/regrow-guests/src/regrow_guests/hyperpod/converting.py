@@ -1,4 +1,4 @@
-"""`regrow guest convert`: reads the file of another operator's job, and writes ours."""
+"""`regrow guest convert`: reads the file of a HyperPod job, and writes a TrainingJob."""
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from regrow_guests.hyperpod.fields import convert_job
 
 @dataclass(frozen=True)
 class ConvertedText:
-    """A TrainingJob as YAML, and what is to be said of it."""
+    """A TrainingJob as YAML, with notes for the user and the unknown fields."""
 
     text: str
     notes: list[str]
@@ -21,7 +21,7 @@ class ConvertedText:
 
 
 def converted(path: Path, *, script: str = "", pods_per_replica: int = 1) -> ConvertedText:
-    """The one HyperPod job in a file. Raises `UsageError`: names the field and its cure."""
+    """Convert the one HyperPod job in a file. Raises `UsageError`, which names the field and its cure."""
     try:
         import yaml
     except ImportError as error:
@@ -57,11 +57,11 @@ _NO_TEXTS = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "nul
 
 
 def _written(manifest: dict[str, Any]) -> str:
-    """As YAML in which a text is a text to readers of YAML 1.1 and 1.2: all that might be something else is quoted."""
+    """YAML text that parsers of YAML 1.1 and 1.2 read alike: every string that could be another type is quoted."""
     import yaml
 
     class Dumper(yaml.SafeDumper):  # type: ignore[misc]  # ships no types
-        """With texts of its own."""
+        """A dumper with its own representation of strings."""
 
     def text(dumper: Any, value: str) -> Any:
         plain = _PLAIN.fullmatch(value) and value.lower().lstrip("-") not in _NO_TEXTS and not value.endswith(":")

@@ -1,7 +1,7 @@
-"""HyperPod's PyTorch jobs as TrainingJobs: what becomes of each of their fields. *Pure*.
+"""Converts each field of HyperPod's PyTorch jobs to TrainingJobs. *Pure*.
 
-Of their fields only the documented names are kept here, with what they mean for us. A field that nobody here knows is
-left for a person: who converts must not run something else without knowing.
+Only their documented fields are known here, with their counterparts. An unknown field is left for a person to decide:
+a conversion must not silently change a job.
 """
 
 from collections.abc import Mapping
@@ -41,17 +41,17 @@ NO_COUNTERPART: Final[dict[str, str]] = {
     "once; pods that should be there already are replicas beyond the gang (maxReplicaCount)",
     "replicaSpecs[].name": "all pods of a job are alike, and named after it",
 }
-"""Their fields that change nothing here, and why."""
+"""HyperPod's fields that have no counterpart, and the reasons."""
 
 
 @dataclass
 class ConvertedJob:
-    """A TrainingJob, and what became of each field.
+    """A TrainingJob, and a report on the converted fields.
 
     Attributes:
         manifest: for `kubectl apply -f`.
-        notes: sentences for people: what is otherwise here, what has no counterpart and why.
-        unknown: their fields that nobody here knows.
+        notes: sentences for people: differences, and fields without a counterpart, with reasons.
+        unknown: HyperPod fields that are not known here.
     """
 
     manifest: dict[str, Any]
@@ -62,15 +62,15 @@ class ConvertedJob:
 def convert_job(
     theirs: Mapping[str, Any], *, script: list[str] | None = None, pods_per_replica: int = 1
 ) -> ConvertedJob:
-    """Their job as ours.
+    """Convert a HyperPod job to a TrainingJob.
 
     Args:
-        theirs: the object as read from its file.
-        script: the script and its arguments, where the container's command does not show them.
-        pods_per_replica: how many of their pods hold one copy of the model; their sizes are divided by it.
+        theirs: the HyperPod object as read from its file.
+        script: the script and its arguments, if the container's command does not show them.
+        pods_per_replica: number of pods that hold one copy of the model; HyperPod's sizes are divided by it.
 
     Raises:
-        UsageError: it is no such job, or cannot be one of ours; names the field and its cure.
+        UsageError: it is no HyperPod job, or cannot become a TrainingJob; names the field and its cure.
     """
     return _Conversion(theirs, script, pods_per_replica).done()
 
@@ -94,7 +94,7 @@ class _Conversion:
         self._ranks_said = ""
 
     def done(self) -> ConvertedJob:
-        """All of it."""
+        """Convert all fields."""
         replica = self._replica()
         template = _copied(_mapping(replica.get("template"), "spec.replicaSpecs[0].template"))
         container = _first_container(template)
@@ -121,7 +121,7 @@ class _Conversion:
     def _note(self, text: str) -> None:
         self._made.notes.append(text)
 
-    # --- sizes ---------------------------------------------------------------------------------------------------
+    # --- sizes --------------------------------------------------------------------------------------------------
 
     def _replica(self) -> dict[str, Any]:
         found = self._spec.get("replicaSpecs")
@@ -195,7 +195,7 @@ class _Conversion:
             )
         return pods // self._each
 
-    # --- times and policies --------------------------------------------------------------------------------------
+    # --- times and policies -------------------------------------------------------------------------------------
 
     def _times(self) -> None:
         policy = self._spec.get("elasticPolicy") or {}
@@ -238,7 +238,7 @@ class _Conversion:
     def _without(self, known: str, shown: str) -> None:
         self._note(f"{shown}: no counterpart, for {NO_COUNTERPART[known]}")
 
-    # --- pods ----------------------------------------------------------------------------------------------------
+    # --- pods ---------------------------------------------------------------------------------------------------
 
     def _command(self, container: dict[str, Any]) -> None:
         arguments = [
@@ -318,7 +318,7 @@ class _Conversion:
         return shown
 
     def _queued(self, name: str, text: str, kueue: dict[str, str]) -> bool:
-        """True if a label or annotation has a counterpart here, or none at all."""
+        """True if a label or annotation is converted or dropped; False if it is kept."""
         if name in (_QUEUE, _CLASS):
             kueue["queueName" if name == _QUEUE else "priorityClass"] = text
         elif name in _TOPOLOGY:
@@ -362,7 +362,7 @@ def _seconds(found: Any, name: str) -> float:
 
 
 def _copied(found: Any) -> Any:
-    """Without parts in common: aliases of YAML are one object at several places."""
+    """Deep copy without shared parts: an alias in YAML is one object in several places."""
     if isinstance(found, dict):
         return {name: _copied(each) for name, each in found.items()}
     return [_copied(each) for each in found] if isinstance(found, list) else found

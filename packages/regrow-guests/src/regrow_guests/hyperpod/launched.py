@@ -1,4 +1,4 @@
-"""The script in a container's command: what `hyperpodrun` or `torchrun` was to start, with which flags. *Pure*."""
+"""Finds the script in a container's command, and converts the flags of `hyperpodrun` or `torchrun`. *Pure*."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -30,12 +30,12 @@ _SHORT: Final = {"-m": "--module", "-r": "--redirects", "-t": "--tee"}
 
 @dataclass
 class LaunchedScript:
-    """Program that a launcher was to start.
+    """Program that a launcher would start.
 
     Attributes:
-        script: it and its arguments.
-        flags: of `regrow run`.
-        ranks: of a pod, as the flag says; empty: not said.
+        script: the script and its arguments.
+        flags: flags of `regrow run`.
+        ranks: value of the flag for the ranks of a pod; empty: not given.
         notes: sentences for people.
         unknown: flags that are not known here.
     """
@@ -51,7 +51,7 @@ NOTHING: Final = LaunchedScript()
 
 
 def launched(arguments: list[str]) -> LaunchedScript | None:
-    """The script and flags of a command; None: no launcher is seen in it, or it is a shell's text."""
+    """The script and flags in a command; None: it shows no launcher, or it is a shell's text."""
     start = next((at for at, word in enumerate(arguments) if _launches(arguments, at)), None)
     if start is None:
         return None

@@ -1,1 +1,1 @@
-"""Pods of an Indexed Job as nodes of a job: manifests, and what runs in each pod."""
+"""Pods of an Indexed Job as nodes of a job: manifests, and the program of each pod."""

@@ -1,4 +1,4 @@
-"""`regrow run` for a pod of an Indexed Job. Pure: the same words begin the job, and bring a lost pod back into it."""
+"""Arguments of `regrow run` for a pod of an Indexed Job; the same begin the job and bring a lost pod back. Pure."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from regrow.core.errors import UsageError
 class PodPlace(msgspec.Struct, frozen=True):
     """A pod's part of the job.
 
-    `nodes`: pods there are; `node_rank`: its completion index; `ranks`: workers in each; `replica_ranks`: workers that
-    hold one copy of the model; `spares`: pods among these that wait without ranks; `endpoint`: `HOST:PORT` of pod 0;
-    `address`: the pod's own; `checkpoint_dir`: where all start again from when pod 0 was lost, or nothing.
+    `nodes`: number of pods; `node_rank`: its completion index; `ranks`: workers in each pod; `replica_ranks`: workers
+    that hold one copy of the model; `spares`: pods, of `nodes`, that wait without ranks; `endpoint`: `HOST:PORT` of
+    pod 0; `address`: the pod's own; `checkpoint_dir`: where all resume after a loss of pod 0; empty: from the start.
     """
 
     job: str
@@ -28,9 +28,9 @@ class PodPlace(msgspec.Struct, frozen=True):
 
 
 def run_arguments(pod: PodPlace, given: Sequence[str]) -> list[str]:
-    """Arguments of `regrow`; `given`: flags of the user, the script, and its arguments.
+    """Arguments of `regrow`; `given`: the user's flags, the script, and its arguments.
 
-    The world has one size, written as a range: without one, a pod that is asked to end would stop the whole job.
+    The world has one size, written as a range: otherwise a pod that is asked to end would stop the whole job.
 
     Raises:
         UsageError: the numbers do not fit each other, or there is no script.
@@ -58,6 +58,6 @@ def run_arguments(pod: PodPlace, given: Sequence[str]) -> list[str]:
         f"--local-addr={pod.address}",
         f"--drain-grace={pod.grace}",
         *([f"--spares={pod.spares}"] if pod.spares else []),
-        "--no-elect",  # the endpoint is that of pod 0, which comes back to the same name
+        "--no-elect",  # the endpoint is pod 0's, which is recreated under the same name
     ]
     return ["run", f"--job={pod.job}", *sizes, *(nodes if pod.nodes > 1 else []), *kept, *given]

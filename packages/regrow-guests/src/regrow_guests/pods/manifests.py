@@ -1,4 +1,4 @@
-"""A JobSet, or a ClusterTrainingRuntime of Kubeflow Trainer, in which a lost pod comes back into the job. Pure.
+"""Manifests of a JobSet, or of Kubeflow Trainer's ClusterTrainingRuntime, in which a lost pod rejoins the job. Pure.
 
 Fields and rules: github.com/kubernetes-sigs/jobset `api/jobset/v1alpha2/jobset_types.go` (0.12) and
 github.com/kubeflow/trainer `pkg/apis/trainer/v1alpha1` (2.3); kubernetes.io/docs/concepts/workloads/controllers/job.
@@ -15,25 +15,25 @@ from regrow.core.exit_codes import RUN_AGAIN, SCRIPT_ERROR, UNPROVEN
 
 PORT: Final = 29400
 STEP: Final = "node"
-"""Name of the replicated job and of its container: Kubeflow Trainer looks for both by it."""
+"""Name of the replicated job and of its container, by which Kubeflow Trainer finds both."""
 JOBSET_NAME: Final = "jobset.sigs.k8s.io/jobset-name"
 """Label of all pods of a JobSet."""
 ANCESTOR: Final = "trainer.kubeflow.org/trainjob-ancestor-step"
 FRAMEWORK: Final = "trainer.kubeflow.org/framework"
 TOKEN_SECRET: Final = "regrow-token"
 _GRACE_MARGIN: Final = 15
-"""Time that a pod gets beyond the grace of its node, for the process itself to end."""
+"""Seconds that a pod gets in addition to its node's grace, for the process itself to end."""
 _ENDS: Final = (SCRIPT_ERROR, UNPROVEN)
-"""Codes that are those of the whole job. A pod that comes back as the job ends is refused with 2, which is none."""
+"""Codes that end the whole job. A pod that returns while the job ends is refused with 2, which is not one of them."""
 _UNREACHABLE_SECONDS: Final = 30
 _NAME: Final = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 
 
 class GuestJob(msgspec.Struct, frozen=True):
-    """Facts of which manifests are made.
+    """Settings from which the manifests are made.
 
     `ranks`: workers in each pod, a number, `cpu`, `gpu` or `auto`; `lost_pods`: pods that may be lost by faults before
-    the whole set starts again; `restarts`: how often it may; `words`: flags of `regrow run`, the script, its arguments.
+    the whole set restarts; `restarts`: most such restarts; `words`: flags of `regrow run`, the script, its arguments.
     """
 
     name: str
@@ -51,7 +51,7 @@ class GuestJob(msgspec.Struct, frozen=True):
 
 
 def jobset(job: GuestJob) -> dict[str, Any]:
-    """A JobSet by itself. Raises `UsageError`: a name or number cannot be."""
+    """Manifest of a JobSet. Raises `UsageError` if a name is not valid, or no image is given."""
     _check(job)
     own = {
         "nodes": str(job.nodes),
@@ -69,9 +69,9 @@ def jobset(job: GuestJob) -> dict[str, Any]:
 
 
 def training_runtime(job: GuestJob) -> dict[str, Any]:
-    """A ClusterTrainingRuntime; a TrainJob brings the number of nodes, and the script by its `args`.
+    """Manifest of a ClusterTrainingRuntime; a TrainJob adds the number of nodes, and the script by its `args`.
 
-    Trainer's torch policy tells each pod the sizes and the endpoint by the variables that torchrun reads.
+    Trainer's torch policy sets the sizes and the endpoint in the variables that torchrun reads.
     """
     _check(job)
     own = {
@@ -92,7 +92,7 @@ def training_runtime(job: GuestJob) -> dict[str, Any]:
 
 
 def as_text(found: dict[str, Any]) -> str:
-    """As `kubectl apply -f -` takes it: JSON, which is YAML too."""
+    """Text for `kubectl apply -f -`: JSON, which is YAML too."""
     return f"{json.dumps(found, indent=2)}\n"
 
 
@@ -128,9 +128,9 @@ def _set(job: GuestJob, own: dict[str, str], sizes: dict[str, int], labels: dict
 
 
 def _job(job: GuestJob, own: dict[str, str], sizes: dict[str, int]) -> dict[str, Any]:
-    """Pods of one Job, of which each is replaced by itself; pod 0's end with 0 is that of the training."""
+    """Job whose pods are replaced one by one; the training has succeeded when pod 0 ends with 0."""
     ends = {"containerName": STEP, "operator": "In", "values": list(_ENDS)}
-    # Not bounded: a Job does not count what it ignores, and all other pods end so at each loss of pod 0.
+    # Not bounded: a Job does not count ignored failures, and all other pods end so at each loss of pod 0.
     again = {"containerName": STEP, "operator": "In", "values": [RUN_AGAIN]}
     return {
         "completionMode": "Indexed",
@@ -166,7 +166,7 @@ def _pod(job: GuestJob, own: dict[str, str]) -> dict[str, Any]:
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "JOBSET_NAME", "valueFrom": {"fieldRef": {"fieldPath": f"metadata.labels['{JOBSET_NAME}']"}}},
             {"name": "REGROW_TOKEN", "valueFrom": {"secretKeyRef": {"name": TOKEN_SECRET, "key": "token"}}},
-            # Given back while the job goes on: 0 would be the end of this pod's part.
+            # Code of a pod that is released while the job goes on: with 0 it would count as finished.
             {"name": "REGROW_GIVEN_BACK_CODE", "value": str(RUN_AGAIN)},
         ],
         **({"resources": {"limits": {"nvidia.com/gpu": job.gpus}}} if job.gpus else {}),

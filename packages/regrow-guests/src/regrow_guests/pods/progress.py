@@ -1,4 +1,4 @@
-"""Progress as a TrainJob's status takes it. Pure.
+"""Progress in the format of a TrainJob's status. Pure.
 
 The body and its limits: github.com/kubeflow/trainer `docs/user-guides/trainjob-progress.md` and
 `pkg/apis/trainer/v1alpha1/trainjob_types.go` (2.3; the feature gate TrainJobStatus is alpha).
@@ -12,14 +12,14 @@ from regrow.observe.watch.present import JobFigures
 
 
 class TrainJobProgress:
-    """Steps a second since the first look, by what it was told. `steps`: length of the training; 0: not known."""
+    """Computes progress and speed since the first report. `steps`: length of the training; 0: unknown."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
         self._first: tuple[Seconds, int] | None = None
 
     def body(self, seen: JobFigures, now: Seconds, at: datetime.datetime) -> dict[str, Any]:
-        """One request. `now`: of a clock that is never set back; `at`: the time of day, with its zone."""
+        """Body of one request. `now`: by a monotonic clock; `at`: the time of day, with its zone."""
         first = self._first = self._first or (now, seen.step)
         metrics = {"step": str(max(0, seen.step)), "incidents": str(seen.incidents)}
         if seen.goodput is not None:

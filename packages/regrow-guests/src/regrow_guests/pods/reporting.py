@@ -1,4 +1,4 @@
-"""Runs a pod's node, and tells Kubeflow Trainer how far the job is. Nothing of the training depends on that."""
+"""Runs a pod's node, and reports the job's progress to Kubeflow Trainer. The training does not depend on reports."""
 
 import contextlib
 import datetime
@@ -26,10 +26,10 @@ from regrow_guests import tied
 from regrow_guests.pods.progress import TrainJobProgress
 
 EVERY: Final[Seconds] = 10.0
-"""Trainer asks for 5 s at least."""
+"""Interval of reports; Trainer requires at least 5 s."""
 _WITHIN: Final[Seconds] = 5.0
 _LONG: Final[Seconds] = 60.0
-"""Until people are told that the server takes long."""
+"""Duration of one report after which a warning says that the server takes long."""
 _PASSED_ON: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
@@ -42,13 +42,13 @@ class StatusServer(msgspec.Struct, frozen=True):
 
 
 class StatusReporter:
-    """Tells a TrainJob's status how far the job is.
+    """Reports the job's progress to a TrainJob's status.
 
     Args:
-        server: that takes it.
-        coordinator: `HOST:PORT` of the job's, which is in this pod.
+        server: receives the reports.
+        coordinator: `HOST:PORT` of the job's coordinator, which is in this pod.
         token: the job's secret.
-        steps: length of the training; 0: not known.
+        steps: length of the training; 0: unknown.
     """
 
     def __init__(self, server: StatusServer, coordinator: str, token: str, steps: int) -> None:
@@ -58,7 +58,7 @@ class StatusReporter:
         self._last: JobFigures | None = None
 
     def report(self) -> str:
-        """Ask and tell once. Returns a line for people if the server did not take it, else nothing."""
+        """Read the progress and report it once. Returns a line for people if the server refused it, else nothing."""
         try:
             self._last = self._client.figures()
         except RegrowError:
@@ -72,7 +72,7 @@ class StatusReporter:
         return ""
 
     def _post(self, body: bytes) -> None:
-        # The token is another one after a while.
+        # Read each time, because the token is rotated.
         headers = {
             "Authorization": f"Bearer {self._server.token.read_text(encoding='ascii').strip()}",
             "Content-Type": "application/json",
@@ -84,7 +84,7 @@ class StatusReporter:
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect
         )
         with opener.open(request, timeout=_WITHIN):
-            pass  # nobody needs its body
+            pass  # the body is not needed
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -93,7 +93,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class _Reporting:
-    """Tells in a thread of its own, which may be stuck in it for ever: a server can drip its answer."""
+    """Reports in a thread of its own, which may hang for ever: a server can send its answer byte by byte."""
 
     def __init__(self, reporter: StatusReporter) -> None:
         self._reporter = reporter
@@ -103,7 +103,7 @@ class _Reporting:
         self._said = False
 
     def again(self) -> None:
-        """Begin to tell, unless the last time has not come to its end. Says the first trouble there was."""
+        """Start a report, unless the last one is still in progress. Prints the first error."""
         if self._trouble and not self._said:
             self._said = True
             _say(f"regrow: {self._trouble}\n")
@@ -123,18 +123,18 @@ class _Reporting:
 
 
 def _say(line: str) -> None:
-    # Not by print: the interpreter ends with a code of its own if it cannot write the rest of its buffer.
+    # Not by print: the interpreter exits with its own code if it cannot flush its buffer.
     with contextlib.suppress(OSError):
         os.write(1, line.encode(errors="replace"))
 
 
 def run_and_report(words: list[str], reporter: StatusReporter, *, every: Seconds = EVERY) -> int:
-    """Run `regrow WORDS`, which gets the signals of this process, to its end; its exit code. For a main thread."""
+    """Run `regrow WORDS` to its end, with this process's signals passed on; returns its exit code. Main thread only."""
     node = subprocess.Popen(tied.command(words))
     reporting = _Reporting(reporter)
     with _passed_on(node):
         while (code := _ended(node, every)) is None:
-            with contextlib.suppress(RuntimeError):  # there is no room for a thread now
+            with contextlib.suppress(RuntimeError):  # no thread can be started now
                 reporting.again()
     return 128 - code if code < 0 else code
 

@@ -1,6 +1,6 @@
 """Actors of Ray as nodes of a job: `train(RayJob(...))` in the driver of a Ray job.
 
-`ray` is imported by `train` alone. Its own transport pickles what actors are told, as it does for every actor.
+Only `train` imports `ray`. Ray's transport pickles the arguments of actors' methods, as for every actor.
 """
 
 from regrow_guests.ray.driver import TrainingFailed, train

@@ -1,4 +1,4 @@
-"""Ray, as far as it is used: bundles of resources, actors in them, nodes that are about to go, metrics."""
+"""The used part of Ray: bundles of resources, actors in them, draining machines, metrics."""
 
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -12,7 +12,7 @@ from regrow_guests.ray.node import RayNode
 
 
 def check_ray() -> None:
-    """Raises `UsageError` where Ray is not installed."""
+    """Raises `UsageError` if Ray is not installed."""
     if find_spec("ray") is None:
         raise UsageError("this needs Ray", hint=install_line("ray", package="regrow-guests"))
 
@@ -41,19 +41,19 @@ class RayCluster:
         }
 
     def bundles(self, count: int) -> Any:
-        """Ask for room on this number of machines."""
+        """Request a placement group with one bundle on each of this number of machines."""
         from ray.util.placement_group import placement_group
 
         return placement_group([dict(self._resources)] * count, strategy="STRICT_SPREAD")
 
     def release(self, group: Any) -> None:
-        """Give room back, and end all that is in it."""
+        """Release a placement group, which ends all actors in it."""
         from ray.util.placement_group import remove_placement_group
 
         remove_placement_group(group)
 
     def actor(self, group: Any, bundle: int) -> Any:
-        """An actor in a bundle, as soon as Ray has it."""
+        """Create an actor in a bundle; it starts as soon as Ray has the bundle."""
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -76,13 +76,13 @@ class RayCluster:
         ray.kill(actor, no_restart=True)
 
     def ready(self, refs: list[Any], within: Seconds) -> list[Any]:
-        """Refs of these that are there, after `within` seconds at most."""
+        """The available ones of these refs, after a wait of at most `within` seconds."""
         import ray
 
         return list(ray.wait(refs, num_returns=1, timeout=within)[0]) if refs else []
 
     def value(self, ref: Any) -> Any:
-        """Value of a ref that is there. Raises `ActorLost`."""
+        """Value of an available ref. Raises `ActorLost`."""
         import ray
         from ray.exceptions import RayActorError, RaySystemError
 
@@ -92,8 +92,8 @@ class RayCluster:
             raise ActorLost(str(error)) from error
 
     def going(self) -> set[str]:
-        """Ids of machines that are drained: preempted soon, or taken away by the autoscaler."""
-        # Ray's own libraries ask here too; there is no public name for it yet.
+        """Ids of draining machines, which will be preempted, or removed by the autoscaler."""
+        # Ray's own libraries use this too; it has no public name yet.
         from ray._private.state import state
 
         return set(state.get_draining_nodes())
@@ -109,14 +109,14 @@ class RayCluster:
 
 
 class ActorLost(RegrowError):
-    """The actor, or its machine, has gone."""
+    """The actor or its machine is gone."""
 
 
 class _Actor(RayNode):
-    """A node of the job, which knows where Ray has put it."""
+    """A node of the job that reports its machine."""
 
     def where(self) -> tuple[str, str, int]:
-        """Ray's id of the machine, the address there, a port."""
+        """Ray's id of the machine, the machine's address, and a free port."""
         import ray
 
         address, port = self.place(ray.util.get_node_ip_address())

@@ -1,4 +1,4 @@
-"""The driver of a job on Ray: fills places with actors, replaces lost ones, grows, and starts all anew if it must."""
+"""The driver of a job on Ray: fills places with actors, replaces lost ones, grows, and restarts all if it must."""
 
 import secrets
 import warnings
@@ -19,16 +19,16 @@ from regrow_guests.ray.job import NodeNews, RayJob, check, gang_arguments, joini
 News = Callable[[NodeNews], None]
 _TURN: Final[Seconds] = 1.0
 _LOOK_EVERY: Final[Seconds] = 2.0
-"""For machines that go."""
+"""Interval of checks for draining machines."""
 _SHOW_EVERY: Final[Seconds] = 10.0
 _OF_THE_JOB: Final = (OK, SCRIPT_ERROR, UNPROVEN)
-"""Codes of a node that are those of the whole job; node 0 ends in a moment too."""
+"""Codes of a node that end the whole job; node 0 soon ends with the same one."""
 _MOST_PAUSE: Final[Seconds] = 60.0
 _END_MARGIN: Final[Seconds] = 15.0
 
 
 class TrainingFailed(RegrowError):
-    """The job has ended with another code than 0. `code`: as `regrow run` has it."""
+    """The job has ended with another code than 0. `code`: exit code of `regrow run`."""
 
     def __init__(self, cause: str, code: int) -> None:
         super().__init__(cause, hint="what the nodes said is in the driver's output")
@@ -36,15 +36,15 @@ class TrainingFailed(RegrowError):
 
 
 def train(job: RayJob, news: News = lambda _: None) -> None:
-    """Train to the end, on the cluster that `ray.init` has connected to. The driver must live as long.
+    """Train to the end, on the cluster that `ray.init` has connected to. The driver must live until then.
 
     Args:
-        job: what is trained, and on what.
-        news: called with what becomes of nodes, in the thread of the caller.
+        job: the training and its resources.
+        news: called with events of nodes, in the thread of the caller.
 
     Raises:
-        UsageError: a number cannot be, or Ray is not installed.
-        DeadlineExceeded: there was no room in the job's `patience`.
+        UsageError: a number is not valid, or Ray is not installed.
+        DeadlineExceeded: there was no room within the job's `patience`.
         TrainingFailed: the job ended with another code than 0.
     """
     check(job)
@@ -67,15 +67,15 @@ def train(job: RayJob, news: News = lambda _: None) -> None:
 class _RayNode:
     """A place for a node.
 
-    `stage`: it `waits` for a time, for `room`, to be `placed`, for node 0's address when it `stands`; it `starts`,
-    it `runs`, and it is `over` when it has ended as the job has.
+    `stage`: it `waits` for a time; it waits for `room`; its actor is being `placed`; it `stands` while it waits for
+    node 0's address; it `starts`; it `runs`; it is `over` when it has ended with the job.
     """
 
     name: str
     group: Any
     bundle: int
     rank: int | None
-    """Of the gang."""
+    """Node rank in the gang; None: it joins later."""
     stage: str = "waits"
     since: Seconds = 0.0
     pause: Seconds = 1.0
@@ -86,12 +86,12 @@ class _RayNode:
     leaves: bool = False
     begun: bool = False
     ran: bool = False
-    """A node of the job has run here, or it is one by which the job would only grow."""
+    """True if a node of the job has run here, or if the job can do without it."""
 
 
 @dataclass
 class _Attempt:
-    """One life of the job, from its coordinator's start to its end."""
+    """One attempt at the job, from its coordinator's start to its end."""
 
     job: RayJob
     cluster: RayCluster
@@ -111,7 +111,7 @@ class _Attempt:
         self._going: set[str] = set()
 
     def run(self) -> int:
-        """The job's exit code; `RUN_AGAIN` where all may start anew."""
+        """Run the attempt; returns the job's exit code, `RUN_AGAIN` if all may restart."""
         self.nodes = [_RayNode(f"node{rank}", self.gang, rank, rank) for rank in range(self.job.nodes)]
         until = monotonic() + self.job.patience
         try:
@@ -148,10 +148,10 @@ class _Attempt:
             self._aside(lambda: self.cluster.show(sum(node.stage == "runs" for node in self.nodes), self._figures()))
 
     def _aside(self, look: Callable[[], object]) -> None:
-        """Do what the training does not depend on: its first error is said, and ends nothing."""
+        """Call a function on which the training does not depend: only its first error is reported, as a warning."""
         try:
             look()
-        except Exception as error:  # noqa: BLE001 - nothing of the training hangs on it
+        except Exception as error:  # noqa: BLE001 - the training does not depend on it
             if not self._said:
                 self._said = True
                 warnings.warn(f"job {self.job.name} goes on, but Ray said {error!r}", RuntimeWarning, stacklevel=2)
@@ -168,7 +168,7 @@ class _Attempt:
             return
         except Exception as error:
             if not node.ran:
-                raise  # the job cannot begin as it was written
+                raise  # the job cannot begin with these settings
             warnings.warn(f"{node.name} did not come back: {error!r}", RuntimeWarning, stacklevel=2)
             self._lost(node)
             return
@@ -189,7 +189,7 @@ class _Attempt:
             self._client = CoordinatorClient(self._endpoint, self._token, timeout=2.0)
 
     def _start(self, node: _RayNode) -> None:
-        """As one of the nodes that begin the job, which is how it comes back too, or as one that joins."""
+        """Start regrow on a node: one of the gang begins the job, or returns to it; another joins it."""
         if node.rank is None:
             arguments = joining_arguments(self.job, node.name, self._endpoint, node.address)
         else:
@@ -215,7 +215,7 @@ class _Attempt:
             self._vacate(node, code)
 
     def _vacate(self, node: _RayNode, code: int) -> None:
-        """Node 0's end is the job's; another's place is filled again, later and later if it ends at once."""
+        """Free a place. Node 0's end is the job's; another place is refilled, after growing pauses if it ends soon."""
         if node.rank == 0:
             self._over = code if node.begun else None
         self._clear(node)
@@ -235,7 +235,7 @@ class _Attempt:
         node.actor = node.ref = None
 
     def _grow(self) -> None:
-        """Ask for one more machine at a time, once all that the job began on are there."""
+        """Request one more machine at a time, once all present nodes run."""
         there = all(node.stage == "runs" for node in self.nodes)
         if there and len(self.nodes) < self.job.most:
             group = self.cluster.bundles(1)
@@ -254,7 +254,7 @@ class _Attempt:
                 self.news(NodeNews("leaving", node.name, node.machine))
 
     def _see_off(self) -> None:
-        """The other nodes end by themselves, with the same code, once node 0's has said that the job is over."""
+        """Wait for the other nodes, which end by themselves with the same code once node 0 reports the job's end."""
         until = monotonic() + self.job.grace + _END_MARGIN
         while (left := {node.ref: node for node in self.nodes if node.stage == "runs"}) and monotonic() < until:
             for ref in self.cluster.ready(list(left), _TURN):

@@ -1,4 +1,4 @@
-"""A job on Ray: its description, and regrow's words for each of its nodes. Pure."""
+"""A job on Ray: its description, and regrow's arguments for each of its nodes. Pure."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,18 +9,18 @@ from regrow.core.errors import UsageError
 from regrow.core.ids import Seconds
 
 WAIT_FOR_PLACE: Final[Seconds] = 60.0
-"""A node may come before the job knows that the one whose place it takes is lost."""
+"""Wait of a joining node: it may start before the job has noticed the loss of its predecessor."""
 
 
 class RayJob(msgspec.Struct, frozen=True, kw_only=True):
     """Training on a cluster of Ray.
 
     `words`: flags of `regrow run`, the script, its arguments. `nodes`: the job begins when there is room for these,
-    spares included; `max_nodes`: it grows to this number as Ray has nodes for it; None: it keeps its size.
-    `resources`: of one node of the job, as Ray counts them; give all of a machine's, so that each has one.
-    `checkpoint_dir`: where all go on from when node 0 was lost. `folder`: where the script runs, on every node.
-    `home`: folder for records, another one below it for each node; nothing: as `regrow run` has it.
-    `restarts`: how often all may start anew. `patience`: the longest wait for room, in seconds.
+    spares included; `max_nodes`: it grows to this number as Ray gets nodes for it; None: it keeps its size.
+    `resources`: of one node of the job, in Ray's units; give all of a machine's, so that each machine gets one node.
+    `checkpoint_dir`: where all resume after a loss of node 0. `folder`: working directory of the script on every node.
+    `home`: folder for records, with a subfolder for each node; empty: the default of `regrow run`.
+    `restarts`: most restarts of all nodes. `patience`: the longest wait for room, in seconds.
     """
 
     words: tuple[str, ...]
@@ -41,12 +41,12 @@ class RayJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """Nodes that there may be."""
+        """Largest number of nodes."""
         return self.nodes if self.max_nodes is None else self.max_nodes
 
 
 class NodeNews(msgspec.Struct, frozen=True):
-    """A node of the job `starts`, is `lost`, is `leaving`, or has `ended`. `machine`: Ray's id of the node it is on."""
+    """A node of the job `starts`, is `lost`, is `leaving`, or has `ended`. `machine`: Ray's id of its machine."""
 
     what: str
     node: str
@@ -55,7 +55,7 @@ class NodeNews(msgspec.Struct, frozen=True):
 
 
 def check(job: RayJob) -> None:
-    """Raises `UsageError`: a number cannot be."""
+    """Check a job's settings. Raises `UsageError` if one is not valid."""
     if not job.words:
         raise UsageError("the job has no script", hint='RayJob(words=("train.py",), ...)')
     if not 1 <= job.nodes <= job.most:
@@ -70,7 +70,7 @@ def check(job: RayJob) -> None:
 
 
 def gang_arguments(job: RayJob, rank: int, endpoint: str, address: str, *, again: bool) -> list[str]:
-    """Of a node that begins the job. `again`: all have started before."""
+    """Arguments for a node that begins the job. `again`: this is a restart of all nodes."""
     least, most = (_world(job, each) // job.replica_ranks for each in (job.nodes, job.most))
     kept = [f"--checkpoint-dir={job.checkpoint_dir}"] if job.checkpoint_dir else []
     return [
@@ -86,7 +86,7 @@ def gang_arguments(job: RayJob, rank: int, endpoint: str, address: str, *, again
         f"--bind={address}",
         f"--local-addr={address}",
         f"--drain-grace={job.grace:g}s",
-        "--no-elect",  # the driver starts all anew, and tells who joins one address
+        "--no-elect",  # the driver restarts all, and gives joining nodes one fixed address
         *kept,
         *(["--resume=auto"] if kept and again else []),
         *job.words,
@@ -94,7 +94,7 @@ def gang_arguments(job: RayJob, rank: int, endpoint: str, address: str, *, again
 
 
 def joining_arguments(job: RayJob, node: str, endpoint: str, address: str) -> list[str]:
-    """Of a node that joins the job that runs."""
+    """Arguments for a node that joins the running job."""
     return [
         "agent",
         f"--join={endpoint}",

@@ -12,17 +12,17 @@ from regrow_guests import tied
 
 
 class RayNode:
-    """Runs in an actor, with one call at a time, so that its process is started by the actor's main thread."""
+    """Runs in an actor with one call at a time, so that the actor's main thread starts the process."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._held: socket.socket | None = None
 
     def place(self, address: str) -> tuple[str, int]:
-        """The actor's address, by which others of the cluster reach it, and a port there that nobody else is given."""
+        """The actor's address, by which other machines reach it, and a port there that is reserved for it."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._held = socket.socket(family)
-        # Whoever asks for it by number gets it as long as this one does not listen.
+        # The coordinator can still bind this port explicitly, because this socket does not listen.
         self._held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._held.bind((address, 0))
         return address, int(self._held.getsockname()[1])
@@ -36,7 +36,7 @@ class RayNode:
         )
 
     def wait(self, within: Seconds) -> int | None:
-        """Exit code of the process; None: it runs still after `within` seconds."""
+        """Exit code of the process; None: it still runs after `within` seconds."""
         if self._process is None:
             return None
         try:
@@ -46,6 +46,6 @@ class RayNode:
         return 128 - code if code < 0 else code
 
     def leave(self) -> None:
-        """Give the node back, within the job's grace."""
+        """Ask the process to leave within the job's grace."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)

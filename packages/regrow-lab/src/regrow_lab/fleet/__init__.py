@@ -1,8 +1,8 @@
-"""A job of up to hundreds of thousands of ranks over weeks: what faults and capacity cost it under several policies.
+"""Simulates a job of up to hundreds of thousands of ranks over weeks: cost of faults and capacity under each policy.
 
-Between two incidents time passes in closed form, so a step of the whole world is no event at all. What is done about an
-incident of regrow's is decided by the coordinator's own machine, which is put into the same situation in a small world
-(`precedents.py`); what it takes comes from measured costs (`costs.py`). Files: `scenario.py` and `reading.py`, what is
-simulated; `arrivals.py`, what happens when; `deciding.py`, what is done; `simulation.py` and `accounting.py`, one job
-through time; `summary.py`, `report.py` and `drawing.py`, what came of it; `calibration.py`, costs from real runs.
+Between two incidents time passes in closed form, without an event for each step. For regrow's policy the coordinator's
+own state machine decides about an incident: it is put into the same situation in a small world (`precedents.py`). The
+durations are measured costs (`costs.py`). Files: `scenario.py` and `reading.py`, the input; `arrivals.py`, faults and
+capacity over time; `deciding.py`, remedies; `simulation.py` and `accounting.py`, one job through time; `summary.py`,
+`report.py` and `drawing.py`, the results; `calibration.py`, costs from real runs.
 """

@@ -1,4 +1,4 @@
-"""The account of one simulated job: rank-seconds by what they went into, work that counts, and money. Pure."""
+"""The account of one simulated job: rank-seconds by their use, work that counts, and money. Pure."""
 
 from dataclasses import dataclass, field
 
@@ -15,15 +15,15 @@ class JobOutcome:
 
     Attributes:
         finished: all of its work is done.
-        wall: until then, or until the simulation was given up.
-        work: done, in seconds of the whole world undisturbed.
+        wall: time until its end, or until the simulation was given up.
+        work: work done, in seconds of undisturbed training of the whole world.
         spent: rank-seconds by their use, spares included; adds up to `rank_seconds`.
         rank_seconds: of all places, spares included.
-        goodput: the productive part of the world's places, spares not included.
-        money: for the nodes that there were.
-        incidents: faults that struck, by kind; changes of the world as `drain` and `grow`.
-        mending: time from a fault to training again, of all incidents together, without waiting for nodes.
-        lost_work: work that was done and given up.
+        goodput: the productive part of the world's rank-seconds, without spares.
+        money: cost of the nodes that existed.
+        incidents: number of faults by kind; planned changes of the world are `drain` and `grow`.
+        mending: time from a fault to training again, summed over all incidents, without waits for nodes.
+        lost_work: work that was done and lost again.
     """
 
     finished: bool
@@ -40,11 +40,11 @@ class JobOutcome:
 
 @dataclass
 class FleetAccount:
-    """Takes time as it passes.
+    """Accumulates the time of one job.
 
     Attributes:
-        scenario: what is simulated.
-        policy: how.
+        scenario: the simulated scenario.
+        policy: the simulated policy.
     """
 
     scenario: FleetScenario
@@ -59,18 +59,18 @@ class FleetAccount:
     since_work: Seconds = 0.0
     """Work since the last durable checkpoint."""
     since_productive: Seconds = 0.0
-    """The same, in productive rank-seconds."""
+    """Productive rank-seconds since the last durable checkpoint."""
     running: Seconds = 0.0
-    """Training since the last incident."""
+    """Seconds of training since the last incident."""
 
     def passes(self, seconds: Seconds, spent: Spent, members: int, healthy: int) -> None:
-        """Time passes in which all members do the same.
+        """Add time in which all members do the same.
 
         Args:
-            seconds: how much.
-            spent: what they do.
-            members: nodes in the world.
-            healthy: nodes that there are.
+            seconds: the duration.
+            spent: the members' activity.
+            members: number of nodes in the world.
+            healthy: number of nodes that exist.
         """
         if seconds <= 0:
             return
@@ -82,7 +82,7 @@ class FleetAccount:
         self.spent[Spent.IDLE] += seconds * self.policy.spares * ranks
 
     def trains(self, seconds: Seconds, members: int, healthy: int) -> None:
-        """All train undisturbed."""
+        """Add time of undisturbed training."""
         job = self.scenario.job
         overhead = seconds * job.overhead
         self.passes(overhead, Spent.IDLE, members, healthy)
@@ -94,11 +94,11 @@ class FleetAccount:
         self.running += seconds
 
     def checkpointed(self) -> None:
-        """All that was done until now is safe."""
+        """Record a durable checkpoint: all work until now is safe."""
         self.since_work = self.since_productive = 0.0
 
     def give_up(self, seconds: Seconds, members: int) -> None:
-        """The newest work does not count: `seconds` of the undisturbed training, as far as there are as many."""
+        """Undo the newest work: `seconds` of undisturbed training, or less if there has been less."""
         lost = min(
             seconds * members / self.scenario.nodes, self.running * members / self.scenario.nodes, self.since_work
         )
@@ -107,7 +107,7 @@ class FleetAccount:
         self.running = 0.0
 
     def back_to_checkpoint(self) -> None:
-        """All work since the last durable checkpoint does not count."""
+        """Undo all work since the last durable checkpoint."""
         self._undo(self.since_work, self.since_productive)
         self.since_work = self.since_productive = self.running = 0.0
 
@@ -120,7 +120,7 @@ class FleetAccount:
         self.spent[Spent.REDO] += productive
 
     def struck(self, kind: str) -> None:
-        """One more incident."""
+        """Count one more incident."""
         self.incidents[kind] = self.incidents.get(kind, 0) + 1
 
     def outcome(self, *, finished: bool) -> JobOutcome:

@@ -1,7 +1,7 @@
 """Faults and capacity of a fleet over time, drawn from a seed.
 
-Each kind of fault is drawn from a source of its own, so all policies of a seed meet the same faults, and a further kind
-leaves those of the others as they were.
+Each kind of fault has its own random generator, so all policies of a seed meet the same faults, and an additional kind
+does not change the others.
 """
 
 import heapq
@@ -17,7 +17,7 @@ from regrow_lab.fleet.scenario import CapacityTable, FaultTable, FleetScenario
 
 _HOUR: Seconds = 3600.0
 _WAVE_LEVELS = 24
-"""Levels into which a wave is cut."""
+"""Number of levels by which a wave is approximated."""
 
 
 class FleetFault(NamedTuple):
@@ -39,13 +39,13 @@ class CapacityChange(NamedTuple):
 
     at: Instant
     most: int | None
-    """None: as many as are wanted."""
+    """None: as many as the job wants."""
     away: int = 0
-    """Number of them that are reclaimed."""
+    """Number of nodes that are reclaimed."""
 
 
 def faults(scenario: FleetScenario, seed: int, *, spares: int = 0) -> Iterator[FleetFault]:
-    """All faults in order of time, without an end. Spares are nodes of the first hardware."""
+    """All faults in order of time, an infinite stream. Spares are nodes of the first hardware."""
     streams, first = [], 0
     for number, hardware in enumerate(scenario.hardware):
         for each in hardware.faults:
@@ -75,7 +75,7 @@ def capacity(table: CapacityTable, wanted: int, seed: int) -> Iterator[CapacityC
 
     Args:
         table: the rule.
-        wanted: by the job and its spares.
+        wanted: number of nodes that the job and its spares want.
         seed: of the draws.
     """
     match table.kind:
@@ -90,7 +90,7 @@ def capacity(table: CapacityTable, wanted: int, seed: int) -> Iterator[CapacityC
 
 
 def _wave(table: CapacityTable, most: int) -> Iterator[CapacityChange]:
-    """A cosine, highest at 0."""
+    """A cosine wave with its maximum at time 0."""
     before: int | None = None
     for number in count():
         level = 0.5 + 0.5 * math.cos(2 * math.pi * (number % _WAVE_LEVELS) / _WAVE_LEVELS)
@@ -112,14 +112,14 @@ def _trace(table: CapacityTable) -> Iterator[CapacityChange]:
 
 
 def _spot(table: CapacityTable, wanted: int, draw: random.Random) -> Iterator[CapacityChange]:
-    """Nodes are taken one by one, each comes back by itself."""
+    """Nodes are reclaimed one by one, and return one by one."""
     yield CapacityChange(0.0, None)
     rate = table.reclaims_per_node_hour / _HOUR
     at, away, back = 0.0, 0, list[Instant]()
     while rate:
         next_taken = at + draw.expovariate(rate * (wanted - away)) if away < wanted else math.inf
         if back and back[0] <= next_taken:
-            # Without memory: when the next one is taken may be drawn anew.
+            # The exponential distribution has no memory: the next reclaim may be drawn again.
             at, away = heapq.heappop(back), away - 1
         else:
             at, away = next_taken, away + 1

@@ -1,4 +1,4 @@
-"""Costs from real runs: what incidents took, by rung, as a file that a scenario can name. Pure."""
+"""Costs from real runs: durations of incidents by rung, as a file that a scenario can name. Pure."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ class MeasuredRun:
     """Measurements of one run.
 
     Attributes:
-        ranks: of its world.
-        step: a median step, from one commit of the world to the next.
-        start: to its first step.
-        overhead: part of the undisturbed time that was in no step.
-        goodput: of its ledger.
-        wall: from its start to its end.
-        stages: of its incidents, by rung; the step that runs again is not in `redo`.
+        ranks: size of its world.
+        step: median duration of a step, from one commit of the world to the next.
+        start: time to its first step.
+        overhead: part of the undisturbed time outside of steps.
+        goodput: goodput of its ledger.
+        wall: time from its start to its end.
+        stages: stages of its incidents, by rung; `redo` does not contain the step that runs again.
     """
 
     ranks: int
@@ -52,7 +52,7 @@ def measured(records: Sequence[Record], name: str) -> MeasuredRun:
 
 
 def _resized(ledger: Ledger) -> bool:
-    """True if places were empty for other reasons than the start."""
+    """True if the world changed its size, so that places were empty for other reasons than the start."""
     return any(each.before != each.after for each in ledger.incidents)
 
 
@@ -61,17 +61,17 @@ def _stages(each: IncidentClosed, step: Seconds) -> StageTimes:
 
 
 def _overhead(found: Account) -> float:
-    """Part of the undisturbed time that was between the steps."""
+    """Part of the undisturbed time between the steps."""
     between = found.spent[Spent.IDLE] + found.spent[Spent.DATA_WAIT] + found.spent[Spent.CHECKPOINT]
     undisturbed = between + found.spent[Spent.PRODUCTIVE]
     return between / undisturbed if undisturbed else 0.0
 
 
 def calibration_lines(runs: Sequence[tuple[str, MeasuredRun]], *, of: str) -> Iterable[str]:
-    """The file, in TOML: a row for each rung and size, means over incidents.
+    """Lines of the file, in TOML: a row for each rung and size, with means over incidents.
 
     Args:
-        runs: with their names.
+        runs: the runs, with their names.
         of: the name of the set of costs.
     """
     yield "# Measured by regrow sim calibrate: means over incidents. Times in seconds."

@@ -14,7 +14,7 @@ START = "start"
 
 @dataclass(frozen=True)
 class StageTimes:
-    """The stages of an incident: times of the whole world, one after another."""
+    """Durations of the stages of an incident; the whole world passes them one after another."""
 
     detect: Seconds = 0.0
     abort: Seconds = 0.0
@@ -24,19 +24,19 @@ class StageTimes:
 
     @property
     def total(self) -> Seconds:
-        """All of them."""
+        """Sum of all stages."""
         return self.detect + self.abort + self.regroup + self.hydrate + self.redo
 
 
 class CostTable:
     """One set of costs.
 
-    Between two sizes that were measured a stage grows in a straight line over the logarithm of the ranks, above the
-    largest as between the last two, but it never falls there; below the smallest it stays as it is.
+    Between two measured sizes, a stage is interpolated linearly over the logarithm of the ranks. Above the largest, the
+    last slope continues, but never falls; below the smallest, the stage is constant.
 
     Args:
-        name: of the set.
-        rows: of all sets.
+        name: name of the set.
+        rows: rows of all sets.
     """
 
     def __init__(self, name: str, rows: Sequence[CostRow]) -> None:

@@ -1,4 +1,4 @@
-"""Decision about an incident: the situation of a policy, and the remedy it chooses. Pure."""
+"""Decision about an incident: the situation, and the remedy that a policy chooses. Pure."""
 
 from collections.abc import Callable
 from enum import StrEnum
@@ -15,9 +15,9 @@ class Trouble(StrEnum):
     NODE = "node"
     JOB = "job"
     DRAIN = "drain"
-    """Nodes are announced to go."""
+    """Nodes are announced to leave."""
     GROW = "grow"
-    """Nodes have come, and the world may be larger."""
+    """Nodes have been added, and the world may grow."""
 
 
 class Situation(NamedTuple):
@@ -25,13 +25,13 @@ class Situation(NamedTuple):
 
     trouble: Trouble
     spare: bool
-    """There are idle nodes for all that are lost."""
+    """There are idle nodes for all lost ones."""
     standby: bool
     """There is a warm worker on the node."""
     elastic: bool
-    """The world may be smaller."""
+    """The world may shrink."""
     survives: bool
-    """All of the state is still in the memory of somebody."""
+    """All of the state is still in the memory of the survivors."""
 
 
 class Remedy(NamedTuple):
@@ -39,11 +39,11 @@ class Remedy(NamedTuple):
 
     rung: str
     waits: bool = False
-    """Until a node is there."""
+    """The recovery waits until a node is available."""
     resizes: bool = False
-    """The world is another afterwards."""
+    """The size of the world changes."""
     from_checkpoint: bool = False
-    """All goes back to the last durable checkpoint."""
+    """The whole job goes back to the last durable checkpoint."""
 
 
 Decide = Callable[[Situation], Remedy]
@@ -53,11 +53,11 @@ RUNGS: dict[Recovers, str] = {
     "process-restart": "process",
     "in-process": "in-process",
 }
-"""The one way of those that know no others."""
+"""The only rung of each policy but regrow's."""
 
 
 def plainly(policy: PolicyTable) -> Decide:
-    """Decision of every policy but regrow: the same for every trouble."""
+    """Decision of every policy but regrow's: the same rung for every trouble."""
     rung = RUNGS[policy.recovers]
 
     def decide(situation: Situation) -> Remedy:

@@ -1,4 +1,4 @@
-"""Draws a simulation: goodput of each policy, and where the other rank-seconds went.
+"""Draws a simulation: goodput of each policy, and the use of the other rank-seconds.
 
 Needs matplotlib (`pip install 'regrow-lab[plot]'`), and keeps none of its global state.
 """
@@ -29,7 +29,7 @@ _COLOURS = (
     "#cdb38b",
 )
 _HATCHES = ("", "//", "..", "xx", "", "\\\\", "", "--", "oo", "++")
-"""Colour and hatch together tell them apart, without colours too."""
+"""Hatches, so that the bars can be told apart without colours too."""
 _SETTINGS = {
     "font.size": 9.0,
     "axes.edgecolor": _GREY,
@@ -44,10 +44,10 @@ _SETTINGS = {
 
 
 def render_simulation(report: SimulationReport, kind: str) -> bytes:
-    """The figure as a file's content.
+    """Draw the figure; returns the file's content.
 
     Args:
-        report: what to show.
+        report: the results to show.
         kind: `png` or `svg`.
 
     Raises:

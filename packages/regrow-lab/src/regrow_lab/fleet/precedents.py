@@ -1,7 +1,7 @@
-"""The coordinator's remedy for a situation, found by putting it there.
+"""The coordinator's remedy for a situation, found by simulating the situation.
 
-Its machine is the one of production, on a virtual clock, in a world of a few nodes: the rung it takes depends on what
-is lost and on what is there, and not on how many ranks look on. So each situation is decided once, by the code itself.
+The state machine is that of production, on a virtual clock, in a world of a few nodes: its rung depends on the lost and
+the available workers, but not on the number of ranks. So each situation is simulated once, and decided by the code.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ _STRUCK = Rank(3)
 _AT_STEP = 20
 _STEPS = StepNo(200)
 _AWAY: Seconds = 50.0
-"""Absence of a lost node. Less than the job takes, more than any stage."""
+"""Absence of a lost node: shorter than the job, and longer than any stage."""
 _MOST_EVENTS = 5_000_000
 
 
@@ -40,7 +40,7 @@ def precedent(situation: Situation) -> Remedy:
 def _asked(situation: Situation) -> Remedy:
     trouble, gone = situation.trouble, situation.trouble in (Trouble.NODE, Trouble.DRAIN)
     replicas = _NODES if situation.survives else 1
-    """One: whoever is lost takes a part of the state along."""
+    """With one replica, a part of the state is lost with any worker."""
     elastic = situation.elastic and replicas > 1
     spec = JobSpec(
         job=JobId("asked"),

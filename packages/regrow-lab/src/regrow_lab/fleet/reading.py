@@ -1,4 +1,4 @@
-"""From TOML to a scenario; what is wrong is said all at once, each with its field and a cure. Pure."""
+"""Reads a scenario from TOML, and reports all errors at once, each with its field and a cure. Pure."""
 
 import difflib
 import typing
@@ -28,7 +28,7 @@ _PLURALS: Mapping[object, str] = {
 
 
 class _CostsFile(msgspec.Struct, frozen=True):
-    """A file of costs alone; of what a calibration says beside them nothing is used here."""
+    """A file that contains only costs; the other results of a calibration are not used."""
 
     costs: list[CostRow]
     measured: dict[str, Any] = {}
@@ -38,12 +38,12 @@ def decode_scenario(table: Table, *, place: str, costs: typing.Sequence[CostRow]
     """The scenario of a file.
 
     Args:
-        table: what stands in it.
+        table: its content.
         place: its name, for errors.
-        costs: of the files that it names in `costs_from`.
+        costs: rows of the files that it names in `costs_from`.
 
     Raises:
-        UsageError: names all that is wrong.
+        UsageError: names all errors.
     """
     wrong: list[str] = []
     scenario = _struct(FleetScenario, table, "", wrong)

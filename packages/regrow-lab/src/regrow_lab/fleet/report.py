@@ -11,7 +11,7 @@ _SHOWN = tuple(each for each in Spent if each is not Spent.PRODUCTIVE)
 
 
 def simulation_lines(report: SimulationReport) -> Iterator[str]:
-    """All lines."""
+    """Lines of the whole report."""
     if report.title:
         yield report.title
     yield f"{span(report.work)} of undisturbed training; means over {report.policies[0].seeds} seeds ± 95 % intervals"
@@ -98,7 +98,7 @@ def _times(value: Estimate) -> str:
 
 
 def span(value: Seconds) -> str:
-    """A time as people say it."""
+    """A time for people, in a fitting unit."""
     size, unit = _unit(value)
     return f"{value / size:.3g} {unit}"
 

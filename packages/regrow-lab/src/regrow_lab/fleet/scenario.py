@@ -21,17 +21,17 @@ Recovers = Literal["checkpoint-restart", "process-restart", "in-process", "regro
 
 
 class JobTable(msgspec.Struct, frozen=True):
-    """`[job]`: what is trained. `nodes` follows from the hardware."""
+    """`[job]`: the training. The number of nodes follows from the hardware."""
 
     work: Span
-    """Time of the job if nothing ever went wrong and nothing stood still."""
+    """Time that the job would take without faults and pauses."""
     step: Span
-    """One step of the whole world."""
+    """Duration of one step of the whole world."""
     ranks_per_node: Positive = 8
     replica_nodes: Positive = 1
     """Nodes that together hold one copy of the state."""
     overhead: Part = 0.0
-    """Part of the time of an undisturbed training that is in no step."""
+    """Part of the time of undisturbed training outside of steps."""
     limit: Span = Span(0.0)
     """Time at which the simulation is given up; 0: after ten times the work."""
 
@@ -46,15 +46,15 @@ class FaultTable(msgspec.Struct, frozen=True):
 
     kind: str
     per_node_hour: Rate = 0.0
-    """Rate for each node, in an hour. Times between faults are exponentially distributed."""
+    """Faults of each node in an hour. Times between faults are exponentially distributed."""
     every: list[Span] = []
-    """In its place: least and most time between two faults of all these nodes together, uniformly distributed."""
+    """Instead of the rate: least and most time between two faults of all these nodes, uniformly distributed."""
     takes: Literal["worker", "hang", "node", "job"] = "worker"
-    """A process dies; one stands still; nodes are lost; all of the job's processes die at once."""
+    """`worker`: a process dies; `hang`: one hangs; `node`: nodes are lost; `job`: all its processes die at once."""
     nodes: Positive = 1
     """Number of neighbouring nodes lost at once."""
     repair: Span = Span(4 * 3600.0)
-    """Mean time until a lost node is back, or another in its place."""
+    """Mean time until a lost node is back, or replaced."""
 
 
 class HardwareTable(msgspec.Struct, frozen=True):
@@ -63,42 +63,42 @@ class HardwareTable(msgspec.Struct, frozen=True):
     nodes: Positive
     name: str = "nodes"
     price: Rate = 0.0
-    """Of a node, an hour."""
+    """Price of a node for an hour."""
     faults: list[FaultTable] = []
 
 
 class CapacityTable(msgspec.Struct, frozen=True):
-    """`[capacity]`: how many nodes there are. Those of the job and its spares where nothing is said."""
+    """`[capacity]`: number of available nodes over time. Default: always those of the job and its spares."""
 
     kind: Literal["always", "wave", "spot", "trace"] = "always"
     least: Count = 0
-    """Of a wave: at its lowest."""
+    """Lowest number of nodes of a wave."""
     most: Count = 0
-    """Of a wave: at its highest; 0: as many as the job wants."""
+    """Highest number of nodes of a wave; 0: as many as the job wants."""
     period: Span = Span(86400.0)
-    """Of a wave, or after which a trace begins again."""
+    """Period of a wave, or time after which a trace is repeated."""
     reclaims_per_node_hour: Rate = 0.0
-    """Of spot nodes."""
+    """Reclaims of each spot node in an hour."""
     away: Span = Span(3600.0)
-    """Mean time until a reclaimed spot node, or another, is there."""
+    """Mean time until a reclaimed spot node is back, or replaced."""
     notice: Span = Span(120.0)
-    """Notice that a node gives before it goes."""
+    """Time between the notice of a node's departure and the departure."""
     points: list[tuple[Span, Count]] = []
-    """Of a trace: from when on there are how many nodes."""
+    """Points of a trace: a time, and the number of nodes from then on."""
 
 
 class CostRow(msgspec.Struct, frozen=True):
-    """`[[costs]]`: what it takes to mend an incident in one way, in a world of `ranks`.
+    """`[[costs]]`: durations of one kind of recovery in a world of `ranks`.
 
-    Either the stages of `core.records.IncidentClosed`, or `total` where their shares are not known, which then counts
-    as regrouping. `redo`: what the first step takes longer than another; the lost work itself is not in it.
+    Either the stages of `core.records.IncidentClosed`, or only `total` if the stages are unknown; the unknown part
+    counts as regrouping. `redo`: extra time of the first step compared to others, without the lost work itself.
     """
 
     of: str
     """The name of a set of costs."""
     rung: str = ""
-    """Of regrow: `standby`, `fork`, `node`, `shrink`, `grow`, `retry`, `restart`. `start`: to the first step. Empty:
-    all that have no row of their own."""
+    """Regrow's rungs: `standby`, `fork`, `node`, `shrink`, `grow`, `retry`, `restart`. `start`: to the first step.
+    Empty: all rungs without a row of their own."""
     ranks: Positive = 1
     detect: Span = Span(0.0)
     abort: Span = Span(0.0)
@@ -110,43 +110,43 @@ class CostRow(msgspec.Struct, frozen=True):
 
 
 class PolicyTable(msgspec.Struct, frozen=True):
-    """`[[policy]]`: one way to deal with all that."""
+    """`[[policy]]`: one way to recover from faults and to use capacity."""
 
     name: str
     recovers: Recovers
     costs: str = ""
-    """A set of costs; empty: the one that is called as `recovers`."""
+    """Name of the set of costs; empty: the value of `recovers`."""
     state: Literal["", "checkpoint", "peers"] = ""
     """Source of lost state; empty: peers under regrow, else the last checkpoint."""
     spares: Count = 0
     standbys: Count = 0
-    """Of regrow: warm workers a node, which take the rank of a worker that dies."""
+    """Regrow only: warm workers on each node, which take over the rank of a worker that dies."""
     elastic: bool = False
     """True if the job goes on with fewer replicas when nodes are missing."""
     least_nodes: Positive = 1
-    """With fewer an elastic job waits."""
+    """An elastic job waits if it has fewer nodes."""
     checkpoint_every: Span = Span(0.0)
-    """Training between two durable checkpoints; 0: none are written, and what needs one begins anew."""
+    """Training time between two durable checkpoints; 0: none are written, and a job that needs one starts over."""
     checkpoint_stall: Span = Span(0.0)
-    """Standstill of the training for one."""
+    """Time for which the training stops to write a checkpoint."""
     hang: Span = Span(600.0)
-    """After how long a worker that stands still is known to."""
+    """Time until a hanging worker is detected."""
     buddy_every: Count = 0
-    """Of regrow: steps between two copies of each node's state on another node; 0: none."""
+    """Regrow only: steps between two copies of each node's state to another node; 0: none."""
 
     @property
     def set_of_costs(self) -> str:
-        """The name of its costs."""
+        """Name of its set of costs."""
         return self.costs or self.recovers
 
     @property
     def from_peers(self) -> bool:
-        """True if state comes from living peers while there are any."""
+        """True if lost state is restored from surviving peers while there are any."""
         return self.state == "peers" or (not self.state and self.recovers == "regrow")
 
 
 class PublishedFigure(msgspec.Struct, frozen=True):
-    """`[[published]]`: a result that somebody has published, beside which the forecast is shown.
+    """`[[published]]`: a published result, which is compared with the forecast.
 
     `wall` is a time, `goodput` a part of 1, `incidents` their number.
     """
@@ -156,11 +156,11 @@ class PublishedFigure(msgspec.Struct, frozen=True):
     value: Span
     source: str
     missing: str = ""
-    """Inputs that nobody has published, without which a forecast would be a guess; empty: none are."""
+    """Unpublished inputs, without which the forecast is a guess; empty: there are none."""
 
 
 class FleetScenario(msgspec.Struct, frozen=True):
-    """All of a file."""
+    """Content of a scenario's file."""
 
     job: JobTable
     hardware: list[HardwareTable]
@@ -171,30 +171,30 @@ class FleetScenario(msgspec.Struct, frozen=True):
     assumptions: list[str] = []
     """Assumptions behind the figures, shown with them."""
     published: list[PublishedFigure] = []
-    """Results of others, which are compared with the forecast."""
+    """Published results, which are compared with the forecast."""
     costs_from: list[str] = []
-    """Further files with `[[costs]]`, as `regrow sim calibrate` writes them; beside this one."""
+    """More files with `[[costs]]`, as `regrow sim calibrate` writes them, in the same folder."""
     seeds: Positive = 20
     sizes: list[Positive] = []
-    """Numbers of nodes that are compared, where there is one kind of hardware; empty: as it says."""
+    """Numbers of nodes to compare, if there is only one kind of hardware; empty: the hardware's own number."""
 
     @property
     def nodes(self) -> int:
-        """Of the job, without spares."""
+        """Number of the job's nodes, without spares."""
         return sum(each.nodes for each in self.hardware)
 
     @property
     def ranks(self) -> int:
-        """Of the whole world."""
+        """Number of ranks of the whole world."""
         return self.nodes * self.job.ranks_per_node
 
     @property
     def price(self) -> float:
-        """Of a node, an hour, at the mean."""
+        """Mean price of a node for an hour."""
         return sum(each.nodes * each.price for each in self.hardware) / self.nodes
 
     def in_sizes(self) -> "Iterator[FleetScenario]":
-        """The same with each number of nodes."""
+        """The scenario with each number of nodes in `sizes`."""
         for nodes in self.sizes or [self.nodes]:
             first, *others = self.hardware
             of_size = first if others else msgspec.structs.replace(first, nodes=nodes)
@@ -202,7 +202,7 @@ class FleetScenario(msgspec.Struct, frozen=True):
 
 
 def contradictions(scenario: FleetScenario) -> Iterator[str]:
-    """Contradictions in a scenario, a sentence each, with its cure."""
+    """Contradictions in a scenario, one sentence each, with a cure."""
     job = scenario.job
     for name, value in (("work", job.work), ("step", job.step)):
         if value <= 0:

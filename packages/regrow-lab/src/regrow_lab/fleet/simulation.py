@@ -1,4 +1,4 @@
-"""One job through time: from incident to incident, with nothing in between. A seed always gives the same."""
+"""Simulation of one job, which jumps from one incident to the next. A seed always gives the same result."""
 
 import heapq
 import math
@@ -21,22 +21,22 @@ class JobPhase(StrEnum):
     """Phase of the job."""
 
     WAITING = "waiting"
-    """For nodes."""
+    """It waits for nodes."""
     MENDING = "mending"
     TRAINING = "training"
 
 
 def simulate(scenario: FleetScenario, policy: PolicyTable, seed: int, decide: Decide | None = None) -> JobOutcome:
-    """One job under one policy.
+    """Simulate one job under one policy.
 
     Args:
-        scenario: the job and what happens to it.
-        policy: how that is dealt with.
-        seed: of what is drawn; all policies of a seed meet the same faults.
-        decide: what is done about an incident; None: what the policy does, regrow's by its coordinator's machine.
+        scenario: the job, its faults and its capacity.
+        policy: the policy.
+        seed: of the random draws; all policies of a seed meet the same faults.
+        decide: chooses the remedy for an incident; None: the policy's own, for regrow by its coordinator's machine.
 
     Raises:
-        UsageError: nothing says what a way of mending costs.
+        UsageError: the costs of a rung are missing.
     """
     if decide is None:
         decide = precedent if policy.recovers == "regrow" else plainly(policy)
@@ -44,10 +44,10 @@ def simulate(scenario: FleetScenario, policy: PolicyTable, seed: int, decide: De
 
 
 class SimulatedJob:
-    """One job.
+    """One simulated job.
 
     Args:
-        scenario, policy, seed, decide: as of `simulate`.
+        scenario, policy, seed, decide: as in `simulate`.
     """
 
     def __init__(self, scenario: FleetScenario, policy: PolicyTable, seed: int, decide: Decide) -> None:
@@ -64,19 +64,19 @@ class SimulatedJob:
         self._given = self._total
         self._phase = JobPhase.WAITING
         self._size = self._nodes
-        """Nodes of the world, or of that which is to be."""
+        """Number of nodes of the present world, or of the next one during a recovery."""
         self._pieces: deque[tuple[Spent | None, Seconds]] = deque()
-        """Rest of a recovery; without a name: the gate that opens when there are enough nodes."""
+        """Remaining stages of a recovery; None as the name: a gate that opens when there are enough nodes."""
         self._gone: set[int] = set()
-        """Nodes whose memory the present incident has taken."""
+        """Nodes whose memory was lost in the present incident."""
         self._stages, self._shrinks = StageTimes(), False
         self._cycle: Seconds = 0.0
-        """Training since the last checkpoint was written."""
+        """Training time since the last checkpoint was written."""
         self._stalling: Seconds = 0.0
-        """Rest of the writing of one."""
+        """Remaining time of the writing of a checkpoint."""
 
     def run(self) -> JobOutcome:
-        """Until all work is done, or until it is given up."""
+        """Simulate until all work is done, or until the time limit."""
         self._shrinks = self._policy.elastic
         start = self._costs.of(START, self._size * self._job.ranks_per_node).total
         self._pieces.extend([(None, 0.0), (Spent.FIRST_STEP, start)])
@@ -91,7 +91,7 @@ class SimulatedJob:
             fault = self._fault.at if self._fault else _NEVER
             soonest = min(done, piece, change, repair, fault, until)
             self._pass(soonest - now)
-            # Capacity first: what there is at 0 counts for the start.
+            # Capacity first: the capacity at time 0 counts for the start.
             if soonest == change:
                 self._capacity_changes()
             elif soonest == repair:
@@ -106,14 +106,14 @@ class SimulatedJob:
             else:
                 self._fault_happens()
 
-    # --- nodes -------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------------------
 
     @property
     def _healthy(self) -> int:
         return max(0, self._given - len(self._repairs))
 
     def _fitting(self) -> int:
-        """Nodes of the largest world that there are nodes for; 0: there is none."""
+        """Number of nodes of the largest possible world; 0: none is possible."""
         unit = self._job.replica_nodes
         if not self._policy.elastic:
             return self._nodes if self._healthy >= self._nodes else 0
@@ -133,7 +133,7 @@ class SimulatedJob:
 
     def _more_nodes(self) -> None:
         if self._phase is JobPhase.WAITING:
-            self._phase = JobPhase.MENDING  # the gate is tried again
+            self._phase = JobPhase.MENDING  # the gate is checked again
         elif self._phase is JobPhase.TRAINING:
             self._grow()
 
@@ -144,7 +144,7 @@ class SimulatedJob:
             self._mend(Trouble.GROW, 0.0)
 
     def _nodes_leave(self) -> None:
-        """Announced: where there is time, all state is brought to safety before."""
+        """Handle an announced departure: if the notice is long enough, the state is saved first."""
         rung = self._decision(Trouble.DRAIN).rung
         peers = self._policy.from_peers
         needs = self._costs.of(rung, self._ranks).total if peers else self._policy.checkpoint_stall
@@ -155,7 +155,7 @@ class SimulatedJob:
         self._gone.update(range(self._healthy, self._size))
         self._mend(Trouble.NODE, 0.5)
 
-    # --- faults ------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------
 
     def _fault_happens(self) -> None:
         if self._fault is None:
@@ -196,7 +196,7 @@ class SimulatedJob:
         return self._decide(Situation(trouble, spare, policy.standbys > 0, policy.elastic, survives))
 
     def _mend(self, trouble: Trouble, within: float) -> None:
-        """Begin to mend, or begin again where something was being mended."""
+        """Begin a recovery, or restart the one in progress."""
         job, planned = self._job, trouble in (Trouble.DRAIN, Trouble.GROW)
         mending = self._decision(trouble)
         ranks = self._ranks
@@ -228,7 +228,7 @@ class SimulatedJob:
         return self._size * self._job.ranks_per_node
 
     def _next_piece(self) -> None:
-        """One stage is over."""
+        """End the present stage, and begin the next one."""
         if self._pieces[0][0] is None and not self._gate_opens():
             self._phase = JobPhase.WAITING
             return
@@ -251,7 +251,7 @@ class SimulatedJob:
             return True
         return False
 
-    # --- time --------------------------------------------------------------------------------------------------
+    # --- time -------------------------------------------------------------------------------------------------
 
     def _pass(self, seconds: Seconds) -> None:
         if seconds <= 0:
@@ -268,7 +268,7 @@ class SimulatedJob:
             self._pieces[0] = (spent, max(0.0, left - seconds))
 
     def _train(self, seconds: Seconds) -> None:
-        """Training and the writing of checkpoints take turns."""
+        """Spend time on training and, in turn, on the writing of checkpoints."""
         every, stall = self._policy.checkpoint_every, self._policy.checkpoint_stall
         account, size, healthy = self._account, self._size, self._healthy
         if not every:
@@ -295,7 +295,7 @@ class SimulatedJob:
             self._cycle = seconds
 
     def _stall(self, seconds: Seconds) -> Seconds:
-        """Write a checkpoint; what is left of the time."""
+        """Spend time on writing a checkpoint; returns the remaining time."""
         part = min(seconds, self._stalling)
         self._account.passes(part, Spent.CHECKPOINT, self._size, self._healthy)
         self._stalling -= part
@@ -305,7 +305,7 @@ class SimulatedJob:
         return seconds - part
 
     def _left(self) -> Seconds:
-        """Until all work is done, if nothing happens."""
+        """Time until all work is done, if no event occurs."""
         every, stall = self._policy.checkpoint_every, self._policy.checkpoint_stall
         needs = max(0.0, self._job.work - self._account.work) * self._nodes / self._size
         if not every:
@@ -315,5 +315,5 @@ class SimulatedJob:
 
 
 def runs(scenario: FleetScenario, policy: PolicyTable, seeds: int) -> list[JobOutcome]:
-    """One job for each of `seeds` seeds."""
+    """Simulate one job for each of `seeds` seeds."""
     return [simulate(scenario, policy, seed) for seed in range(seeds)]

@@ -30,8 +30,8 @@ class Estimate(msgspec.Struct, frozen=True):
 class PolicySummary(msgspec.Struct, frozen=True):
     """One policy in a world of one size. Times in seconds, money in the unit of the price.
 
-    `mending`: of an incident, from the fault to training again, without waiting for nodes. `lost_work`: an incident's.
-    `shares`: of all rank-seconds, by what they went into. `unfinished`: seeds whose work was not done within the limit.
+    `mending`: mean time of an incident from the fault to training again, without waits for nodes. `lost_work`: of an
+    incident. `shares`: of all rank-seconds, by their use. `unfinished`: seeds whose work was not done within the limit.
     """
 
     policy: str
@@ -50,7 +50,7 @@ class PolicySummary(msgspec.Struct, frozen=True):
 
 
 class ForecastCheck(msgspec.Struct, frozen=True):
-    """A published result beside its forecast. `off`: the forecast over the result, less 1."""
+    """A published result and its forecast. `off`: the forecast divided by the result, minus 1."""
 
     policy: str
     figure: str
@@ -62,7 +62,7 @@ class ForecastCheck(msgspec.Struct, frozen=True):
 
 
 class SimulationReport(msgspec.Struct, frozen=True):
-    """All that was simulated."""
+    """Results of all simulations."""
 
     title: str
     work: Seconds
@@ -73,7 +73,7 @@ class SimulationReport(msgspec.Struct, frozen=True):
 
 
 def simulate_all(scenario: FleetScenario, seeds: int) -> SimulationReport:
-    """Every policy in every size, for seeds from 0 on. Raises `UsageError` where costs are missing."""
+    """Simulate every policy in every size, for seeds from 0 on. Raises `UsageError` if costs are missing."""
     found = []
     for sized in scenario.in_sizes():
         for policy in scenario.policy:
@@ -84,7 +84,7 @@ def simulate_all(scenario: FleetScenario, seeds: int) -> SimulationReport:
 
 
 def compare(scenario: FleetScenario, found: Sequence[PolicySummary]) -> list[ForecastCheck]:
-    """Results that others have published, each with what was simulated."""
+    """Published results, each compared with its simulation."""
     rows = {each.policy: each for each in found}
     compared = []
     for each in scenario.published:
@@ -96,7 +96,7 @@ def compare(scenario: FleetScenario, found: Sequence[PolicySummary]) -> list[For
 
 
 def summary(scenario: FleetScenario, policy: PolicyTable, outcomes: Sequence[JobOutcome]) -> PolicySummary:
-    """One policy's jobs."""
+    """Summarize the jobs of one policy."""
     kinds = sorted({kind for each in outcomes for kind in each.incidents})
     return PolicySummary(
         policy=policy.name,
@@ -118,13 +118,13 @@ def summary(scenario: FleetScenario, policy: PolicyTable, outcomes: Sequence[Job
 
 
 def _an_incident(outcomes: Sequence[JobOutcome], value: Callable[[JobOutcome], float]) -> Estimate:
-    """A mean over seeds of what an incident takes; those without any say nothing."""
+    """Mean over seeds of a value for one incident; seeds without incidents are left out."""
     counts = [(value(each), sum(each.incidents.values())) for each in outcomes]
     return estimate([total / number for total, number in counts if number] or [0.0])
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and interval; of a single value nothing is known of its width, which is then infinite."""
+    """Mean and half-width of the interval, which is infinite for a single value."""
     if len(values) < 2:
         return Estimate(fmean(values), math.inf)
     freedom = len(values) - 1

@@ -1,5 +1,5 @@
 """The machines of production under a virtual clock, with simulated agents, workers, network and faults.
 
-Nothing here decides: `world.py` drives the same `membership.machine` that runs in production, `workers.py` behaves as
-workers do, `invariants.py` says what must hold at every moment. Pure and seeded: a seed and a plan always give one run.
+This package makes no decisions: `world.py` drives the `membership.machine` of production, `workers.py` behaves like
+real workers, `invariants.py` checks what must always hold. Pure and seeded: a seed and a plan always give the same run.
 """

@@ -1,4 +1,4 @@
-"""Tables of generations in simulated agents: the code of production, over a simulated network."""
+"""Tables of generations in simulated agents: production code over a simulated network."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class AgentHost:
     """View of the world that agents need.
 
     Attributes:
-        network: between them.
+        network: carries messages between agents.
         after: schedules an action.
-        say: sends to the coordinator.
-        carry_out: carries out a node's order, when that can be done.
+        say: sends a fact to the coordinator.
+        carry_out: carries out a node's order once it is feasible.
     """
 
     network: Network
@@ -33,7 +33,7 @@ class AgentHost:
 
 
 class SimAgents:
-    """The agents that there are, by where their stores are served: another one of the same node has another address."""
+    """All agents, by the address of their store: a new agent of the same node has a new address."""
 
     def __init__(self, host: AgentHost) -> None:
         self.host = host
@@ -41,30 +41,30 @@ class SimAgents:
         self._of: dict[NodeId, SimAgent] = {}
 
     def begin(self, joined: facts.NodeJoined) -> None:
-        """An agent is about to register; it may say so twice."""
+        """Create an agent that is about to register; it may register twice."""
         if joined.store in self._there:
             return
         self._there[joined.store] = self._of[joined.node] = SimAgent(joined.node, joined.store, self)
 
     def end(self, node: NodeId) -> None:
-        """A node's agent acts no more."""
+        """Stop a node's agent."""
         self._there.pop(self._of[node].store, None)
 
     def obey(self, node: NodeId, order: AgentOrder) -> None:
-        """An order has come."""
+        """Deliver an order to a node's agent."""
         self._of[node].obey(order)
 
     def reported(self, node: NodeId, fact: AgentFact) -> None:
-        """A node's agent tells the coordinator something."""
+        """Record a fact that a node's agent sends to the coordinator."""
         if node in self._of:
             self._of[node].history.sent(fact)
 
     def at(self, store: str) -> "SimAgent | None":
-        """The agent there, while it acts."""
+        """The agent at this address; None: it has stopped."""
         return self._there.get(store)
 
     def send(self, sender: str, receiver: str, what: Callable[["SimAgent"], None]) -> None:
-        """From one agent to another."""
+        """Send a message from one agent to another."""
 
         def deliver() -> None:
             if (agent := self.at(receiver)) is not None:
@@ -79,7 +79,7 @@ class SimAgent:
     Args:
         node: its node.
         store: its address.
-        agents: it, and all the others.
+        agents: all agents.
     """
 
     def __init__(self, node: NodeId, store: str, agents: SimAgents) -> None:
@@ -91,7 +91,7 @@ class SimAgent:
         self._askers: list[tuple[str, int]] = []
 
     def obey(self, order: AgentOrder) -> None:
-        """Carry out an order now, or when the table that it needs has come."""
+        """Carry out an order now, or when the table that it needs has arrived."""
         self._do(self._held.take(order))
         missing = self._held.missing
         if missing <= self._pursued:
@@ -109,12 +109,12 @@ class SimAgent:
             self._agents.host.after(_AGAIN_S, lambda: self._miss(number))
 
     def asked(self, asker: str, number: int) -> None:
-        """Another agent wants a table, now or when it has come."""
+        """Handle another agent's request for a table; it is answered once the table is here."""
         self._askers.append((asker, number))
         self._answer()
 
     def came(self, table: GenerationTable) -> None:
-        """Another agent has answered."""
+        """Handle another agent's answer."""
         self._do(self._held.keep(table))
 
     def _do(self, feasible: list[Feasible]) -> None:

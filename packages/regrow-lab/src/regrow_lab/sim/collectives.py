@@ -1,4 +1,4 @@
-"""Collectives between the workers of one generation: groups that form, all-reduces that need everyone."""
+"""Collectives between the workers of one generation: process groups, and all-reduces that need every member."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ class Peer(Protocol):
     worker: WorkerId
 
     def formed(self) -> None:
-        """The group stands."""
+        """The group has formed."""
         ...
 
     def reduced(self, step: StepNo) -> None:
-        """The gradients of `step` are the sum over all ranks."""
+        """The gradients of `step` are summed over all ranks."""
         ...
 
     def voted(self, step: StepNo) -> None:
@@ -26,24 +26,24 @@ class Peer(Protocol):
         ...
 
     def symptom(self) -> None:
-        """A peer hung up."""
+        """A peer's connection was reset."""
         ...
 
     def later(self, delay: Seconds, what: str, *arguments: object) -> None:
-        """Call the method `what` of this peer, unless something else has happened to it by then."""
+        """Call the method `what` of this peer, unless the peer has changed its activity by then."""
         ...
 
 
 class Group:
     """The groups of one generation.
 
-    An all-reduce completes when every member has arrived at it, for each at its own time; in between, the death of a
-    member may break it for some and not for others. So survivors stand at n or n + 1, and never further apart.
+    An all-reduce completes when every member has arrived at it, for each member at its own time; in between, the death
+    of a member may break it for some but not for others. So survivors are at step n or n + 1, never further apart.
 
     Args:
-        generation: whose groups these are.
-        members: the table that was ordered.
-        rng: draws who sees what.
+        generation: the generation of these groups.
+        members: the ordered table.
+        rng: draws which members notice a failure.
     """
 
     def __init__(self, generation: Generation, members: Sequence[Member], rng: random.Random) -> None:
@@ -51,13 +51,13 @@ class Group:
         self.members = members
         self.broken = False
         self.stuck = False
-        """True if the device's work of these groups never ends: no sum is completed, and nobody notices."""
+        """True if the device work of these groups never ends: no sum completes, and no member notices."""
         self._rng = rng
         self._inside: dict[WorkerId, Peer] = {}
         self._arrived: dict[tuple[str, StepNo], set[WorkerId]] = {}
 
     def enter(self, peer: Peer) -> None:
-        """A member makes its connections; the last one in completes the group."""
+        """Connect a member; the last one completes the group."""
         self._inside[peer.worker] = peer
         if self.broken:
             self._maybe_notice(peer)
@@ -66,7 +66,7 @@ class Group:
                 inside.later(self._rng.uniform(0.003, 0.02), "formed")
 
     def arrive(self, peer: Peer, step: StepNo, what: str = "reduced") -> None:
-        """A member gives its gradients of `step`, or its vote (`voted`); the last one completes the sum."""
+        """Add a member's gradients of `step`, or its vote (`voted`); the last one completes the sum."""
         arrived = self._arrived.setdefault((what, step), set())
         arrived.add(peer.worker)
         if self.broken:
@@ -79,11 +79,11 @@ class Group:
                 inside.later(self._rng.uniform(0.0, 0.05), what, step)
 
     def completes(self) -> bool:
-        """True if a sum that was on its way still reaches one worker."""
+        """True if a sum in progress still reaches one worker."""
         return not self.broken or self._rng.random() < 0.5
 
     def leave(self, peer: Peer, *, reset: bool) -> None:
-        """A member is gone (`reset`: its connections are, too); the others block, and some of them notice."""
+        """Remove a member (`reset`: its connections are closed); the others block, and some of them notice."""
         if self._inside.pop(peer.worker, None) is None and not reset:
             return
         self.broken = True
@@ -92,7 +92,7 @@ class Group:
                 self._maybe_notice(inside)
 
     def has(self, worker: WorkerId) -> Peer | None:
-        """The member, while it is inside."""
+        """The member with this id; None: it has left, or not entered yet."""
         return self._inside.get(worker)
 
     def _maybe_notice(self, peer: Peer) -> None:
@@ -101,5 +101,5 @@ class Group:
 
 
 def newest_size(groups: Mapping[Generation, Group]) -> int:
-    """Number of ranks in the newest of some generations."""
+    """Number of ranks in the newest of these generations."""
     return len(groups[max(groups)].members)

@@ -1,4 +1,4 @@
-"""The coordinator of a simulated job: the machine of production on a virtual clock, failing when the world says so."""
+"""The coordinator of a simulated job: the state machine of production on a virtual clock, with injected failures."""
 
 from collections.abc import Callable, Sequence
 
@@ -24,11 +24,11 @@ from regrow_lab.sim.network import Alarm, Timeline
 
 
 class DefectiveMembership(Membership):
-    """Raises once for each of `defects`: before it has dealt with a fact, or after that.
+    """Raises once for each of `defects`: before it has handled a fact, or after.
 
     Args:
-        defects: `defect` or `late defect`; taken out as they come.
-        spec, faults, memory: as of `Membership`.
+        defects: `defect` or `late defect`; removed as they are raised.
+        spec, faults, memory: as in `Membership`.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class DefectiveMembership(Membership):
         self._defects = defects
 
     def decide(self, event: Fact, now: Instant) -> None:
-        """As of `Membership`. Raises `KeyError` where it is to fail."""
+        """As in `Membership`. Raises `KeyError` for an injected defect."""
         if not self._defects:
             return super().decide(event, now)
         defect = self._defects.pop(0)
@@ -48,13 +48,13 @@ class DefectiveMembership(Membership):
 
 
 class SimCoordinator:
-    """Tells the machine, and passes its orders on.
+    """Passes facts to the state machine, and sends its orders.
 
     Args:
-        spec, faults: as of `Membership`.
-        laws: what must hold.
-        timeline: in what time.
-        send: takes an order to an agent.
+        spec, faults: as in `Membership`.
+        laws: the invariants to check.
+        timeline: the virtual time.
+        send: sends an order to an agent.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class SimCoordinator:
         send: Callable[[NodeId, AgentOrder], None],
     ) -> None:
         self.defects: list[str] = []
-        """Those that the machine will come to."""
+        """Defects that the machine will still raise."""
         self.log: list[tuple[Instant, Fact | Command | orders.FormGeneration]] = []
         self.end: EndJob | None = None
         self._make = lambda memory: DefectiveMembership(self.defects, spec, faults, memory=memory)
@@ -79,21 +79,21 @@ class SimCoordinator:
 
     @property
     def machine(self) -> Membership:
-        """Decides at present."""
+        """The present state machine."""
         return self._machine.machine
 
     @property
     def there(self) -> bool:
-        """True if there is a coordinator."""
+        """True if a coordinator exists."""
         return self._handover is None
 
     def lose(self) -> None:
-        """Its process is gone, and launchers of other nodes hold what it knew."""
+        """End its process; launchers of other nodes hold its state."""
         machine = self._machine
         self._handover = MemoryWriter(lambda: (machine.remember(), machine.nodes)).write()
 
     def succeed(self, loss: CoordinatorLoss) -> None:
-        """Another was elected; agents turn to it."""
+        """Start an elected successor, to which agents then connect."""
         if self._handover is None:
             return
         memory, nodes = read(self._handover, 0.0)
@@ -103,7 +103,7 @@ class SimCoordinator:
         self.report(facts.TimeAdvanced())
 
     def report(self, fact: Fact) -> None:
-        """The machine is told something, now; nobody is, where there is none."""
+        """Pass a fact to the machine now; it is lost if there is no coordinator."""
         now = self._timeline.now
         if self.end is not None or not self.there:
             return

@@ -1,4 +1,4 @@
-"""Copies of state in the memory of simulated agents: what workers leave there that are ended, and others read."""
+"""Copies of state in the memory of simulated agents: workers leave them before their end, and others read them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ class CopyHost:
     """View of the world that agents' memory needs.
 
     Attributes:
-        after: schedules an action, dropped if the node's agent is another one by then.
-        jitter: a time that is about as long.
+        after: schedules an action, which is dropped if the node has another agent by then.
+        jitter: a random time of about this length.
         say: sends a node's fact to the coordinator.
-        reachable: whether a worker's agent is there.
+        reachable: true if a worker's agent runs.
     """
 
     after: Callable[[NodeId, Seconds, Callable[[], None]], None]
@@ -52,7 +52,7 @@ class SimCopies:
         self._full: set[NodeId] = set()
 
     def open(self, node: NodeId, life: int) -> str:
-        """A new agent runs on a node; returns the address at which it serves its copies."""
+        """Start a new agent's memory on a node; returns the address at which it serves copies."""
         self._at[node] = f"vault of {node}.{life}"
         self._held.setdefault(self._at[node], {})
         return self._at[node]
@@ -62,7 +62,7 @@ class SimCopies:
         self._held.pop(self._at.pop(node, ""), None)
 
     def fill_up(self, node: NodeId) -> None:
-        """There is no memory for copies on this node from now on."""
+        """Leave no memory for copies on this node from now on."""
         self._full.add(node)
 
     def keep(self, worker: SimWorker, order: KeepState) -> None:
@@ -80,7 +80,7 @@ class SimCopies:
         self._host.say(node, StateKept(order.worker, order.step, error))
 
     def obey(self, order: MemoryOrder) -> None:
-        """An agent says what it has, or has it no more."""
+        """Have an agent report its copies, or drop them."""
         held = self._held.get(self._at.get(order.node, ""), {})
         if isinstance(order, ForgetCopies):
             held.clear()

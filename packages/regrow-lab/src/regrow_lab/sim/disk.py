@@ -1,4 +1,4 @@
-"""Durable checkpoints of a simulated job: snapshots that its agents hold, and the disk that all nodes see."""
+"""Durable checkpoints of a simulated job: snapshots that its agents hold, and the shared disk."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from regrow_lab.sim.script import Doing
 from regrow_lab.sim.workers import SimWorker
 
 _WRITE_S: Seconds = 0.5
-"""Approximate time of a part, and of the manifest that joins them."""
+"""Approximate time of writing a part, or the manifest of all parts."""
 _STAND_IN = 4
 """Steps between checkpoints of a durable job whose checkpoints regrow does not write."""
 
@@ -34,11 +34,11 @@ class DiskHost:
 
     Attributes:
         now: the time.
-        after: schedules an action, dropped if the node's agent is another one by then.
-        jitter: a time that is about as long.
+        after: schedules an action, which is dropped if the node has another agent by then.
+        jitter: a random time of about this length.
         say: sends a node's fact to the coordinator.
-        reachable: whether a worker's agent is there.
-        ranks: their number in the newest generation.
+        reachable: true if a worker's agent runs.
+        ranks: number of ranks in the newest generation.
         require: raises unless a law holds.
     """
 
@@ -52,44 +52,44 @@ class DiskHost:
 
 
 class SimDisk:
-    """Checkpoints that are written, or are being written.
+    """Finished and unfinished checkpoints.
 
     Args:
-        spec: whether there are checkpoints, and who writes them.
-        parts: number of parts of the state, at least 1, and at most one a rank.
+        spec: the job's settings, which say if and by whom checkpoints are written.
+        parts: number of parts of the state, at least 1, and at most one for each rank.
         host: the world.
     """
 
     def __init__(self, spec: JobSpec, parts: int, host: DiskHost) -> None:
         self.durable = StepNo(0)
-        """The step of the newest checkpoint that is whole."""
+        """The step of the newest complete checkpoint."""
         self._spec, self._parts, self._host = spec, parts, host
         self._divided: defaultdict[tuple[int, StepNo], int] = defaultdict(int)
-        """Number of parts of each attempt: a job that starts smaller, or starts again smaller, has fewer."""
+        """Number of parts of each attempt: a job that starts or restarts with fewer ranks has fewer."""
         self._stuck_until: Instant = float("-inf")
         self._wanted: dict[WorkerId, StepNo] = {}
         self._obeyed: set[DiskKey] = set()
-        """An order that comes a second time is the same one."""
+        """Orders received so far; a repeated order is ignored."""
         self._held: defaultdict[NodeId, dict[Rank, tuple[StepNo, str]]] = defaultdict(dict)
         self._written: defaultdict[tuple[int, StepNo], dict[Rank, tuple[StepNo, str]]] = defaultdict(dict)
 
     def sticks(self, lasts: Seconds) -> None:
-        """Keep all writes from coming to their end for this time."""
+        """Delay the end of all writes by this time."""
         self._stuck_until = self._host.now() + lasts
 
     def committed(self, step: StepNo, *, by_all: bool) -> None:
-        """A step; the script itself saves some of them where regrow does not."""
+        """Handle a committed step; the script itself saves some steps if regrow does not."""
         if self._spec.durable and not self._spec.checkpoint_every and by_all and (step + 1) % _STAND_IN == 0:
             self.durable = max(self.durable, StepNo(step + 1))
 
     def want(self, worker: SimWorker, step: StepNo) -> None:
-        """A worker is to take a snapshot, of this step or of a later one."""
+        """Have a worker take a snapshot of this step or a later one."""
         self._wanted[worker.worker] = step
         if worker.doing in (Doing.HALTED, Doing.FINISHED):
             self._take(worker)
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
-        """A worker does something else now: between two steps, and where it waits, nothing changes its state."""
+        """Handle a change of activity: between two steps, and while a worker waits, its state is constant."""
         if doing in (Doing.COMPUTING, Doing.HALTED, Doing.FINISHED):
             self._take(worker)
 
@@ -102,11 +102,11 @@ class SimDisk:
             self._host.say(worker.spawn.node, SnapshotHeld(worker.worker, asked, worker.state))
 
     def forget(self, node: NodeId) -> None:
-        """Its agent is gone, and what it held."""
+        """Drop the snapshots of a node's agent that is gone."""
         self._held.pop(node, None)
 
     def obey(self, order: DiskOrder) -> None:
-        """An agent is to write, once the disk lets it."""
+        """Have an agent write, as soon as the disk permits."""
         key = type(order), order.node, order.attempt
         if key in self._obeyed:
             return

@@ -1,4 +1,4 @@
-"""Schedules drawn from a number, so that a number is all it takes to see a run again."""
+"""Schedules drawn from a number, so that the number is enough to repeat a run."""
 
 import random
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ _Of = TypeVar("_Of")
 
 
 def draw(seed: int) -> SimSchedule:
-    """The schedule of this number: one that must come to its last step, one in a world that changes, or any."""
+    """The schedule of this number: one that must reach its last step, one with an elastic world, or any other."""
     rng = random.Random(f"schedule {seed}")
     kind = rng.choice(("mendable", "mendable", "elastic", "any"))
     elastic, mendable = kind == "elastic", kind != "any"
@@ -55,7 +55,7 @@ def draw(seed: int) -> SimSchedule:
 
 
 def draw_replacing(seed: int) -> SimSchedule:
-    """A schedule in which newcomers are refuted or fail, state is left in agents' memory, and jobs are to stop."""
+    """A schedule with refuted or failing newcomers, state left in agents' memory, and requests to stop the job."""
     rng = random.Random(f"replacing {seed}")
     mendable = rng.random() < 0.6
     spec = _job(rng, mendable)

@@ -1,4 +1,4 @@
-"""The law of exposed holders: all ranks that hold one part of the state stand on one node only where it is said."""
+"""The law of exposed holders: if all ranks that hold one part of the state are on one node, that must be reported."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -13,17 +13,17 @@ class ExposureLaw:
     """Watches one job.
 
     Args:
-        workers: all simulated workers that there have been.
+        workers: all simulated workers until now.
         require: raises unless the law holds.
     """
 
     def __init__(self, workers: Mapping[WorkerId, SimWorker], require: Callable[[bool, str], None]) -> None:
         self._workers, self._require = workers, require
         self.exposed = ""
-        """Ranks that hold the same part and stand together, in the newest generation."""
+        """Ranks of the newest generation that hold the same part and are on one node, as text."""
 
     def formed(self, members: Sequence[Member], commands: Sequence[object]) -> None:
-        """A generation is ordered, with these commands."""
+        """Check a generation that is ordered with these commands."""
         holdings = {member.rank: self._workers[member.worker].holding for member in members}
         ranks = exposed_ranks(holdings, {member.rank: member.node for member in members}, {})
         exposed = f"ranks {', '.join(map(str, ranks))} hold the same part of the state" if ranks else ""

@@ -14,62 +14,62 @@ from regrow_lab.sim.workers import SimWorker
 
 
 class SimFault(msgspec.Struct, frozen=True):
-    """Something goes wrong: the `nth` time that the target does `doing`, or at an instant after the start."""
+    """A fault: it strikes the `nth` time that the target begins `doing`, or at an instant after the start."""
 
     how: str
-    """`kill`, `hang`, `exit`, `raise`; or in a step only: `body`, an exception, `stall`, of the training thread, and
-    `slow`: it computes for long, `device`, a sum of its groups never ends on the devices, for all in it.
+    """`kill`, `hang`, `exit`, `raise`; in a step only: `body`, an exception; `stall` of the training thread; `slow`, a
+    long computation; `device`, an all-reduce of its groups never ends on the devices of any member.
 
-    To the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
+    Of the target's whole node: `node`, it is gone at once; `freeze`, its agent stops, its workers live on for a while.
 
-    To the coordinator: `coordinator`, it is lost with the target's node, and another is elected; `defect`, it raises at
-    the next fact before it has done anything about it, and `late defect`, when it has, so that what it has decided is
-    not carried out. To the disk that all nodes see: `disk`, nothing that is written there comes to its end for long.
+    Of the coordinator: `coordinator`, it is lost with the target's node, and another is elected; `defect`, it raises at
+    the next fact before it handles the fact; `late defect`, it raises afterwards, so that its decision is not carried
+    out. Of the shared disk: `disk`, no write ends for a long time.
 
-    To what is known of newcomers: `refuted`, none is equal to the rank that it would replace, `alone`, and ranks have
-    state that no other has. To the memory of the target's node: `memory`, it has no room for copies.
+    Of newcomers: `refuted`, none is equal to the rank that it would replace; `alone`, so too, and ranks have state
+    that no other rank has. Of the memory of the target's node: `memory`, it has no room for copies.
     """
     rank: Rank | None = None
     """None: a standby."""
     doing: Doing | None = None
     nth: int = 1
     after: Seconds = 0.0
-    """From the start where `doing` is None, else from the moment at which it was entered."""
+    """Delay from the start if `doing` is None, else from the begin of that activity."""
     lasts: Seconds = 200.0
-    """For how long a `slow` one computes, or the disk is stuck."""
+    """Duration of a `slow` computation, or of the disk's fault."""
     back: Seconds | None = 2.0
-    """Return of a lost node, from the moment at which it is known to be lost; None: never."""
+    """Time from the detection of a lost node to its return; None: never."""
 
 
 class SimRequest(msgspec.Struct, frozen=True):
-    """Somebody asks for something, or gives it, at an instant after the start."""
+    """A request to the job, or a new node, at an instant after the start."""
 
     what: str
-    """`scale`; `drain`, of a node; `move`, of its ranks, or of one alone; `node`: one more comes.
+    """`scale`; `drain` a node; `move` its ranks, or one of them; `node`: one more node joins.
 
-    `stop`: the job is to end, within `grace`.
+    `stop`: the job must end within `grace`.
 
-    `signals`: so too, and every process of it gets the signal: who is not in its loop yet ends by it.
+    `signals`: as `stop`, and every process gets the signal: a worker that has not reached its loop ends by it.
     """
     after: Seconds
     replicas: int = 1
-    """Size that `scale` asks for."""
+    """Size that `scale` requests."""
     node: int = 0
     """Node that drains, or whose ranks move."""
     rank: Rank | None = None
     """Rank that moves alone."""
     grace: Seconds = 60.0
-    """After which a draining node is gone, whoever is on it, or a job that is to stop has ended."""
+    """Time until a draining node is gone, even with workers on it, or until a stopped job must have ended."""
     slots: int = 1
-    """Of a node that comes."""
+    """Slots of a node that joins."""
     back: Seconds | None = 20.0
-    """Time after its end at which a drained node comes again; None: never."""
+    """Time from a drained node's end to its return; None: never."""
     stay: Seconds | None = None
-    """For how long the capacity is announced."""
+    """Announced duration of the new capacity; None: not announced."""
 
 
 class FaultedWorld(Protocol):
-    """The world as a strike changes it."""
+    """The parts of the world that a fault changes."""
 
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
@@ -77,14 +77,14 @@ class FaultedWorld(Protocol):
     copies: SimCopies
 
     defects: list[str]
-    """Those that the coordinator will come to."""
+    """Defects that the coordinator will still raise."""
 
     def lose(self, node: NodeId, fault: SimFault) -> None:
-        """An agent is gone or stopped."""
+        """Lose a node's agent: it is gone or stopped."""
         ...
 
     def lose_coordinator(self, node: NodeId, fault: SimFault) -> None:
-        """The coordinator is lost, with a node that hosts it."""
+        """Lose the coordinator with the node that hosts it."""
         ...
 
     def reachable(self, worker: SimWorker) -> bool:
@@ -95,7 +95,7 @@ class FaultedWorld(Protocol):
 def fault_action(
     world: FaultedWorld, fault: SimFault, number: int, worker: SimWorker | None = None
 ) -> Callable[[], None]:
-    """Action of a strike on a worker; without one on the worker that has its rank then."""
+    """Action of a fault on a worker; None: on the worker that has the fault's rank at that time."""
 
     def act() -> None:
         target = worker or _target(world.workers, fault.rank)
@@ -139,16 +139,16 @@ def fault_action(
                 pass
             case _:
                 message = f"strike {number}"
-                # Errors of independent causes: each at a place of its own.
+                # Independent faults raise different errors, so that they do not count as one.
                 target.raise_in_body(ErrorReport("RuntimeError", message, f"RuntimeError: {message}", message))
 
     return act
 
 
 def _nobody_else(world: FaultedWorld, target: SimWorker) -> bool:
-    """True if a hang would never be seen: no bound is known for a whole job that builds, or tidies up.
+    """True if a hang could never be detected: there is no deadline while the whole job builds or cleans up.
 
-    Workers that live on without their agent, which is lost, are not of the job any more.
+    Workers that live on after the loss of their agent do not belong to the job any more.
     """
     if target.doing not in (Doing.BUILDING, Doing.READY, Doing.FINISHED, Doing.AFTER) or not target.placed:
         return False

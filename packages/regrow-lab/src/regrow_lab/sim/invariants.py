@@ -1,4 +1,4 @@
-"""Invariants of a job at every moment, whatever goes wrong, checked against the real acts of simulated workers."""
+"""Invariants of a job at every moment and under all faults, checked against the actions of simulated workers."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,11 +34,11 @@ from regrow_lab.sim.time_limits import TimeLimits
 from regrow_lab.sim.workers import SimWorker
 
 PLANNED = ("grow", "shrink", "preempt", "move")
-"""Kinds of incidents in which nothing has gone wrong."""
+"""Kinds of incidents that are planned, without a fault."""
 
 
 class InvariantBroken(RegrowError):
-    """The machine decided something that must never be."""
+    """The state machine made a decision that breaks a law."""
 
 
 def require(holds: bool, law: str) -> None:
@@ -51,9 +51,9 @@ class Invariants:
     """Watches one job.
 
     Args:
-        spec: what the job was started with.
-        workers: all simulated workers that there have been.
-        limits: how long what goes wrong may take.
+        spec: settings with which the job was started.
+        workers: all simulated workers until now.
+        limits: the law of the duration of incidents.
         durable: the step of the newest checkpoint on disk.
     """
 
@@ -73,29 +73,29 @@ class Invariants:
         self._fenced: set[WorkerId] = set()
         self._known_gone: set[WorkerId] = set()
         self._stores: dict[NodeId, str] = {}
-        """Of the nodes that are there."""
+        """Address of the store of each present node."""
         self._tables: dict[WorkerId, Generation] = {}
         self._forms: dict[WorkerId, orders.FormGeneration] = {}
-        """The last generation that each worker was to enter."""
+        """Order for the last generation that each worker was to enter."""
         self._formed = Generation(0)
         self._limits = Limits.of(spec)
         self._members: list[Member] = []
-        """Of the newest generation."""
+        """Members of the newest generation."""
         self._released: set[WorkerId] = set()
-        """Left the job in the middle of it, since the newest generation was formed."""
+        """Workers that were released before the job's end, since the newest generation was formed."""
         self._excused: set[WorkerId] = set()
-        """Those of them whose node is given back."""
+        """Released workers whose node drains, or whose rank was moved."""
         self._draining: set[NodeId] = set()
         self._closed: set[NodeId] = set()
-        """Those of them on which nothing may be started any more."""
+        """Draining nodes on which no worker may be started any more."""
         self._committed: dict[StepNo, int] = {}
-        """In a world of which size each step was committed that may still be run again."""
+        """Size of the world in which each step was committed, for steps that may still be run again."""
         self._newest = StepNo(0)
-        """Nobody has committed a step from here on."""
+        """The first step that no worker has committed yet."""
         self._foretold: WorldChanged | None = None
-        """A change that was written down by a coordinator that failed before it could order it."""
+        """A change that a coordinator recorded, but failed before it could order it."""
         self._fresh = True
-        """No generation has been formed since all workers were started."""
+        """True if no generation has been formed since the start of all workers."""
         self._floor = StepNo(0)
         """Every rank has had the state of this step since the last restart, or it was on disk then."""
         self._faults_at: list[Instant] = []
@@ -105,17 +105,17 @@ class Invariants:
         self.restarts = 0
         self.end: EndJob | None = None
 
-    # --- what the machine says ---------------------------------------------------------------------------------
+    # --- facts and decisions of the machine -------------------------------------------------------------------
 
     def learned(self, exit: facts.WorkerExited) -> None:
-        """The machine was told of the end of a worker."""
+        """Record that the machine knows of a worker's end."""
         self._known_gone.add(exit.worker)
 
     def reported(self, report: NodeReport) -> None:
-        """The machine was told of all workers of a node: of others the order was lost, or they have ended.
+        """Record that the machine received a node's list of workers: others were never started, or have ended.
 
-        Who was to be fenced and is not, is not fenced: that order was lost, and who gave it has failed since. Nobody
-        has come in the worker's place, or the newest table would say so.
+        A worker that should be fenced but is not: its order was lost, and the coordinator that gave it has failed
+        since. No other worker has replaced it, or the newest table would show that.
         """
         there = {past.worker for past in report.workers if past.code is None}
         self._known_gone |= {worker for worker, home in self._spawned.items() if home == report.node} - there
@@ -123,7 +123,7 @@ class Invariants:
 
     @property
     def world(self) -> int:
-        """Ranks of the newest generation."""
+        """Number of ranks of the newest generation."""
         return len(self._members)
 
     @property
@@ -132,26 +132,26 @@ class Invariants:
         return self._durable() >= self._newest
 
     def all_at(self, step: StepNo) -> bool:
-        """True if all ranks act, and have the state of this step or a newer one."""
+        """True if all ranks are active, and have the state of this step or a newer one."""
         living = [worker for worker in self._workers.values() if worker.active]
         return len(living) == self.world and all(worker.state >= step for worker in living)
 
     def joined(self, node: facts.NodeJoined) -> None:
-        """The machine is about to be told of a node."""
+        """Record a node that the machine is about to learn of."""
         self._stores[node.node] = node.store
 
     def draining(self, node: NodeId, machine: Membership) -> None:
-        """The machine is about to be told that a node is given back.
+        """Record a draining node that the machine is about to learn of.
 
-        One that came while the agents were being asked is told of first, and its notice after it: what is started on it
-        in between ends with it.
+        A node that joined while the agents were being asked is reported before its notice: workers that are started on
+        it in between end with it.
         """
         self._draining.add(node)
         if (known := machine.roster.nodes.get(node)) is not None and not known.away:
             self._closed.add(node)
 
     def lost(self, node: NodeId) -> None:
-        """The machine is about to be told of the loss of a node: its workers count as ended, and end in a moment."""
+        """Record a lost node that the machine is about to learn of: its workers count as ended, and soon end."""
         del self._stores[node]
         self.memory.lost(node)
         self._draining.discard(node)
@@ -160,7 +160,7 @@ class Invariants:
         self._fenced, self._known_gone = self._fenced | theirs, self._known_gone | theirs
 
     def check_commands(self, commands: Sequence[Command], machine: Membership) -> list[Command | orders.FormGeneration]:
-        """The commands, with what each worker is to hear of a generation in the end."""
+        """The commands, each `JoinGeneration` expanded to the order that the worker must finally receive."""
         table = machine.tables.newest
         if table is None or not any(isinstance(command, JoinGeneration) for command in commands):
             return list(commands)
@@ -176,14 +176,14 @@ class Invariants:
         return expanded
 
     def received(self, order: WorkerOrder) -> None:
-        """An agent tells a worker something."""
+        """Check an order that a worker receives from its agent."""
         if isinstance(order, orders.FormGeneration):
             meant = self._forms[order.worker]
             same = all(one is other or one == other for one, other in zip(astuple(order), astuple(meant), strict=True))
             require(same or order.generation < meant.generation, "an agent completes an order as was meant")
 
     def decided(self, commands: Sequence[Command | orders.FormGeneration], machine: Membership, now: Instant) -> None:
-        """The machine has answered a fact. Raises `InvariantBroken`."""
+        """Check the machine's answer to a fact. Raises `InvariantBroken`."""
         require(self.end is None or not commands, "nothing is ordered after the end")
         together: set[WorkerId] = set()
         forms = [command for command in commands if isinstance(command, orders.FormGeneration)]
@@ -263,7 +263,7 @@ class Invariants:
         came = self._newest + any(self._workers[m.worker].ready for m in first.members)
         require(self._fresh or first.step <= came, f"step {first.step} was never come to")
         known = {m.worker for m in first.members} | (self._released - self._known_gone - self._fenced)
-        # Who leaves takes nothing with it that is newer, and holds nobody back who needs nothing of it any more.
+        # A leaver takes no newer state with it, and does not hold back workers that need nothing from it.
         sets = ({m.worker for m in first.members}, known)
         newest = max(self._reached(self._workers[worker] for worker in those) for those in sets)
         counts = first.step == newest or (bool(restored) and first.step > newest)
@@ -274,19 +274,19 @@ class Invariants:
         self._nobody_else_acts(first.generation)
         self._formed = first.generation
         self._newest, self._fresh = first.step if self._fresh else max(self._newest, first.step), False
-        # What only lost workers had committed is not committed any more.
+        # Steps that only lost workers had committed do not count as committed any more.
         self._committed = {step: world for step, world in self._committed.items() if step < first.step}
         for form in forms:
             self._tables[form.worker] = form.generation
 
     def _reached(self, workers: Iterable[SimWorker]) -> StepNo:
-        """The newest state that somebody has, or that all who are that far can bring about themselves."""
+        """The newest state that a worker has, or that all workers with the newest state can compute themselves."""
         states = [(worker.state, worker.ready) for worker in workers]
         newest = max(state for state, _ in states)
         return StepNo(newest + all(ready for state, ready in states if state == newest))
 
     def _let_go(self, worker: WorkerId, machine: Membership) -> None:
-        """A worker is released: at the end, or in the middle where it must leave and the others do without it."""
+        """Check a released worker: at the job's end, or before it if the others can go on without the worker."""
         if isinstance(machine.state, Releasing):
             return
         require(worker in {m.worker for m in self._members}, f"{worker} is released and was in the job")
@@ -295,7 +295,7 @@ class Invariants:
             self._excused.add(worker)
 
     def _change(self, commands: Sequence[Command | orders.FormGeneration]) -> None:
-        """The size of the world is written down when it changes, and only then."""
+        """Check that the size of the world is recorded when it changes, and only then."""
         changes = [command for command in commands if isinstance(command, WorldChanged)]
         forms = [command for command in commands if isinstance(command, orders.FormGeneration)]
         require(len(changes) <= 1, "one change at a time")
@@ -363,15 +363,15 @@ class Invariants:
                 require(enough or not needed, "standbys are topped up")
 
     def waited(self, machine: RestartableMachine, now: Instant) -> None:
-        """The machine was told that time has passed. Raises `InvariantBroken` where that changed nothing."""
+        """Check that the machine has handled all passed deadlines. Raises `InvariantBroken`."""
         deadline = machine.next_deadline()
         late = deadline is not None and deadline <= now
         require(not late, f"a deadline that has passed is dealt with: {machine.machine.state}")
 
-    # --- what the workers do -----------------------------------------------------------------------------------
+    # --- actions of workers -----------------------------------------------------------------------------------
 
     def acted(self, worker: SimWorker) -> None:
-        """A worker has done something in its generation. Raises `InvariantBroken`."""
+        """Check that a worker acts in its own generation. Raises `InvariantBroken`."""
         sent = self._tables.get(worker.worker, Generation(0))
         fenced = worker.worker in self._fenced
         require(
@@ -379,10 +379,10 @@ class Invariants:
         )
 
     def committed(self, worker: SimWorker, step: StepNo) -> None:
-        """A worker has committed a step. Raises `InvariantBroken` where all had, already."""
+        """Check a committed step. Raises `InvariantBroken`, for example if all ranks had committed it already."""
         self.acted(worker)
         if worker.worker in self._fenced:
-            return  # It ends in a moment, and what it did with it.
+            return  # It ends soon, and its result is discarded.
         require(step >= self._floor, f"step {step} was committed by all ranks and is run again by {worker.worker}")
         world = self._committed.setdefault(step, self.world)
         require(world == self.world, f"step {step} is committed by worlds of {world} and of {self.world}")
@@ -392,7 +392,7 @@ class Invariants:
         self._floor = max(self._floor, min(states))
 
     def over(self, machine: Membership) -> None:
-        """The run is over. Raises `InvariantBroken` unless it ended in success, or in one failure that says why."""
+        """Check the end of the run. Raises `InvariantBroken` unless it is success, or one failure with its reason."""
         require(self.end is not None, f"the job fell silent in {machine.state}, generation {machine.generation}")
         require(isinstance(machine.state, Ended), "what has ended stays so")
         if self.end is not None and self.end.code == 0:

@@ -1,4 +1,4 @@
-"""Laws for a start of all workers from the state in memory, and for a job that was asked to stop."""
+"""Laws of a start of all workers from state in memory, and of a job that was asked to stop."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -15,10 +15,10 @@ IN_MEMORY = "which is in memory"
 
 
 class MemoryLaws:
-    """Watches one job. What counts is what the machine was told, and of nodes that it does not know to be lost.
+    """Watches one job. Only facts that the machine received count, and only of nodes that it does not know as lost.
 
     Args:
-        workers: all simulated workers that there have been.
+        workers: all simulated workers until now.
         durable: the step of the newest checkpoint on disk.
         require: raises unless a law holds.
     """
@@ -31,21 +31,21 @@ class MemoryLaws:
     ) -> None:
         self._workers, self._durable, self._require = workers, durable, require
         self._kept: dict[NodeId, dict[str, StepNo]] = {}
-        """The step at which each node has each part of the state."""
+        """By node and part of the state: the step of the copy there."""
         self._times = 0
         """Number of starts of all workers from memory since a generation was formed."""
         self.refuted = False
-        """No newcomer is to be used any more."""
+        """True if no newcomer may be used any more."""
         self.doubtful = False
-        """A newcomer had trained before newcomers were refuted."""
+        """True if a newcomer had trained before newcomers were refuted."""
         self._trained = False
         self.stop_by: Instant | None = None
-        """Time when a job that was asked to stop has ended."""
+        """Time by which a job that was asked to stop must have ended."""
         self.stop_at = StepNo(0)
-        """Step that it was known to have done when it was asked to: agents report it once a second."""
+        """Step that the job was known to have done at that request: agents report progress once a second."""
 
     def apply(self, fact: StateKept | ReplacementRefuted | facts.StopRequested, step: StepNo, now: Instant) -> None:
-        """The machine is about to be told, which knows of this step."""
+        """Apply a fact that the machine is about to receive; `step`: the step that it knows."""
         match fact:
             case StateKept(error=""):
                 worker = self._workers[fact.worker]
@@ -59,22 +59,22 @@ class MemoryLaws:
                 pass
 
     def committed(self, fact: facts.WorkerCommitted) -> None:
-        """The machine is about to be told of a commit in its generation."""
+        """Record a commit, in the present generation, that the machine is about to receive."""
         worker = self._workers[fact.worker]
         self._trained = self._trained or (worker.spawn.role is not Role.RANK and worker.alive)
         self.doubtful = self.doubtful or (self._trained and self.refuted)
 
     def lost(self, node: NodeId) -> None:
-        """A node is lost, or has forgotten its copies."""
+        """Drop the copies of a node that is lost or was ordered to forget them."""
         self._kept.pop(node, None)
 
     def spawned(self, order: orders.SpawnWorker) -> None:
-        """A worker is started."""
+        """Check the start of a worker."""
         again = order.role is Role.RANK and self.stop_by is not None
         self._require(not again, f"{order.worker} is started, of a job that was asked to stop")
 
     def restarted(self, text: str, parts: Collection[str]) -> bool:
-        """All workers are started again; whether with what is in memory."""
+        """Check a restart of all workers; True if it is from the state in memory."""
         if IN_MEMORY in text:
             self._times += 1
             return True
@@ -87,7 +87,7 @@ class MemoryLaws:
         return False
 
     def formed(self, forms: Sequence[orders.FormGeneration], parts: Collection[str], *, fresh: bool) -> None:
-        """A generation is ordered."""
+        """Check the copies that an ordered generation reads."""
         restored = [form for form in forms if form.restore is not None]
         if restored and fresh:
             held = self.covered(parts)
@@ -96,17 +96,17 @@ class MemoryLaws:
             self._require(form.restore is not None and form.restore.step == form.step, "a copy is of the step to begin")
 
     def stood(self) -> None:
-        """A generation stands."""
+        """Record that a generation has formed."""
         self._times = 0
 
     def covered(self, parts: Collection[str]) -> StepNo:
-        """The newest step of which nodes have all parts."""
+        """The newest step of which the nodes together have all parts."""
         for step in sorted({step for held in self._kept.values() for step in held.values()}, reverse=True):
             if {part for held in self._kept.values() for part, at in held.items() if at == step} >= set(parts):
                 return step
         return NO_STATE
 
     def ended_in_time(self, now: Instant) -> None:
-        """The machine knows all that it was told, and has answered."""
+        """Check that a stopped job ends in time; called after the machine's answer."""
         late = self.stop_by is not None and now > self.stop_by + _AT_ONCE
         self._require(not late, "a job that was asked to stop has ended within the time it was given")

@@ -1,4 +1,4 @@
-"""Requests of operators in the simulator, and the ranks that they move."""
+"""Operators' requests in the simulator, and the ranks that they move."""
 
 from regrow.core.ids import NodeId, WorkerId
 from regrow.core.messages import facts
@@ -7,7 +7,7 @@ from regrow_lab.sim.faults import SimRequest
 
 
 def asked(request: SimRequest) -> facts.ScaleRequested | facts.MoveRequested:
-    """Request of an operator."""
+    """The fact for an operator's request."""
     if request.what == "move":
         return facts.MoveRequested(NodeId(f"n{request.node}"), request.rank, None, "an operator asks for it")
     return facts.ScaleRequested(request.replicas, "an operator asks for it", request.stay)

@@ -1,4 +1,4 @@
-"""Virtual time, and messages that take some of it."""
+"""Virtual time, and messages with delays."""
 
 import heapq
 import random
@@ -11,15 +11,15 @@ from regrow.core.ids import Instant, Seconds
 
 
 class NetworkConditions(msgspec.Struct, frozen=True):
-    """Behaviour of messages. In order on one channel; between channels in any order. Probabilities from 0 to 1."""
+    """Behaviour of messages: ordered within a channel, unordered between channels. Probabilities from 0 to 1."""
 
     delay: Seconds = 0.002
     """Mean of an exponential distribution."""
     slow: float = 0.0
-    """Probability that one takes up to `slow_by` longer."""
+    """Probability that a message takes up to `slow_by` longer."""
     slow_by: Seconds = 5.0
     repeated: float = 0.0
-    """Probability that one arrives a second time, later and out of order."""
+    """Probability that a message arrives a second time, later and out of order."""
     lost: float = 0.0
     late_exit: Seconds = 0.0
     """Longest delay of a worker's end after its own last message."""
@@ -28,10 +28,10 @@ class NetworkConditions(msgspec.Struct, frozen=True):
 
 
 class Timeline:
-    """Actions to come, by their time.
+    """Future actions, ordered by time.
 
     Args:
-        start: the first instant. Not 0, since no production clock starts there either.
+        start: the first instant. Not 0, as production clocks do not start there either.
     """
 
     def __init__(self, start: Instant = 1000.0) -> None:
@@ -40,15 +40,15 @@ class Timeline:
         self._numbers = count()
 
     def at(self, instant: Instant, action: Callable[[], None]) -> None:
-        """Do it then, or now where that has passed."""
+        """Schedule an action, at once if the instant has passed."""
         heapq.heappush(self._queue, (max(instant, self.now), next(self._numbers), action))
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it after a delay."""
+        """Schedule an action after a delay."""
         self.at(self.now + delay, action)
 
     def step(self) -> bool:
-        """Go to the next thing that happens; False where there is none."""
+        """Run the next action; False if there is none."""
         if not self._queue:
             return False
         self.now, _, action = heapq.heappop(self._queue)
@@ -57,11 +57,11 @@ class Timeline:
 
 
 class Alarm:
-    """Rings once, at the earliest of the instants it was set to since it rang last.
+    """Rings once, at the earliest instant set since it last rang.
 
     Args:
-        at: does something then: `Timeline.at`.
-        ring: what it does.
+        at: schedules an action: `Timeline.at`.
+        ring: the action.
     """
 
     def __init__(self, at: Callable[[Instant, Callable[[], None]], None], ring: Callable[[], None]) -> None:
@@ -69,21 +69,21 @@ class Alarm:
         self._due: Instant | None = None
 
     def set(self, due: Instant) -> None:
-        """Ring then, if not before."""
+        """Ring at this instant, unless an earlier one is set."""
         if self._due is None or due < self._due:
             self._due = due
             self._at(due, lambda: self._ring(due))
 
     def _ring(self, due: Instant) -> None:
-        if due == self._due:  # else an earlier one has taken its place
+        if due == self._due:  # else an earlier instant was set
             self._due = None
             self._action()
 
 
 class Downlink:
-    """The order of what is said to one agent: as on a stream, nothing comes again after a question that came later.
+    """Order of the messages to one agent: as on a stream, no message is repeated after a question sent later.
 
-    The agent has answered the question without it, and what stands behind a question does not wait for its echo.
+    The agent has answered that question without the repetition, and messages after a question do not wait for it.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Downlink:
         return self._asked
 
     def arrives(self, place: int, *, question: bool) -> bool:
-        """True if a message at that place is heard as it comes: not after a later question, nor a question twice."""
+        """True if a message is accepted on arrival: not after a later question, and no question twice."""
         if place < self._received + question:
             return False
         self._received = place if question else self._received
@@ -107,9 +107,9 @@ class Network:
     """Carries messages.
 
     Args:
-        timeline: in what time.
-        rng: draws delays and mishaps.
-        weather: how likely those are.
+        timeline: the virtual time.
+        rng: draws delays and faults.
+        weather: their probabilities.
     """
 
     def __init__(self, timeline: Timeline, rng: random.Random, weather: NetworkConditions) -> None:
@@ -119,7 +119,7 @@ class Network:
         self._free_at: dict[Hashable, Instant] = {}
 
     def send(self, channel: Hashable, deliver: Callable[[], None], *, sure: bool = False, extra: Seconds = 0.0) -> None:
-        """Carry one message. `sure`: it is not lost, since its sender would count as lost with it."""
+        """Carry one message. `sure`: it is never lost, because its sender would count as lost too."""
         weather, rng = self._weather, self._rng
         if not sure and rng.random() < weather.lost:
             return

@@ -1,4 +1,4 @@
-"""Sights that simulated agents have of workers that stand still, sent as long as there is one."""
+"""Simulated agents' observations of workers without progress, sent as long as there is such a worker."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,18 +12,18 @@ from regrow_lab.sim.workers import SimWorker
 LOOK_S: Seconds = 10.0
 STILL_S: Seconds = 3600.0
 SELDOM_S: Seconds = 600.0
-"""Between two looks once all who are watched have stood still for `STILL_S`: a day of it takes 500 looks."""
+"""Interval of observations once all watched workers have made no progress for `STILL_S`."""
 _CALLS = {Doing.REDUCING: 1, Doing.VOTING: 2, Doing.UPDATING: 2}
 _WATCHED = IN_STEP | {Doing.HALTING, Doing.FORMING, Doing.HYDRATING}
 
 
 def watched(worker: SimWorker) -> bool:
-    """True if its standing still may mean something."""
+    """True if the lack of progress of this worker is relevant."""
     return worker.hung or worker.stalled or worker.doing in _WATCHED
 
 
 def observe(worker: SimWorker, now: Instant) -> WorkerObservation:
-    """Sight that its agent has of it."""
+    """The agent's observation of a worker."""
     stuck = worker.hung or worker.stalled
     return WorkerObservation(
         worker=worker.worker,
@@ -40,14 +40,14 @@ def observe(worker: SimWorker, now: Instant) -> WorkerObservation:
 
 
 class Lookout:
-    """The agents of all nodes, as far as they watch.
+    """The watches of all nodes' agents.
 
     Args:
-        workers: all that there are.
-        reachable: whether the agent of a worker can reach the coordinator.
+        workers: all workers.
+        reachable: true if a worker's agent can reach the coordinator.
         now: the time.
-        at: does something then.
-        say: tells the coordinator.
+        at: schedules an action.
+        say: sends to the coordinator.
     """
 
     def __init__(
@@ -64,11 +64,11 @@ class Lookout:
         self._next = Alarm(at, self._look)
 
     def watch(self) -> None:
-        """Look in a moment, and as long as somebody stands still."""
+        """Observe soon, and then as long as there is a watched worker."""
         self._next.set(self._now() + LOOK_S)
 
     def _look(self) -> None:
-        """All agents tell what they see."""
+        """Send the observations of all agents."""
         now = self._now()
         seen: dict[NodeId, list[WorkerObservation]] = {}
         for worker in self._workers.values():

@@ -1,4 +1,4 @@
-"""One run of a simulated job as a value: what the job is, what goes wrong when, and the seed of all else.
+"""One run of a simulated job as a value: the job, its faults and their times, and the seed of all other draws.
 
 The same schedule gives the same run, event by event, in any process: `regrow sim replay`.
 """
@@ -22,27 +22,27 @@ from regrow_lab.sim.script import SimScript
 from regrow_lab.sim.world import World
 
 BROKEN = "BROKEN: "
-"""Prefix of the last line of a run in which something is not as it must be."""
+"""Prefix of the last line of a run that broke a law."""
 _PREFIX = "schedule:"
 _TIME_TO_SAVE_S = 5.0
-"""With a shorter notice not all that a job has done may come to the disk."""
+"""With a shorter notice, not all work of a job may reach the disk."""
 _AFTER_THE_LOOP = {"kill finished", "kill after", "hang finished", "hang after", "lost releasing", "reclaimed"}
-"""Excuses: the code after the last step is not run again, nor any if all of a node's time was used up."""
+"""Excuses: the code after the last step is not run again, and no code is if a node's time was used up."""
 _MENDED_THERE = {"kill after"}
-"""But for those, where the script goes on behind its loop."""
+"""Excuses that do not count if the script goes on after its loop."""
 
 
 class Promised(StrEnum):
     """Promise that a schedule must keep."""
 
     AN_END = "an end"
-    """It ends once, with a code that says how."""
+    """The job ends once, with a code that says how."""
     THE_LAST_STEP = "the last step"
-    """Nothing that happens may keep the job from its last step."""
+    """The job reaches its last step in spite of all faults."""
 
 
 class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that a run depends on. `slots`: of each of the first nodes; None: as many as the ranks it begins with."""
+    """All inputs of a run. `slots`: of each of the first nodes; None: as many as its ranks at the start."""
 
     spec: JobSpec
     script: SimScript = SimScript()
@@ -55,7 +55,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def of_code(cls, code: str) -> "SimSchedule":
-        """The schedule that has this `code`. Raises `UsageError`."""
+        """The schedule with this `code`. Raises `UsageError`."""
         try:
             packed = base64.urlsafe_b64decode(code.removeprefix(_PREFIX).encode())
             return msgspec.msgpack.decode(zlib.decompress(packed), type=cls)
@@ -67,16 +67,16 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def code(self) -> str:
-        """The whole schedule in one word."""
+        """The whole schedule, encoded as one word."""
         return _PREFIX + base64.urlsafe_b64encode(zlib.compress(msgspec.msgpack.encode(self), 9)).decode()
 
     @property
     def command(self) -> str:
-        """Shows this very run."""
+        """The command that repeats this run."""
         return f"regrow sim replay {self.code}"
 
     def world(self) -> World:
-        """The job before anything has happened."""
+        """The job before its first event."""
         return World(
             self.spec,
             script=self.script,
@@ -88,7 +88,7 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         )
 
     def run(self, world: World | None = None) -> EndJob:
-        """To the job's end. Raises `InvariantBroken`, or what the machine has raised, with the command as a note."""
+        """Run to the job's end. Raises `InvariantBroken` or the machine's error, with the command as a note."""
         world = world or self.world()
         try:
             end = world.run()
@@ -119,14 +119,14 @@ class SimSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
         return ""
 
     def _stopped(self, world: World) -> str:
-        """Describe work missing on disk after a stop, if it could be saved in time and nothing else happened."""
+        """Describe work missing on disk after a stop, if it could be saved in time and there was no fault."""
         grace = min(request.grace for request in self.requests if request.what in ("stop", "signals"))
         calm = not self.injected and not self.script.fails and grace >= _TIME_TO_SAVE_S
         lost = calm and self.spec.checkpoint_every and world.disk.durable < world.laws.memory.stop_at
         return "it was asked to stop, and what it has done is not on disk" if lost else ""
 
     def _leaves_in_order(self, world: World, end: EndJob) -> bool:
-        """True if it ends because its nodes are given back, with all its work on disk, if there was time."""
+        """True if it ends because its nodes were drained, with all its work on disk, if there was time."""
         drains = [request for request in self.requests if request.what == "drain"]
         hurried = any(request.grace < _TIME_TO_SAVE_S for request in drains) or "disk" in world.bad_moments
         on_disk = world.laws.all_on_disk or hurried
@@ -146,7 +146,7 @@ def replay_lines(schedule: SimSchedule) -> Iterator[str]:
     try:
         end = schedule.run(world)
         last = f"ended with code {end.code}" + (f": {end.diagnosis}" if end.diagnosis else "")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run is looked at for
+    except Exception as error:  # noqa: BLE001 - any error is a result of the run
         last = f"{BROKEN}{type(error).__name__}: {error}"
     yield from (f"{at - begin:10.3f} {_line(item)}" for at, item in world.log)
     yield last

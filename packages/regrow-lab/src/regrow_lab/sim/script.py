@@ -1,4 +1,4 @@
-"""Script of simulated workers, and the activities in it."""
+"""Script of simulated workers, and their activities."""
 
 from enum import StrEnum
 
@@ -40,7 +40,7 @@ PHASES = {
     Doing.UPDATING: Phase.UPDATING,
     Doing.AFTER: Phase.OUTSIDE,
 }
-"""Phase that its board shows; in a step if none is given."""
+"""Phase that the worker's board shows; an activity that is not listed is in a step."""
 
 IN_STEP = frozenset({Doing.COMPUTING, Doing.REDUCING, Doing.VOTING, Doing.UPDATING})
 
@@ -60,10 +60,10 @@ class SimScript(msgspec.Struct, frozen=True):
     bug: tuple[Rank, StepNo] | None = None
     """The rank whose body raises the same error whenever it runs this step."""
     parts: int = 0
-    """Into how many parts the state is divided: rank r has part r % parts, and steps are voted for. 0: not divided."""
+    """Number of parts of the state: rank r has part r % parts, and ranks vote on each step. 0: not divided."""
     goes_on: bool = False
-    """True if the code after its loop is recovered too."""
+    """True if the code after the loop is recovered too."""
     fails: int = 0
-    """Number of workers, not the first ones of their rank, that fail as they build; -1: all of them."""
+    """Number of newcomers (not the first workers of the ranks) that fail while they build; -1: all of them."""
     leaves: tuple[Rank, StepNo] | None = None
-    """The rank that leaves its loop at this step, whatever the others do."""
+    """A rank that leaves its loop at this step, independently of the others."""

@@ -1,4 +1,4 @@
-"""Jobs that are asked to stop, and scripts of newcomers that raise before their loop."""
+"""Requests to stop a job, and newcomers whose scripts raise before their loop."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -15,22 +15,22 @@ _AGAIN_S: Seconds = 0.5
 
 
 class StoppedWorld(Protocol):
-    """The world as a stop changes it."""
+    """The parts of the world that a stop changes."""
 
     workers: dict[WorkerId, SimWorker]
     bad_moments: set[str]
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it after a delay."""
+        """Schedule an action after a delay."""
         ...
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about as long as this one."""
+        """A random time of about this length."""
         ...
 
 
 def stop_job(world: StoppedWorld, coordinator: SimCoordinator, request: SimRequest) -> None:
-    """Launchers tell it, to the next coordinator where there is none; with a signal who is not in its loop ends."""
+    """Send the request, to the next coordinator if there is none; a signal ends workers that have no loop yet."""
     if not coordinator.there:
         world.after(_AGAIN_S, lambda: stop_job(world, coordinator, request))
         return
@@ -42,10 +42,10 @@ def stop_job(world: StoppedWorld, coordinator: SimCoordinator, request: SimReque
 
 
 class FailingNewcomers:
-    """Counts those that fail.
+    """Counts failing newcomers.
 
     Args:
-        script: says how many do.
+        script: gives their number.
     """
 
     def __init__(self, script: SimScript) -> None:

@@ -1,6 +1,6 @@
-"""The law of time: every incident ends within the worst case of the rung that it took, and what goes wrong is noticed.
+"""The law of time: every incident ends within the worst case of its rung, and every hang is noticed in time.
 
-What a job waits for since it was asked to is no incident. What goes wrong on the way, and who is late, begins it anew.
+Waits that were requested are no incidents. A further fault, or a late worker, restarts the time of an incident.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,20 +20,20 @@ from regrow_lab.sim.script import IN_STEP, Doing
 from regrow_lab.sim.workers import SimWorker
 
 _MESSAGES = 12
-"""Most messages one after the other on the way of a rung: the order to halt, its answer, and so on."""
+"""Most consecutive messages of a rung: the order to halt, its answer, and so on."""
 _TAIL = 30
-"""Largest time of a message, in times of its mean."""
+"""Largest delay of a message, as a multiple of the mean."""
 _WORK_S: Seconds = 1.0
 """Time of simulated work without a deadline: an update, a step, and progress that is reported once a second."""
 _PARALYSED = (Doing.FORMING, Doing.HYDRATING, *sorted(IN_STEP))
 _BEGIN_ANEW = facts.WorkerExited | facts.NodeJoined | facts.NodeLost | facts.NodeStopped
-"""With these what is waited for begins anew."""
+"""Facts that restart the time of an incident."""
 _AT_ONCE: Seconds = 10.0
-"""Shortest time that is looked at: all limits are longer."""
+"""Times up to this are not checked: all limits are longer."""
 
 
 class Entered(Protocol):
-    """The coordinator's machine, or the agents that are asked what a lost one knew."""
+    """The coordinator's machine, or the recovery of a lost coordinator's state from the agents."""
 
     machine: Membership
 
@@ -47,10 +47,10 @@ class TimeLimits:
     """Watches one job's clock.
 
     Args:
-        spec: the settings from which the limits are worked out; the machine has its own.
-        weather: how long messages take.
-        workers: all simulated workers that there have been.
-        complain: raises, with the law that was broken.
+        spec: the settings from which the limits are computed; the machine has its own.
+        weather: delays of messages.
+        workers: all simulated workers until now.
+        complain: raises unless a law holds.
     """
 
     def __init__(
@@ -63,38 +63,38 @@ class TimeLimits:
         self._spec, self._workers, self._complain = spec, workers, complain
         self._travel = _WORK_S + _MESSAGES * ((weather.slow_by if weather.slow else 0.0) + _TAIL * weather.delay)
         self._lossy = weather.lost > 0
-        """A fact that is lost, as none is on a connection, leaves ranks that all stand still and nobody to blame."""
+        """Facts can be lost, unlike on a real connection: then all ranks may block without a culprit."""
         self._since: Instant | None = None
         """Time of the newest fault of the open incident."""
         self._rungs: set[str] = set()
-        """Those taken since then, and the highest of the incident."""
+        """Rungs taken since then, and the highest of the incident."""
         self._known: tuple[bool, Membership | None, int] = (False, None, 0)
         """True while agents are being asked; the deciding machine; the faults of the incident."""
         self._elects = False
-        """The coordinator was lost, and no other has entered the job yet."""
+        """True if the coordinator was lost, and no other has taken over yet."""
         self._patience = 1.0
         self._stuck: dict[WorkerId, Instant] = {}
-        """Ranks that stand still in a step, since when."""
+        """Ranks that hang in a step, and the time since which they do."""
         self._totals: dict[tuple[float, float], dict[str, Seconds]] = {}
 
     def disturbed(self, now: Instant) -> None:
-        """Something goes wrong: what is being mended begins anew."""
+        """Record a fault: the time of the open incident restarts."""
         if self._since is not None:
             self._since = now
 
     def coordinator_lost(self, now: Instant) -> None:
-        """There is none until another is elected."""
+        """Record the loss of the coordinator: there is none until another is elected."""
         self._since, self._elects = now, True
 
     def stuck(self, worker: SimWorker, now: Instant) -> None:
-        """A worker goes on no more, and does not end."""
+        """Record a worker that hangs without ending."""
         self.disturbed(now)
         if worker.placed and worker.doing in _PARALYSED:
-            # Who stood still before is waited for anew: whom the others wait for has changed, or they wait no more.
+            # The time of earlier hangs restarts too: the others now wait for another rank, or not at all.
             self._stuck = dict.fromkeys([*self._stuck, worker.worker], now)
 
     def decided(self, fact: Fact, commands: Iterable[object], entered: Entered, now: Instant) -> None:
-        """The machine has answered a fact. Complains where that came too late."""
+        """Check the time of the machine's answer to a fact."""
         self._check(now)
         late = any(isinstance(each, orders.FenceWorker) and each.dump_stacks for each in commands)
         if late:
@@ -114,12 +114,12 @@ class TimeLimits:
             self._rungs.clear()
         self._rungs.update(_taken(machine))
 
-    # --- parts of it -------------------------------------------------------------------------------------------
+    # --- limits -----------------------------------------------------------------------------------------------
 
     def _check(self, now: Instant) -> None:
         for name, since in list(self._stuck.items()):
             if self._since is not None or not self._workers[name].alive:
-                del self._stuck[name]  # it is of what is being mended
+                del self._stuck[name]  # it belongs to the open incident
                 continue
             limit = unnoticed(self._spec, standing=self._standing(since), patience=self._patience) + self._travel
             took = f"{name} stands still for {now - since:.1f} s, and nobody may for {limit:.1f} s"
@@ -144,7 +144,7 @@ class TimeLimits:
         return longest, self._totals[key][longest] + self._travel
 
     def _standing(self, since: Instant) -> float:
-        """In bounds, how long somebody may stand still now, by what it does."""
+        """Longest time that a worker may now block, by its activity, as a multiple of the basic limit."""
         if self._lossy:
             return hangs.BETWEEN
         placed = [worker for worker in self._workers.values() if worker.alive and worker.placed]
@@ -155,7 +155,7 @@ class TimeLimits:
 
 
 def _taken(machine: Membership) -> Iterable[str]:
-    """The rungs that are being taken; the highest of the incident counts."""
+    """The rungs in progress; the highest of the incident counts."""
     incident = machine.incident
     if isinstance(machine.state, Waiting):
         yield "end"
@@ -163,8 +163,8 @@ def _taken(machine: Membership) -> Iterable[str]:
         return
     yield incident.rung
     if isinstance(machine.state, Retaining):
-        yield "all"  # it is climbed once all have left their state
+        yield "all"  # that rung follows once all have left their state
     if incident.planned:
         yield "preempt" if incident.kind == "preempt" else "grow"
     if incident.rung == "standby" and machine.roster.count(*BUILDING):
-        yield "fork"  # it was on its way still, or waits before its script
+        yield "fork"  # the standby was still starting, or waits before its script

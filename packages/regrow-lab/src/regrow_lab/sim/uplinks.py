@@ -1,4 +1,4 @@
-"""Link of simulated agents to the coordinator, and to the next one when that is lost."""
+"""Connections of simulated agents to the coordinator, and to its successor after a loss."""
 
 from collections.abc import Callable, Collection, Hashable
 from functools import partial
@@ -13,45 +13,45 @@ from regrow_lab.sim.network import Network, Timeline
 _ELECTED_S: Seconds = 2.0
 """Approximate time without a coordinator."""
 _TURN_S: Seconds = 1.0
-"""Approximate time for agents to find the next one."""
+"""Approximate time for agents to find the next coordinator."""
 
 
 class Uplinks:
-    """Messages to the coordinator. Those on their way when it is lost are lost both ways; later ones wait.
+    """Messages to the coordinator. Messages in flight when it is lost are lost in both directions; later ones wait.
 
     Args:
-        network: in between.
-        report: hands a fact to the coordinator.
+        network: carries the messages.
+        report: passes a fact to the coordinator.
     """
 
     def __init__(self, network: Network, report: Callable[[Fact], None]) -> None:
         self._network, self._report = network, report
         self.term = 1
-        """Of the coordinator that there is, or that comes."""
+        """Term of the present or next coordinator."""
         self._terms: dict[NodeId, int] = {}
         self._waiting: dict[NodeId, list[tuple[Hashable, Fact, bool, Seconds]]] = {}
 
     def lose_all(self) -> None:
-        """The coordinator is lost."""
+        """Cut all connections, as the coordinator is lost."""
         self.term += 1
 
     def term_of(self, node: NodeId) -> int | None:
-        """In which term the agent of a node is connected; None: not to this coordinator."""
+        """Term in which a node's agent is connected; None: it is not connected to the present coordinator."""
         return self.term if self._terms.get(node) == self.term else None
 
     def forget(self, node: NodeId) -> None:
-        """The agent of a node is gone, with all that waits."""
+        """Drop a node's agent that is gone, with its waiting messages."""
         self._terms.pop(node, None)
         self._waiting.pop(node, None)
 
     def connect(self, node: NodeId) -> None:
-        """An agent has registered with the coordinator."""
+        """Connect an agent that has registered, and send its waiting messages."""
         self._terms[node] = self.term
         for channel, fact, sure, extra in self._waiting.pop(node, []):
             self.send(node, channel, fact, sure=sure, extra=extra)
 
     def send(self, node: NodeId, channel: Hashable, fact: Fact, *, sure: bool = False, extra: Seconds = 0.0) -> None:
-        """Carry a fact up. `sure`, `extra`: as of `Network.send`."""
+        """Carry a fact to the coordinator. `sure`, `extra`: as in `Network.send`."""
         term = self.term_of(node)
         if term is None and self._terms.get(node) is not None:
             self._waiting.setdefault(node, []).append((channel, fact, sure, extra))
@@ -69,10 +69,10 @@ class SimLeaders:
 
     Args:
         coordinator: the present one.
-        uplinks: to it.
+        uplinks: the agents' connections to it.
         timeline: of the simulation.
-        jitter: a time that is about as long.
-        there: nodes whose agents act.
+        jitter: a random time of about this length.
+        there: nodes whose agents run.
     """
 
     def __init__(
@@ -88,14 +88,14 @@ class SimLeaders:
         self._joined: dict[NodeId, facts.NodeJoined] = {}
 
     def register(self, joined: facts.NodeJoined) -> None:
-        """An agent does, for the first time or with another coordinator."""
+        """Register an agent, for the first time or with another coordinator."""
         self._joined[joined.node] = joined
         self._coordinator.laws.joined(joined)
         self._uplinks.connect(joined.node)
         self._coordinator.report(joined)
 
     def report_lost(self, fact: facts.NodeLost | facts.NodeStopped) -> None:
-        """An agent is gone, as only a coordinator learns with which it had registered."""
+        """Report that an agent is gone; only a coordinator with which it had registered learns that."""
         known = self._uplinks.term_of(fact.node) is not None
         self._uplinks.forget(fact.node)
         self._coordinator.laws.lost(fact.node)
@@ -103,7 +103,7 @@ class SimLeaders:
             self._coordinator.report(fact)
 
     def lose(self, node: NodeId) -> None:
-        """The coordinator is lost, and a node with it."""
+        """Lose the coordinator together with its node."""
         self._uplinks.lose_all()
         self._coordinator.lose()
         loss = CoordinatorLoss(node, self._timeline.now)

@@ -15,11 +15,11 @@ from regrow_lab.sim.collectives import Group
 from regrow_lab.sim.script import Doing, SimScript
 
 W = TypeVar("W", contravariant=True)
-"""The kind of worker that lives there."""
+"""Type of the worker."""
 FOR_THE_AGENT = (
     StacksTaken | facts.WorkerStaged | SnapshotTaken | SnapshotForDisk | OrderDeclared | ProducerWanted | ProducerServed
 )
-"""Facts from a worker to its agent alone."""
+"""Facts that a worker sends only to its agent."""
 
 
 class Disk(Protocol):
@@ -36,7 +36,7 @@ class WorkerHost(Protocol[W]):
 
     @property
     def disk(self) -> Disk:
-        """Has the durable checkpoints."""
+        """The disk with the durable checkpoints."""
         ...
 
     def now(self) -> Instant:
@@ -44,11 +44,11 @@ class WorkerHost(Protocol[W]):
         ...
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it after a delay."""
+        """Schedule an action after a delay."""
         ...
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about as long as this one."""
+        """A random time of about this length."""
         ...
 
     def say(self, worker: W, fact: WorkerFact) -> None:
@@ -56,11 +56,11 @@ class WorkerHost(Protocol[W]):
         ...
 
     def progressed(self, worker: W, commit: facts.WorkerCommitted) -> None:
-        """A commit that only the agent is told of."""
+        """Record a commit, which the agent reports later."""
         ...
 
     def exited(self, worker: W, code: int) -> None:
-        """The process has ended."""
+        """Report the end of a worker's process."""
         ...
 
     def fails(self, worker: W) -> bool:
@@ -68,7 +68,7 @@ class WorkerHost(Protocol[W]):
         ...
 
     def readable(self, source: CopySource) -> bool:
-        """True if an agent has this copy, and gives it."""
+        """True if an agent has this copy, so that it can be read."""
         ...
 
     def group(self, generation: Generation, members: list[Member]) -> Group:
@@ -76,9 +76,9 @@ class WorkerHost(Protocol[W]):
         ...
 
     def entered(self, worker: W, doing: Doing) -> None:
-        """A worker does something else now: the moment for a fault to strike."""
+        """Handle a change of activity, at which faults can strike."""
         ...
 
     def hung(self, worker: W) -> None:
-        """A worker makes no progress any more."""
+        """Record that a worker makes no progress any more."""
         ...

@@ -1,4 +1,4 @@
-"""A process in the simulator: it does one thing at a time, and may hang, stall, be slow or end at any moment."""
+"""A simulated process: it has one activity at a time, and may hang, stall, be slow or end at any moment."""
 
 from typing import Any, cast
 
@@ -11,11 +11,11 @@ from regrow_lab.sim.worker_host import WorkerHost
 
 
 class SimProcess:
-    """One process, whatever runs in it.
+    """One process, independent of its program.
 
     Args:
         spawn: the order that started it.
-        warmth: how far it goes as a standby.
+        warmth: how far it prepares itself as a standby.
         around: the world.
     """
 
@@ -28,11 +28,11 @@ class SimProcess:
         self.generation = Generation(0)
         self.doing = Doing.BUILDING
         self.ready = False
-        """It has all that the update of `state` needs, and all have voted that they have, or will have."""
+        """True if it has all inputs for the update of `state`, and all have voted so, or will."""
         self.hung = False
         self.stalled = False
         self.slow_until: Instant = float("-inf")
-        """Until then it computes, and does nothing else."""
+        """Time until which it only computes."""
         self.since: Instant = around.now()
         self.group: Group | None = None
         self._warmth = warmth
@@ -54,7 +54,7 @@ class SimProcess:
 
     @property
     def ticket(self) -> int:
-        """Another number whenever it does something else."""
+        """A number that changes with each change of activity."""
         return self._ticket
 
     @property
@@ -63,7 +63,7 @@ class SimProcess:
         return self.alive and self.group is not None and self.doing is not Doing.HALTED
 
     def end(self, code: int) -> None:
-        """The process ends; at once, whatever it is doing."""
+        """End the process at once."""
         if not self.alive:
             return
         self._leave_group(reset=True)
@@ -72,24 +72,24 @@ class SimProcess:
         self._around.exited(self, code)
 
     def hang(self) -> None:
-        """It does nothing more, and answers nothing."""
+        """Hang: no activity and no answer any more."""
         if self.alive:
             self.hung = True
             self._around.hung(self)
 
     def stall(self) -> None:
-        """Its training thread goes on no more; another thread still answers."""
+        """Stop the training thread; another thread still answers."""
         if self.alive:
             self.stalled = True
             self._around.hung(self)
 
     def slow_down(self, lasts: Seconds) -> None:
-        """It computes longer by this time, whatever its orders."""
+        """Compute until this time has passed, whatever the orders."""
         if self.alive:
             self.slow_until = self._around.now() + lasts
 
     def later(self, delay: Seconds, what: str, *arguments: object) -> None:
-        """Call a method of this worker, unless it does something else by then."""
+        """Call a method of this worker, unless it has changed its activity by then."""
         ticket = self._ticket
 
         def act() -> None:

@@ -13,10 +13,10 @@ from regrow_lab.sim.worker_process import SimProcess
 
 
 class SimWorker(SimProcess):
-    """One worker process: what it does when it is told, and by itself."""
+    """One worker process: its reactions to orders, and its own course."""
 
     def start(self) -> None:
-        """The process exists."""
+        """Begin, once the process exists."""
         if self.spawn.role is Role.STANDBY and self._warmth is Warmth.IMPORTS and self._around.script.with_session:
             self._enter(Doing.IDLE)
             self._around.say(self, facts.WorkerReady(self.worker, NO_STATE, "", ""))
@@ -24,7 +24,7 @@ class SimWorker(SimProcess):
             self._build()
 
     def order(self, order: WorkerOrder) -> None:
-        """Take an order from the agent."""
+        """Handle an order from the agent."""
         if self.hung or not self.alive:
             return
         match order:
@@ -66,7 +66,7 @@ class SimWorker(SimProcess):
             self._around.say(self, ReplacementProven(self.worker, order.generation, order.rank, StepNo(0), 0.001, 0.1))
 
     def raise_in_body(self, error: ErrorReport) -> None:
-        """The step's own code raises; anywhere else the script fails."""
+        """Raise in the step's own code; outside of a step the script fails."""
         if not self.alive or self.hung or self.stalled:
             return
         if self.doing in (Doing.COMPUTING, Doing.REDUCING) and self._around.script.with_session:
@@ -102,7 +102,7 @@ class SimWorker(SimProcess):
         self._around.say(self, ready)
 
     def gives_up(self) -> None:
-        """No order came for longer than it waits."""
+        """Fail, because no order arrived in time."""
         error = ErrorReport("DeadlineExceeded", f"{self.worker} heard nothing", "DeadlineExceeded", self.doing)
         self._around.say(self, facts.WorkerFailed(self.worker, error, self.state))
         self.end(1)
@@ -119,18 +119,18 @@ class SimWorker(SimProcess):
         self.group.enter(self)
 
     def formed(self) -> None:
-        """The groups stand: receive what is missing."""
+        """The groups have formed: receive the missing state."""
         if self._form is None or self.doing is not Doing.FORMING:
             return
         if self._form.rank in self._form.holders:
-            self.state, self.ready = self._form.step, False  # Who was ready applies its own gradients.
+            self.state, self.ready = self._form.step, False  # A holder that was ready applies its own gradients.
             self._resume(0.0)
             return
         self._enter(Doing.HYDRATING)
         self.later(self._around.jitter(self._around.script.hydrate), "hydrated", self._around.now())
 
     def hydrated(self, since: Instant) -> None:
-        """State has come, from a holder that has it; or there is none left."""
+        """Take the state from a holder; fail if no holder is left."""
         form, group = self._form, self.group
         if form is None or group is None:
             return
@@ -147,12 +147,12 @@ class SimWorker(SimProcess):
             self.state, self.ready = form.step, False
             self._resume(self._around.now() - since)
         elif not giving:
-            # What had arrived of it lies over what was there.
+            # The part that had arrived has overwritten the old state.
             self.state, self.ready = NO_STATE, False
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no holder", "HydrationError"))
 
     def _restored(self, step: StepNo, read: bool, since: Instant) -> None:
-        """State has come from an agent's memory, or is not there any more."""
+        """Take the state from an agent's memory; fail if the copy is gone."""
         self.state, self.ready = step if read else NO_STATE, False
         if read:
             self._resume(self._around.now() - since)
@@ -160,7 +160,7 @@ class SimWorker(SimProcess):
             self._fault(FaultKind.HYDRATION, ErrorReport("HydrationError", "no copy", "HydrationError"))
 
     def refute(self, *, alone: bool) -> None:
-        """It has seen that no newcomer is equal to the rank that it would replace."""
+        """Report that no newcomer is equal to the rank that it would replace."""
         reason = "the set-up differs"
         self._around.say(self, ReplacementRefuted(self.worker, self.generation, self.rank, self.state, reason, alone))
 
@@ -195,7 +195,7 @@ class SimWorker(SimProcess):
             self._halt_at = at
 
     def halted(self, torn: bool = False) -> None:
-        """Out of the groups."""
+        """Report the halt after leaving the groups."""
         if self._halt is None:
             return
         if torn:
@@ -242,7 +242,7 @@ class SimWorker(SimProcess):
             self.end(-9 if spec.how is not FaultHow.EXIT else 3)
 
     def computed(self) -> None:
-        """The gradients of this rank are there."""
+        """The gradients of this rank are computed."""
         if self._around.script.bug == (self.rank, self.state):
             self.raise_in_body(ErrorReport("ValueError", "a bad batch", "ValueError: a bad batch"))
             return
@@ -251,11 +251,11 @@ class SimWorker(SimProcess):
             self.group.arrive(self, self.state)
 
     def reduced(self, step: StepNo) -> None:
-        """The gradients of all ranks are there."""
+        """The gradients of all ranks are summed."""
         if self.doing is not Doing.REDUCING or self.group is None or step != self.state:
             return
         if not self.group.completes():
-            return  # It blocks: a sum that was broken on its way to this rank.
+            return  # It blocks: the sum was broken before it reached this rank.
         if self._around.script.parts:
             self.ready = True
             self._enter(Doing.VOTING)
@@ -264,7 +264,7 @@ class SimWorker(SimProcess):
             self._update()
 
     def voted(self, step: StepNo) -> None:
-        """All ranks have what the update needs."""
+        """All ranks have the inputs of the update."""
         if self.doing is Doing.VOTING and self.group is not None and step == self.state and self.group.completes():
             self._update()
 

@@ -37,18 +37,18 @@ from regrow_lab.sim.workers import SimWorker
 
 
 class World:
-    """One simulated job. A plan and a seed give one run, always.
+    """One simulated job. A plan and a seed always give the same run.
 
     Args:
-        spec: what the job is started with.
-        script: what its workers run.
-        weather: how messages travel.
-        injected: what goes wrong.
-        faults: faults on demand, by the machine's own plan.
-        requests: what is asked for.
-        slots: of each of the first nodes, if that is more than the ranks it begins with.
-        seed: of everything drawn.
-        promised: the settings by which the time is judged that mending takes; None: those of the job.
+        spec: the job's settings.
+        script: the script of its workers.
+        weather: delays and losses of messages.
+        injected: faults of the simulated world.
+        faults: faults on demand, which the machine itself injects.
+        requests: requests to the job.
+        slots: slots of each of the first nodes, if more than its ranks at the start.
+        seed: of all random draws.
+        promised: settings for the time limits of recoveries; None: those of the job.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class World:
         limits = TimeLimits(promised or spec, weather or NetworkConditions(), self.workers, require)
         self.laws = Invariants(spec, self.workers, limits, lambda: self.disk.durable)
         self.bad_moments: set[str] = set()
-        """Faults until now, for tests that ask whether a failure was deserved."""
+        """Faults until now, for tests that check if a failure was justified."""
         self._spec = spec
         self._weather = weather or NetworkConditions()
         self._rng = random.Random(seed)
@@ -97,16 +97,16 @@ class World:
             say=self.say_of_agent,
         )
         self._lives: dict[NodeId, int] = {}
-        """Number of agents that each node has lost; workers of lost ones are not heard any more."""
+        """Number of agents that each node has lost; workers of lost agents cannot report any more."""
         self._downlinks: defaultdict[NodeId, Downlink] = defaultdict(Downlink)
         self._connected: set[NodeId] = set()
         self._losing: set[NodeId] = set()
-        """Lost, and the coordinator does not know it yet."""
+        """Nodes that are lost, while the coordinator does not know it yet."""
         self._born: dict[WorkerId, int] = {}
         self._slots: dict[NodeId, int] = {}
         self._stays: dict[NodeId, Seconds | None] = {}
         self._backs: dict[NodeId, Seconds | None] = {}
-        """Times when drained nodes come again."""
+        """Time from a drained node's end to its return."""
         for _ in range(spec.nodes):
             self._new_node(max(slots or 0, spec.nproc), None)
         for request in requests:
@@ -117,15 +117,15 @@ class World:
 
     @property
     def machine(self) -> Membership:
-        """Decides at present."""
+        """The present state machine."""
         return self._coordinator.machine
 
     def run(self, horizon: Seconds = 200_000.0, most: int = 300_000) -> EndJob:
-        """Let time pass until the job has ended. Raises `InvariantBroken`, also where it has not by the horizon.
+        """Run until the job has ended. Raises `InvariantBroken`, also if it has not ended by the horizon.
 
         Args:
-            horizon: virtual time.
-            most: things that happen.
+            horizon: limit of virtual time.
+            most: limit of the number of events.
         """
         stop, happened = self._timeline.now + horizon, 0
         while self._coordinator.end is None and self._timeline.now < stop and self._timeline.step():
@@ -136,14 +136,14 @@ class World:
             raise InvariantBroken("the job has not ended")
         return self._coordinator.end
 
-    # --- to and from the coordinator ---------------------------------------------------------------------------
+    # --- to and from the coordinator --------------------------------------------------------------------------
 
     def _to_agent(self, node: NodeId, order: AgentOrder) -> None:
-        """Over the connection that there is now; what is on its way when that ends is lost.
+        """Send an order over the present connection; messages in flight are lost when the connection ends.
 
-        So is what is sent to an agent that is gone and not missed yet: the next one of its node has a connection of
-        its own. As on a stream, none from before a `ReportNode` comes a second time after it, and no `SpawnWorker`
-        does: an agent that has forgotten the ended worker would remember it as one that lives.
+        Orders to an agent that is gone but not missed yet are lost too: the next agent of its node has its own
+        connection. As on a stream, no order from before a `ReportNode` is repeated after it, and no `SpawnWorker` is
+        repeated at all: an agent that has forgotten the ended worker would record it as alive.
         """
         term = self._uplinks.term_of(node)
         if node not in self._connected - self._losing or term is None:
@@ -179,7 +179,7 @@ class World:
                 self.laws.received(order)
                 self.workers[order.worker].order(order)
 
-    # --- nodes -------------------------------------------------------------------------------------------------
+    # --- nodes ------------------------------------------------------------------------------------------------
 
     def _new_node(self, slots: int, stay: Seconds | None) -> None:
         node = NodeId(f"n{len(self._slots)}")
@@ -206,13 +206,13 @@ class World:
                 self.after(request.grace, lambda: self._reclaim(node, life))
 
     def _reclaim(self, node: NodeId, life: int) -> None:
-        """A node is taken away, whoever is still on it."""
+        """Remove a node, even with workers on it."""
         if self._lives[node] == life:
             self.bad_moments.add("reclaimed")
             self.lose(node, SimFault("node", back=self._backs[node]))
 
     def _stop(self, node: NodeId) -> None:
-        """An agent ends, as it was told to."""
+        """End an agent on the coordinator's order."""
         if node in self._losing or node not in self._connected:
             return
         self._losing.add(node)
@@ -245,7 +245,7 @@ class World:
         self._leaders.register(joined)
 
     def _there(self) -> set[NodeId]:
-        """Nodes whose agents act."""
+        """Nodes whose agents run."""
         return self._connected - self._losing
 
     def lose_coordinator(self, node: NodeId, fault: SimFault) -> None:
@@ -257,7 +257,7 @@ class World:
             self.lose(node, SimFault("node", back=fault.back))
 
     def lose(self, node: NodeId, fault: SimFault) -> None:
-        """An agent is gone or stopped; the coordinator learns it at once, or when the lease is over."""
+        """Lose an agent, gone or stopped; the coordinator learns that at once, or when the lease is over."""
         if node not in self._connected or node in self._losing:
             return
         self.laws.limits.disturbed(self.now())
@@ -288,7 +288,7 @@ class World:
         """True if a worker's messages reach the coordinator: not if its agent is gone."""
         return self._born[worker.worker] == self._lives[worker.spawn.node]
 
-    # --- agents ------------------------------------------------------------------------------------------------
+    # --- agents -----------------------------------------------------------------------------------------------
 
     def _spawn(self, order: orders.SpawnWorker) -> None:
         if order.worker in self.workers:
@@ -306,18 +306,18 @@ class World:
             self.after(self.jitter(0.005), lambda: worker.end(-9))
 
     def say_of_agent(self, node: NodeId, fact: AgentFact) -> None:
-        """The agent of a node reports."""
+        """Send a fact from a node's agent."""
         self._agents.reported(node, fact)
         self._uplinks.send(node, ("from", node), fact, sure=isinstance(fact, NodeReport))
 
     def hung(self, worker: SimWorker) -> None:
-        """The agents see it, as any worker that stands still; the coordinator judges."""
+        """Have the agents observe a worker without progress; the coordinator decides."""
         self.bad_moments.add("hang")
         self.laws.limits.stuck(worker, self.now())
         self._lookout.watch()
 
     def progressed(self, worker: SimWorker, commit: facts.WorkerCommitted) -> None:
-        """A commit: the agent tells of it within a second."""
+        """Record a commit; the agent reports it within a second."""
         self.laws.committed(worker, commit.step)
         self.disk.committed(commit.step, by_all=self.laws.all_at(commit.step))
         node = worker.spawn.node
@@ -330,14 +330,14 @@ class World:
         commits = {worker: commit for worker, commit in unsent.items() if self.reachable(self.workers[worker])}
         self.say_of_agent(node, facts.NodeProgress(node, list(commits.values())))
 
-    # --- what workers ask of the world -------------------------------------------------------------------------
+    # --- interface for workers --------------------------------------------------------------------------------
 
     def now(self) -> Instant:
         """The time."""
         return self._timeline.now
 
     def after(self, delay: Seconds, action: Callable[[], None]) -> None:
-        """Do it after a delay."""
+        """Schedule an action after a delay."""
         self._timeline.after(delay, action)
 
     def _after_on(self, node: NodeId, delay: Seconds, action: Callable[[], None]) -> None:
@@ -345,7 +345,7 @@ class World:
         self.after(delay, lambda: action() if self._lives[node] == life else None)
 
     def jitter(self, around: Seconds) -> Seconds:
-        """A time that is about as long as this one."""
+        """A random time of about this length."""
         return around * self._rng.uniform(0.7, 1.3)
 
     def say(self, worker: SimWorker, fact: WorkerFact) -> None:
@@ -358,7 +358,7 @@ class World:
         self._uplinks.send(worker.spawn.node, worker.worker, fact)
 
     def exited(self, worker: SimWorker, code: int) -> None:
-        """The agent sees the end of a process; it is told even over a bad connection, or the node counts as lost."""
+        """Report a process's end; the report is never lost, because the node would count as lost with it."""
         self.laws.limits.disturbed(self.now())
         overtakes = self._rng.random() < self._weather.overtaking_exit
         channel = ("exit", worker.worker) if overtakes else worker.worker
@@ -377,7 +377,7 @@ class World:
         return self._groups[generation]
 
     def entered(self, worker: SimWorker, doing: Doing) -> None:
-        """Strikes that wait for this moment, and the agent's eye on who waits for ever in a collective."""
+        """Trigger the faults of this activity, and observe workers that may block for ever in a collective."""
         self.disk.entered(worker, doing)
         if watched(worker):
             self._lookout.watch()
@@ -391,7 +391,7 @@ class World:
 def _trouble_peers(
     peers: Iterable[SimWorker], rng: random.Random, after: Callable[[Seconds, Callable[[], None]], None]
 ) -> None:
-    """Peers of a script without a session end with an error of their own, or hang."""
+    """Let peers of a script without a session end with an error of their own, or hang."""
     for peer in peers:
         if peer.alive and peer.doing is Doing.AFTER and rng.random() < 0.5:
             after(rng.uniform(0.0, 0.5), partial(peer.end, 1))

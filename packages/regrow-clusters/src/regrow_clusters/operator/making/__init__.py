@@ -1,4 +1,4 @@
-"""Makes and ends a job's objects: its pods, what they need to find each other, its disruption budget.
+"""Creates and deletes a job's objects: its pods, their service and secret, its disruption budget.
 
-The controller decides; here it is done, and a refusal gets its cure (`refusals.py`, pure).
+The controller decides; this package acts, and adds a cure to each refusal (`refusals.py`, pure).
 """

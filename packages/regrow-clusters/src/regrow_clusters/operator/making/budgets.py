@@ -1,6 +1,6 @@
-"""A PodDisruptionBudget for each job: a drain of many nodes takes one pod of a gang, the next when that is replaced.
+"""A PodDisruptionBudget for each job: a drain of many nodes evicts one pod of a gang, and the next once it is replaced.
 
-Evictions alone are held up by it; whoever deletes pods, the operator too, is not.
+It delays only evictions; it does not stop deletions of pods, the operator's included.
 """
 
 import logging
@@ -12,12 +12,12 @@ from regrow_clusters.operator.objects import budget
 from regrow_clusters.operator.resource import TrainingJob
 
 _KEEP_EVERY: Final[Seconds] = 300.0
-"""Somebody may have deleted it."""
+"""Interval of checks that the budget still exists: somebody may have deleted it."""
 _LOG: Final = logging.getLogger("regrow.operator")
 
 
 class BudgetKeeper:
-    """Makes the budgets, and changes that of a job whose gang has changed. No job waits for its own.
+    """Creates the budgets, and updates the budget of a job whose gang has changed. No job waits for its budget.
 
     Args:
         api: the cluster.
@@ -26,10 +26,10 @@ class BudgetKeeper:
     def __init__(self, api: ClusterApi) -> None:
         self._api = api
         self._kept: dict[str, tuple[int, Instant]] = {}
-        """By the jobs' uids, how many pods are to stay, and when that was last seen to."""
+        """By job uid: the number of pods that must stay, and the time of the last write or check."""
 
     async def keep(self, job: TrainingJob, now: Instant) -> None:
-        """See to it that a job's budget is there, and as its specification has it now."""
+        """Ensure that a job's budget exists and matches its present specification."""
         body = budget(job)
         least: int = body["spec"]["minAvailable"]
         known, at = self._kept.get(job.uid, (-1, 0.0))
@@ -40,7 +40,7 @@ class BudgetKeeper:
         except ApiFailure as failure:
             _LOG.warning("job %s/%s: it has no disruption budget: %s", job.namespace, job.name, failure)
             if not failure.refused:
-                return  # asked again when the job is looked at next
+                return  # retried when the job is reconciled next
         self._kept[job.uid] = least, now
 
     async def _write(self, body: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Makes and ends a job's pods, and what they need to find and to trust each other, as the controller has decided."""
+"""Creates and deletes a job's pods, their service and their secret, as the controller has decided."""
 
 import logging
 import zlib
@@ -18,22 +18,22 @@ from regrow_clusters.operator.resource import TrainingJob
 from regrow_clusters.operator.status import JobFinding
 
 KEEP_EVERY: Final[Seconds] = 300.0
-"""Interval at which the service and the secret are made again, for they may be deleted; also with each pod."""
+"""Interval at which service and secret are created again, as they may be deleted; new pods cause it too."""
 _KEEP_SOON: Final[Seconds] = 20.0
-"""The same where a pod waits for them."""
+"""The same interval while a pod waits for them."""
 _ENDING_FOR: Final[Seconds] = 60.0
 _LOG = logging.getLogger("regrow.operator")
 Say = Callable[[TrainingJob, JobFinding], Awaitable[None]]
 
 
 class PodHands:
-    """Of all jobs.
+    """Creates and deletes the objects of all jobs.
 
     Args:
-        cache: told of what was made and what is gone.
-        key: from which the jobs' secrets are made.
+        cache: receives the created and deleted pods.
+        key: the jobs' secrets are derived from it.
         say: writes a condition of a job.
-        again: asks for another look at a job.
+        again: requests another reconciliation of a job.
         drop: asks a job to go on without a pod.
     """
 
@@ -50,22 +50,22 @@ class PodHands:
         self._api, self._cache, self._key = api, cache, key
         self._say, self._again, self._drop = say, again, drop
         self._prepared: dict[str, Instant] = {}
-        """By the jobs' uids: when their service and secret were last made, or found."""
+        """By job uid: the time when service and secret were last created or found."""
         self._ended_groups: dict[str, int] = {}
-        """By the jobs' uids: the attempt of which no PodGroup is left."""
+        """By job uid: the attempt of which no PodGroup is left."""
         self._unsure: dict[JobKey, set[str]] = {}
-        """Pods that were asked for, and the answer was lost: they may be there."""
+        """Pods whose creation or deletion had no clear answer: they may exist."""
         self.serials: dict[str, int] = {}
-        """By the jobs' uids: up to which number all replicas that were started are known here."""
+        """By job uid: the serial up to which all started replicas are in the cache."""
         self._ending: dict[str, Instant] = {}
-        """Namespaces that take nothing new, and when that was heard."""
+        """Namespaces that refuse new objects, and the time of the refusal."""
 
     def is_ending(self, namespace: str, now: Instant) -> bool:
-        """True if the namespace was just said to be deleted: nothing can be made there, and all of it goes."""
+        """True if the namespace was just reported as being deleted: no object can be created there."""
         return now < self._ending.get(namespace, -_ENDING_FOR) + _ENDING_FOR
 
     async def find_unsure(self, key: JobKey) -> None:
-        """Before anything is decided it must be known what is there."""
+        """Look up pods that may exist, which must be known before any decision."""
         for name in sorted(self._unsure.get(key, ())):
             try:
                 self._cache.put(ApiKind.PODS, await self._api.get(ApiKind.PODS, key[0], name))
@@ -77,9 +77,9 @@ class PodHands:
             del self._unsure[key]
 
     async def find_others(self, job: TrainingJob) -> bool:
-        """Look for pods that another operator has started; True: there are some that were not known here.
+        """Look for pods that another operator has started; True if some were not in the cache.
 
-        Jobs and pods are watched apart: the number of a replica may be heard before its pods.
+        Jobs and pods are watched separately: the serial of a replica may arrive before its pods.
         """
         key = (job.namespace, job.name)
         if self.serials.get(job.uid) == job.status.serial:
@@ -93,7 +93,7 @@ class PodHands:
     async def carry_out(
         self, job: TrainingJob, steps: Sequence[PodStep], seen: Sequence[PodSeen], now: Instant
     ) -> None:
-        """Do what is to be done, in its order. Raises `ApiFailure`."""
+        """Do the steps in their order. Raises `ApiFailure`."""
         for step in steps:
             if isinstance(step, PodsStart):
                 await self._prepare(job, now)
@@ -102,8 +102,8 @@ class PodHands:
                 await self._end(job, step, seen)
 
     async def keep_prepared(self, job: TrainingJob, now: Instant, *, waited_for: bool) -> None:
-        """Make again what the pods need, where somebody may have deleted it. `waited_for`: a pod cannot start."""
-        # Who begins to lead does not ask for all jobs at once.
+        """Create service and secret again if they may have been deleted. `waited_for`: a pod cannot start."""
+        # The offset spreads the jobs in time when an operator begins to lead.
         last = self._prepared.setdefault(job.uid, now - zlib.crc32(job.uid.encode()) % int(KEEP_EVERY))
         if now < last + (_KEEP_SOON if waited_for else KEEP_EVERY):
             return
@@ -112,16 +112,16 @@ class PodHands:
         except ApiFailure as failure:
             if not failure.refused and not failure.unserved:
                 raise
-            self._prepared[job.uid] = now  # who trains needs none of it; `PodsCreated` has it, and each write is news
+            self._prepared[job.uid] = now  # running pods need none of it; writing `PodsCreated` would cause a retry
 
     async def delete(self, job: TrainingJob, pod: PodSeen, *, force: bool) -> None:
-        """End a pod. `force`: nothing of it runs any more."""
+        """Delete a pod. `force`: none of its processes runs any more."""
         if force and pod.phase == "Running" and not has_ended(pod):
             await self._drop(job, pod)
         key = (job.namespace, job.name)
         try:
             if force and pod.group and not has_ended(pod):
-                # Kueue would keep it for one that is active, and take its replacement for one too many.
+                # Kueue would count the pod as active, and its replacement as surplus.
                 await self._api.drop_finalizer(ApiKind.PODS, job.namespace, pod.name, KUEUE_FINALIZER, uid=pod.uid)
         except ApiFailure as failure:
             if not failure.missing:
@@ -131,13 +131,13 @@ class PodHands:
         except ApiFailure as failure:
             if not failure.missing and not failure.conflict:
                 raise
-            if failure.conflict:  # another one has its name, so this one is gone
+            if failure.conflict:  # another pod has its name, so this pod is gone
                 self._unsure.setdefault(key, set()).add(pod.name)
             self._cache.forget_pod(key, pod)
             self._again(key)
 
     async def end_groups(self, job: TrainingJob) -> None:
-        """End the PodGroups of an attempt of which nothing is left: a job that is suspended keeps none."""
+        """Delete the PodGroups of an attempt without pods: a suspended job keeps none."""
         if self._ended_groups.get(job.uid) == job.status.attempt:
             return
         for kind, each in backend_of(job).groups(job):
@@ -146,7 +146,7 @@ class PodHands:
             except ApiFailure as failure:
                 if not failure.missing and not failure.refused:
                     raise
-                if failure.refused:  # the gang's next start does not wait for that
+                if failure.refused:  # the gang's next start does not depend on it
                     _LOG.warning("job %s/%s: a PodGroup is left: %s", job.namespace, job.name, failure)
         self._ended_groups[job.uid] = job.status.attempt
 
@@ -161,7 +161,7 @@ class PodHands:
                 await self._api.create(kind, body)
             except ApiFailure as failure:
                 if failure.refused and not namespace_ends(failure) and await self._is_there(job, kind, body):
-                    continue  # a quota is full, its queue was closed, its class is gone: who admits is asked first
+                    continue  # it exists: admission (quota, queue, class) refuses before the name is compared
                 if failure.refused or failure.unserved:
                     await self._say_refused(job, body["kind"].lower(), failure, now)
                 if not failure.conflict:
@@ -169,7 +169,7 @@ class PodHands:
         self._prepared[job.uid] = now
 
     async def _is_there(self, job: TrainingJob, kind: ApiKind, body: Manifest) -> bool:
-        if kind in (ApiKind.SECRETS, ApiKind.SERVICES):  # they may not be read: a gang has run with them
+        if kind in (ApiKind.SECRETS, ApiKind.SERVICES):  # no right to read them: they exist if a gang has run
             return job.status.started_attempt > 0
         try:
             await self._api.get(kind, body["metadata"]["namespace"], body["metadata"]["name"])
@@ -220,7 +220,7 @@ class PodHands:
             await self.delete(job, pod, force=released)
 
     async def _say_refused(self, job: TrainingJob, what: str, failure: ApiFailure, now: Instant) -> None:
-        """Why no pod can be made, in the job's condition: a quota, a name of a class, no permission."""
+        """Write into the job's condition why an object was refused: a quota, a class's name, no permission."""
         if namespace_ends(failure):
             self._ending[job.namespace] = now
         text = f"a {what} was refused: {failure}; {cure_of(what, failure)}"

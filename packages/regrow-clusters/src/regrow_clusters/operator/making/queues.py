@@ -1,4 +1,4 @@
-"""A queue that does not exist, or is closed, lets pods wait for ever, and nobody else says why."""
+"""Findings on a job's queue: if it does not exist or is closed, pods wait for ever, and only regrow reports why."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ _LISTED: Final = "kubectl get queues.scheduling.volcano.sh"
 
 
 async def queue_findings(api: ClusterApi, job: TrainingJob, reading: JobReading) -> list[JobFinding]:
-    """Findings on the queue of a job whose gang waits for it; none where nothing is known."""
+    """Findings on the queue of a job whose gang waits for it; none if the queue's state is unknown."""
     if reading.over or job.spec.suspend:
         return []
     short = reading.waiting and reading.running < job.spec.replica_count
@@ -26,7 +26,7 @@ async def queue_findings(api: ClusterApi, job: TrainingJob, reading: JobReading)
 
 
 def _mended(job: TrainingJob) -> list[JobFinding]:
-    """The end of a finding about a queue that is asked no more: the gang runs, or its backend has none."""
+    """Resolve a finding on a queue that is not checked any more: the gang runs, or its backend has no queue."""
     found = next((each for each in job.status.conditions if each.type == "QueueFound"), None)
     if found is None or found.status == "True":
         return []
@@ -39,14 +39,14 @@ async def _local_queue(api: ClusterApi, job: TrainingJob, name: str) -> list[Job
         await api.get(ApiKind.LOCAL_QUEUES, job.namespace, name)
     except ApiFailure as failure:
         if failure.reason != "NotFound":
-            return []  # who may not ask does not know; nor is anything known of a Kueue without this version
+            return []  # no right to read it, or a Kueue that does not serve this version: unknown
         text = f"spec.kueue.queueName is {name!r}: namespace {job.namespace} has no such LocalQueue; make it"
         return [JobFinding("QueueFound", False, "NoSuchQueue", f"{text}, or name one of kubectl get localqueues")]
     return [_FOUND]
 
 
 async def _volcano_queue(api: ClusterApi, name: str) -> list[JobFinding]:
-    """There must be a Volcano also where no queue is named: it chooses one then, by the namespace."""
+    """Check Volcano's queue. Volcano must be installed even if no queue is named: it then chooses one by namespace."""
     try:
         found = await api.get(ApiKind.QUEUES, "", name or "default")
     except ApiFailure as failure:

@@ -1,6 +1,6 @@
-"""The cure of a refusal, by what the API server says of it. Pure.
+"""The cure of a refusal, derived from the API server's message. Pure.
 
-403 is the answer of everything that admits: quota, LimitRange, PriorityClasses, Pod Security, rights, namespaces.
+All admission answers 403: quota, LimitRange, PriorityClasses, Pod Security, rights, namespaces.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ _CURES: Final = (
     ("violates PodSecurity", "mend the securityContext in spec.template, or ask for another level of the namespace"),
     ("cannot create resource", "apply the operator's manifests again, which have the right to make {what}s"),
 )
-"""Parts of sentences of Kubernetes' own admission plug-ins and authorizer."""
+"""Fragments of the messages of Kubernetes' own admission plug-ins and authorizer, each with its cure."""
 
 
 def cure_of(what: str, failure: ApiFailure) -> str:

@@ -1,4 +1,4 @@
-"""Looks at the cluster's nodes every half a minute, and marks bad ones where that is allowed. Nothing waits for it."""
+"""Lists the cluster's nodes every half a minute, and marks bad ones if that is enabled. No job's work waits for it."""
 
 import asyncio
 import logging
@@ -13,7 +13,7 @@ from regrow_clusters.operator.nodes import TAINT, AvoidedNodeMark, judged, marki
 
 _LOG = logging.getLogger("regrow.operator")
 _MOST_AVOIDED = 64
-"""Each is a term of the pods' affinity; the scheduler itself keeps pods from what is cordoned or tainted."""
+"""Each is a term of the pods' affinity; cordoned and tainted nodes are avoided by the scheduler anyway."""
 
 
 class NodeWatch:
@@ -21,25 +21,25 @@ class NodeWatch:
 
     Args:
         api: the cluster.
-        table: the meanings of its words.
-        mark: whether nodes are tainted, and given a condition, for what jobs have found on them.
+        table: the verdicts on the cluster's facts.
+        mark: nodes that jobs have quarantined get a taint and a condition.
     """
 
     def __init__(self, api: ClusterApi, table: HealthTable, *, mark: bool) -> None:
         self._api, self._table, self._mark = api, table, mark
         self._reported: set[str] = set()
         self.verdicts: dict[str, list[HealthVerdict]] = {}
-        """Of nodes that are not well, the worst first."""
+        """By node: the verdicts, the worst first; healthy nodes are left out."""
         self._asked = False
         self._keys: set[str] = set()
         self._labels: dict[str, dict[str, str]] = {}
-        """Of each node, those labels that somebody has asked for."""
+        """By node: the labels with the requested keys."""
         self._sought: set[str] = set()
         self.look_soon = asyncio.Event()
-        """Somebody waits for what is known of a node."""
+        """Set when a job waits for the labels of a node."""
 
     async def turn(self, wanted: Mapping[str, AvoidedNodeMark], now: Instant) -> bool:
-        """Look once; whether anything has changed. What fails is said once, and tried again at the next turn."""
+        """List the nodes once; True if anything has changed. A failure is logged once, and retried at the next turn."""
         try:
             nodes, _ = await self._api.list(ApiKind.NODES)
         except ApiFailure as failure:
@@ -54,16 +54,16 @@ class NodeWatch:
         return first or _shape(before) != _shape(self.verdicts)
 
     def bad_nodes(self) -> tuple[AvoidedNode, ...] | None:
-        """Nodes on which no replica is to be started, as long as the cluster says so. None: it was not asked yet."""
+        """Nodes on which no replica may be started, by the cluster's present facts. None: they were not listed yet."""
         if not self._asked:
             return None
         bad = [(name, found[0]) for name, found in sorted(self.verdicts.items()) if found[0].severity.failed]
         return tuple(AvoidedNode(name, float("inf"), first.text, leave=True) for name, first in bad[:_MOST_AVOIDED])
 
     def labels_of(self, node: str, keys: Sequence[str]) -> dict[str, str] | None:
-        """Those labels of a node; None: they are not known yet, and are looked for now.
+        """The labels of a node with these keys; None: not known yet, so a list is requested.
 
-        Of a node that is not there, or where nodes may not be listed, there are none.
+        Empty for a node that does not exist, or if nodes may not be listed.
         """
         if node not in self._labels or not self._keys.issuperset(keys):
             self._keys.update(keys)

@@ -1,4 +1,4 @@
-"""Reading of a job from its pods, in the planner's words. Pure."""
+"""Reading of a job from its pods, in the planner's terms. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -21,32 +21,32 @@ _LONGEST_PAUSE: Final = 300.0
 
 
 class JobReading(msgspec.Struct, frozen=True):
-    """A job as it is now. `failed`: why it is over; `anew`: its gang must start again, and nothing is left of it.
+    """A job as it is now. `failed`: why it is over; `anew`: its gang must be restarted, and none of its pods is left.
 
-    In `seen` the places of a gang that is still to begin are its pods.
+    Until the gang has begun, each place in `seen` is a pod.
     """
 
     seen: JobSeen
     started: bool
     first: JobSeen | None = None
-    """Of a job that trains: replica 0, where it has several pods, as if each of them were a replica."""
+    """While the job trains: the pods of replica 0, if it has several, each as if it were a replica."""
     rest: tuple[str, ...] = ()
-    """Pods that are to leave because another one of their replica is gone."""
+    """Pods that must leave because another pod of their replica is gone."""
     lingering: tuple[str, ...] = ()
-    """Pods that are to leave because only containers that do not train go on in them."""
+    """Pods that must leave because only containers that do not train still run in them."""
     over: str = ""
     failed: str = ""
     still: tuple[str, ...] = ()
-    """Of a job that is over: containers that go on and hold their pod's node."""
+    """After the job is over: containers that still run and hold their pod's node."""
     anew: bool = False
     running: int = 0
     waiting: int = 0
 
 
 def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[AvoidedNode, ...] | None = ()) -> JobReading:
-    """Read the present state from all of the job's pods, without those that are gone but for a finalizer.
+    """Read the present state from the job's pods. Pods that only a finalizer keeps must be left out of `pods`.
 
-    `bad`: nodes that the cluster blames; None: it has not been asked yet, so waiting pods are left alone.
+    `bad`: nodes that the cluster reports as bad; None: not listed yet, so waiting pods are left alone.
     """
     if bad is None:
         pods, bad = [msgspec.structs.replace(pod, avoids=()) for pod in pods], ()
@@ -59,13 +59,13 @@ def read(job: TrainingJob, pods: list[PodSeen], now: Instant, bad: tuple[Avoided
     whole = here >= set(range(job.spec.replica_count))
     started = job.status.started_attempt >= job.status.attempt or whole
     mended = _mended(job)
-    edited = bool(job.edited) and not started  # nobody trains yet: it begins by the new specification
+    edited = bool(job.edited) and not started  # no pod trains yet: the gang begins with the new specification
     over, failed = (job.status.over, "") if job.status.over else _outcome(job, leader)
     if mended:
         over = ""
     broken = mended or edited or (started and (leader is None or has_ended(leader) or leader.deleted_at is not None))
     if leader is not None and has_ended(leader) and not over:
-        broken = True  # also before the gang was whole: the others would wait for it in vain
+        broken = True  # also before the gang was whole: the other pods would wait for it in vain
     if over or job.deleting:
         stage = JobStage.OVER if over else JobStage.STOPPED
     elif job.spec.suspend:
@@ -107,7 +107,7 @@ def _bad(node: AvoidedNodeStatus) -> AvoidedNode:
 
 
 def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
-    """Cluster's node of the pod that regrow calls by this name; empty: it is not there, or has no node."""
+    """Cluster node of the pod that is the job's node `name`; empty: there is no such pod, or it has no node."""
     for pod in pods:
         called = name in (pod.name, f"node{job.node_rank(pod.place, index_of(job, pod))}")
         if called and pod.attempt == job.status.attempt and not has_ended(pod):
@@ -116,7 +116,7 @@ def node_of(job: TrainingJob, pods: list[PodSeen], name: str) -> str:
 
 
 def _mended(job: TrainingJob) -> bool:
-    """True if a job that failed before its gang had run has another specification since: it is tried again."""
+    """True if a job failed before its gang had run, and was edited since: it is tried again."""
     edited = job.generation > job.status.observed_generation
     early = job.status.started_attempt == 0
     return job.status.over == MENDED or (job.status.over == "Failed" and early and edited)
@@ -142,7 +142,7 @@ def _outcome(job: TrainingJob, leader: PodSeen | None) -> tuple[str, str]:
 
 
 def _retry_at(job: TrainingJob, now: Instant) -> Instant:
-    """The first failure costs no time, each further one twice as much."""
+    """Time of the next start: no pause after the first failure, then pauses that double with each failure."""
     failures = job.status.failures
     if failures <= 1 or now - job.status.failed_at > _FORGIVEN_AFTER:
         return 0.0
@@ -150,7 +150,7 @@ def _retry_at(job: TrainingJob, now: Instant) -> Instant:
 
 
 def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
-    """Why a pod does not come to run though it has a node: its reason, and a sentence with the cure."""
+    """Reason why a pod with a node does not start, and a sentence with the cure; None: there is no such pod."""
     for pod in pods:
         if (held := pod.held_up).reason:
             see = f"kubectl logs {pod.name} -c {held.logs}" if held.logs else f"kubectl describe pod {pod.name}"
@@ -159,9 +159,9 @@ def start_trouble(pods: list[PodSeen]) -> tuple[str, str] | None:
 
 
 def join_trouble(job: TrainingJob, pods: list[PodSeen]) -> str:
-    """Why a replica cannot join the job that trains, with the cure; empty: none was refused.
+    """Reason why a replica cannot join the running job, with the cure; empty: none was refused.
 
-    Its regrow and pod 0's may be of different versions: neither flags nor messages promise to stay between two.
+    It may have another version of regrow than pod 0; flags and messages may differ between versions.
     """
     current = [pod for pod in pods if pod.attempt == job.status.attempt]
     leader = next((pod for pod in current if pod.leader and not has_ended(pod)), None)
@@ -190,7 +190,7 @@ def found_nodes(
 def against(
     pods: list[PodSeen], known: Mapping[str, list[HealthVerdict]], found: tuple[AvoidedNodeStatus, ...]
 ) -> dict[str, str]:
-    """Evidence against the nodes that the job has now: the cluster's word, and the job's own findings."""
+    """Evidence against the job's present nodes: the cluster's verdicts, and the job's own findings."""
     here = {pod.node for pod in pods if pod.node and not has_ended(pod)}
     own = {each.name: each.reason for each in found if each.name in here}
     return {node: known[node][0].text for node in here if node in known} | own

@@ -1,4 +1,4 @@
-"""A pod of a job as the API server has it: the little that counts. Pure."""
+"""The relevant fields of a job's pod, read from the API server's object. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -24,7 +24,7 @@ from regrow_clusters.operator.resource import TrainingJob
 
 ENDED: Final = ("Succeeded", "Failed")
 _ENDED_BY_NODE: Final = ("Evicted", "NodeShutdown", "Terminated", "Preempting")
-"""Reasons that a kubelet gives; older ones give no condition `DisruptionTarget`."""
+"""Reasons that a kubelet gives; old kubelets set no condition `DisruptionTarget`."""
 _CANNOT_START: Final = (
     *("ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"),
     *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
@@ -33,7 +33,7 @@ _USUAL: Final = ("", "waiting", "PodInitializing", "ContainerCreating")
 
 
 class HeldUp(msgspec.Struct, frozen=True):
-    """Why a pod does not come to run, by its kubelet; empty: nothing is known. `logs`: the init container."""
+    """Why a pod does not start, by its kubelet; empty: unknown. `logs`: the init container whose logs show why."""
 
     reason: str = ""
     text: str = ""
@@ -41,7 +41,7 @@ class HeldUp(msgspec.Struct, frozen=True):
 
 
 class PodSeen(msgspec.Struct, frozen=True):
-    """The little that counts of a pod; the rest is not kept."""
+    """The relevant fields of a pod; the rest is not kept."""
 
     name: str
     uid: str
@@ -55,54 +55,54 @@ class PodSeen(msgspec.Struct, frozen=True):
     phase: str
     created: Instant
     image: str = ""
-    """Of the container that trains."""
+    """Image of the container that trains."""
     node: str = ""
     ip: str = ""
     gated: bool = False
     ready: bool = False
     deleted_at: Instant | None = None
-    """Time when it should have ended, its grace included, after it was deleted."""
+    """After a deletion: the time by which it should have ended, its grace included."""
     forced: bool = False
-    """It was deleted, and has no grace (any more): it is there for its finalizers alone, or since nobody reaches it."""
+    """It was deleted without remaining grace: it exists only for its finalizers, or as its node is unreachable."""
     group: str = ""
-    """Of Kueue's groups the one that it belongs to."""
+    """Its pod group in Kueue."""
     role: str = ""
-    """As Kueue is told it."""
+    """Its role in Kueue's group, from the annotation."""
     shut_out: bool = False
-    """It waits at Kueue's gate, and Kueue has let go of it: its group was over when it came."""
+    """It waits at Kueue's scheduling gate, but Kueue manages it no more: its group was over when it was created."""
     scheduled: Instant | None = None
     started: Instant | None = None
     finished: Instant | None = None
     exit_code: int | None = None
     reason: str = ""
     disrupted: bool = False
-    """Its node or the cluster has ended it, with whatever code its script has left."""
+    """Its node or the cluster has ended it; the exit code of its script does not count."""
     held_up: HeldUp = HeldUp()
     others_run: tuple[str, ...] = ()
-    """Containers that go on although the one that trains has ended."""
+    """Containers that still run although the one that trains has ended."""
     avoids: tuple[str, ...] = ()
-    """Nodes that it was kept away from when it was made."""
+    """Nodes that its affinity excluded when it was created."""
     topology: str = ""
-    """Place of its node as it was told; empty: not yet."""
+    """Place of its node in the network, as annotated; empty: not annotated yet."""
     ranked: bool = True
-    """True if it knows which node of the job it is, or does not ask."""
+    """True if its node rank is annotated, or it needs none."""
 
 
 def read_pod(found: dict[str, Any]) -> PodSeen | None:
-    """Of a pod that is a replica's; None: of any other."""
+    """Read a pod of a replica; None for any other pod."""
     meta, status = found["metadata"], found.get("status") or {}
     labels = meta.get("labels") or {}
     if not {JOB_LABEL, REPLICA_LABEL, PLACE_LABEL, ATTEMPT_LABEL} <= labels.keys():
         return None
     if not (labels[PLACE_LABEL].isdecimal() and labels[ATTEMPT_LABEL].isdecimal()):
-        return None  # somebody else has written them
+        return None  # these labels are not the operator's
     spec = found.get("spec") or {}
     conditions = {each.get("type"): each for each in status.get("conditions") or []}
     states = {each.get("name", ""): each.get("state") or {} for each in status.get("containerStatuses") or []}
     scheduled = conditions.get("PodScheduled") or {}
     notes = meta.get("annotations") or {}
     trains = training_container(found)
-    # The kubelet sorts statuses by name: the first one may be any container's.
+    # The kubelet sorts statuses by name: the first one may belong to any container.
     state = states.get(trains.get("name", ""), {})
     ended, running = state.get("terminated") or {}, state.get("running") or {}
     kept = KUEUE_FINALIZER in (meta.get("finalizers") or [])
@@ -146,14 +146,14 @@ def read_pod(found: dict[str, Any]) -> PodSeen | None:
 
 
 def training_container(found: dict[str, Any]) -> dict[str, Any]:
-    """The container that trains, of a pod's; the first one where none is named."""
+    """The container of a pod that trains; the first one if no annotation names it."""
     containers = (found.get("spec") or {}).get("containers") or [{}]
     name = (found["metadata"].get("annotations") or {}).get(TRAINS)
     return next((each for each in containers if each.get("name") == name), containers[0])
 
 
 def instant(text: str | None) -> Instant | None:
-    """Seconds since the epoch of a time as the API server writes it."""
+    """Seconds since the epoch of a time in the API server's format."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp() if text else None
 
 
@@ -168,9 +168,9 @@ def has_ended(pod: PodSeen) -> bool:
 
 
 def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
-    """True if it was deleted and nothing of it runs: only an object that some finalizer keeps is left.
+    """True if it was deleted and none of its processes runs: a finalizer keeps only the object.
 
-    A pod without a node gets none after it was deleted. `fence`: time after which nothing of a pod ended by force runs.
+    A deleted pod without a node gets none any more. `fence`: time after which no process of a force-deleted pod runs.
     """
     if pod.deleted_at is None:
         return False
@@ -178,10 +178,10 @@ def is_gone(pod: PodSeen, fence: Seconds, now: Instant) -> bool:
 
 
 def open_group(job: TrainingJob, pods: Sequence[PodSeen]) -> str:
-    """The group in which a pod of the gang takes the place of one that is gone; empty: there is none.
+    """Name of the group in which a pod of the gang can replace a lost one; empty: there is none.
 
-    A group is over when nobody of it runs or waits. Who has ended with 0 keeps its place there, though not its quota;
-    and pods of an older operator have other roles. `pods`: all there are, also those that are gone.
+    A group is over when none of its pods runs or waits. A pod that ended with 0 keeps its place there, though not its
+    quota; and pods of an older operator have other roles. `pods`: all existing ones, also those that are gone.
     """
     gang = [
         pod for pod in pods if pod.group and pod.attempt == job.status.attempt and pod.place < job.spec.replica_count
@@ -193,16 +193,16 @@ def open_group(job: TrainingJob, pods: Sequence[PodSeen]) -> str:
 
 
 def present(job: TrainingJob, pods: Sequence[PodSeen], now: Instant) -> list[PodSeen]:
-    """Of all pods under the job's name those that are its own, and not gone."""
+    """The pods under the job's name that belong to this job and are not gone."""
     fence = job.spec.fence_timeout_in_seconds
     return [pod for pod in pods if pod.owner == job.uid and not is_gone(pod, fence, now)]
 
 
 def _held_up(status: dict[str, Any]) -> HeldUp:
-    """Of a pod that waits, or has ended before its containers began.
+    """Why a pod waits, or ended before its containers began.
 
-    Init containers begin one after another, so the last one that has begun counts; a sidecar that is restarted holds up
-    nobody once the next one has begun.
+    Init containers begin one after another, so the last one that has begun counts; a restarted sidecar holds up no
+    container once the next one has begun.
     """
     waits = status.get("phase") == "Pending"
     reason = next((each for each in map(_word, status.get("containerStatuses") or []) if each in _CANNOT_START), "")
@@ -225,6 +225,6 @@ def _failing(reason: str) -> str:
 
 
 def _word(container: dict[str, Any]) -> str:
-    """Why it waits, or its state."""
+    """Reason why a container waits, or the name of its state."""
     state = container.get("state") or {}
     return (state.get("waiting") or {}).get("reason") or next(iter(state), "")

@@ -1,8 +1,8 @@
-"""Replicas that a job's pods form for the planner; or single places, if one pod is replaced alone. Pure.
+"""Groups a job's pods into replicas for the planner, or into single places where one pod is replaced alone. Pure.
 
-The pods of a replica come and go together: if one is gone the others are ended too. There are two exceptions. In a gang
-that is still to begin every pod is a place; and while the job trains so is every pod of replica 0, for the coordinator
-is in the first of them, and must not go because another is lost.
+The pods of a replica start and end together: if one is gone, the others are ended too. There are two exceptions. Before
+the gang has begun, every pod is a place of its own; and while the job trains, so is every pod of replica 0, because the
+coordinator is in the first of them, and must not end because another pod is lost.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from regrow_clusters.operator.observed.pod_seen import PodSeen, has_ended, index
 from regrow_clusters.operator.resource import TrainingJob
 
 _QUIET_END: Final = 5.0
-"""Time before a pod that ended in peace is replaced: the job may have ended, and pod 0 says so later."""
-_CLOCKS_DIFFER: Final = 15.0  # at most: a pod that ended just now is not taken for one that ended long ago
+"""Seconds before a pod that ended without error is replaced: the job may be over, and pod 0 may report that later."""
+_CLOCKS_DIFFER: Final = 15.0  # seconds at most: a pod that ended just now must not seem to have ended long ago
 _NODES_FAULT: Final = frozenset(
     {"NodeLost", "NodeShutdown", "Terminated", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError"}
 )
 _NO_ROOM: Final = "OutOf"
-"""Begin of a kubelet's reason to refuse a pod, before the resource: `OutOfcpu`, `OutOfnvidia.com/gpu`."""
+"""Prefix, before the resource, of a kubelet's reason to refuse a pod: `OutOfcpu`, `OutOfnvidia.com/gpu`."""
 _FROM_WORST: Final = (
     ReplicaStage.LEAVING,
     ReplicaStage.LOST,
@@ -35,7 +35,7 @@ _FROM_WORST: Final = (
 
 
 class PodGroups:
-    """All pods of a job there are, at one moment. `leads`: whether pod 0 is there, and has not ended."""
+    """All existing pods of a job at one moment. `leads`: pod 0 exists and has not ended."""
 
     def __init__(self, job: TrainingJob, pods: Sequence[PodSeen], now: Instant, *, leads: bool) -> None:
         self._job, self._now = job, now
@@ -46,11 +46,11 @@ class PodGroups:
             self._groups.setdefault(pod.replica, []).append(pod)
 
     def replicas(self, first: str = "") -> list[ReplicaSeen]:
-        """Each as a whole. `first`: one whose pods are replaced alone; it is there as long as its first pod is."""
+        """Replicas as wholes. `first`: the one whose pods are replaced alone; it exists as long as its first pod."""
         return [self._first(name) if name == first else self._whole(name) for name in sorted(self._groups)]
 
     def places(self, replica: str | None = None) -> list[ReplicaSeen]:
-        """Each pod as if it were a replica, of one replica or of all; `place`: its number among all there may be."""
+        """Each pod of one replica, or of all, as if it were a replica; `place` is then the pod's number."""
         each = self._job.spec.pods_per_replica
         return [
             msgspec.structs.replace(
@@ -62,12 +62,12 @@ class PodGroups:
         ]
 
     def rest(self, first: str = "") -> tuple[str, ...]:
-        """Pods that run or wait while another of their replica is gone: they are to leave too."""
+        """Pods that run or wait while another pod of their replica is gone: they must leave too."""
         broken = [name for name in sorted(self._groups) if name != first and self._is_broken(name)]
         return tuple(part.name for name in broken for part in self._parts_of(name) if part.counts)
 
     def left_over(self) -> tuple[str, ...]:
-        """Pods of a job that is over in which the training goes on, or never began, and has ended in their replica."""
+        """Pods of a job that is over to be ended: they wait or still run, but their replica does not count any more."""
         over = [name for name in sorted(self._groups) if not self._whole(name).counts]
         parts = [part for name in over for part in self._parts_of(name)]
         return tuple(
@@ -75,7 +75,7 @@ class PodGroups:
         )
 
     def lingering(self) -> tuple[str, ...]:
-        """Pods that are to leave because the training in them has ended, and other containers of theirs go on."""
+        """Pods that must leave because their training has ended while other containers of theirs still run."""
         parts = [self._parts[pod.name] for pods in self._groups.values() for pod in pods if pod.others_run]
         ended = [part for part in parts if part.stage is ReplicaStage.ENDED and part.leave_by is not None]
         return tuple(sorted(part.name for part in ended if (part.leave_by or 0.0) <= self._now))
@@ -92,7 +92,7 @@ class PodGroups:
         return [self._parts[pod.name] for pod in self._groups[name]]
 
     def _whole(self, name: str) -> ReplicaSeen:
-        """Of several pods the one that is least far speaks for the replica; one that is gone speaks for all."""
+        """A replica takes the stage of its least advanced pod; it is gone as soon as one of its pods is."""
         parts = self._parts_of(name)
         worst = _worst(parts)
         stage, leave_by = worst.stage, worst.leave_by
@@ -101,7 +101,7 @@ class PodGroups:
             if self._is_broken(name):
                 stage = ReplicaStage.LEAVING
             elif stage is ReplicaStage.ENDED:
-                leave_by = worst.safe_at  # then the others are to leave
+                leave_by = worst.safe_at  # then the other pods must leave
         nodes = tuple(sorted({node for part in parts for node in part.nodes}))
         blamed = tuple(sorted({node for part in parts if part.to_blame for node in part.nodes}))
         return ReplicaSeen(
@@ -118,7 +118,7 @@ class PodGroups:
         )
 
     def _first(self, name: str) -> ReplicaSeen:
-        """It runs, or waits for the pods that are to come: whatever is to be done for them is done pod by pod."""
+        """Replica 0 of a running job: it runs, or is queued while a pod is missing; its pods are planned one by one."""
         parts = self._parts_of(name)
         leader = self._parts[min(self._groups[name], key=lambda pod: index_of(self._job, pod)).name]
         if leader.stage is not ReplicaStage.RUNNING:
@@ -142,18 +142,18 @@ def _part(job: TrainingJob, pod: PodSeen, quiet_end: float, now: Instant) -> Rep
 
     if pod.deleted_at is not None:
         safe = pod.deleted_at + job.spec.fence_timeout_in_seconds
-        # A deletion says nothing of a node; but whoever is still there after that is on one that nobody reaches.
+        # A deletion is no evidence against a node; but a pod that still exists after `safe` is on an unreachable one.
         return seen(ReplicaStage.LEAVING, pod.deleted_at, leave_by=pod.deleted_at, safe_at=safe, to_blame=now >= safe)
     if pod.shut_out:
         return seen(ReplicaStage.ENDED, pod.created, safe_at=pod.created)
     if has_ended(pod):
         at = pod.finished or pod.created
         quiet = pod.exit_code in (OK, RUN_AGAIN) or pod.phase == "Succeeded"
-        if at > now + (_CLOCKS_DIFFER if quiet else 0.0):  # by its node's clock, which is ahead
+        if at > now + (_CLOCKS_DIFFER if quiet else 0.0):  # its node's clock is ahead
             at = pod.created
         over = at + quiet_end if quiet else at
         blame = pod.reason in _NODES_FAULT or pod.reason.startswith(_NO_ROOM)
-        if pod.others_run:  # it is asked to end by then, and has its place until it has
+        if pod.others_run:  # it must end by then, and keeps its place until it has
             return seen(ReplicaStage.ENDED, at, leave_by=over, to_blame=blame)
         return seen(ReplicaStage.ENDED, at, safe_at=over, to_blame=blame)
     if pod.phase == "Unknown":

@@ -1,4 +1,4 @@
-"""The API server's clock: times in objects are its own."""
+"""The API server's clock, by which the times in objects are set."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _SLACK: Final[Seconds] = 3.0
 
 
 class ServerClock:
-    """Seconds since the epoch as the API server has them. `wall`: this machine's, which counts where they agree."""
+    """Seconds since the epoch by the API server's clock. `wall`: this machine's clock, used while both agree."""
 
     def __init__(self, wall: Callable[[], Instant] = time.time) -> None:
         self.wall, self.ahead = wall, 0.0
@@ -22,11 +22,11 @@ class ServerClock:
         return self.wall() + self.ahead
 
     def set(self, date: str, asked_at: Instant) -> None:
-        """Take the header `Date` of an answer, written between `asked_at`, by this machine's clock, and now."""
+        """Adjust to the header `Date` of an answer, written between `asked_at` (by this machine's clock) and now."""
         try:
             least = parsedate_to_datetime(date).timestamp()
         except ValueError:
             return
         early, late = least - self.wall(), least + 1.0 - asked_at
-        if not early <= self.ahead <= late:  # a slow answer says little, and nothing against what is known
+        if not early <= self.ahead <= late:  # a slow answer gives wide bounds, which agree
             self.ahead = early if early > _SLACK else late if late < -_SLACK else 0.0

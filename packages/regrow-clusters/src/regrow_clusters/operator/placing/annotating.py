@@ -1,4 +1,4 @@
-"""Tells a job's pods where they are, as soon as they have their nodes and the nodes' labels are known."""
+"""Annotates a job's pods with their places as soon as they have nodes and the nodes' labels are known."""
 
 from collections.abc import Sequence
 
@@ -12,18 +12,18 @@ from regrow_clusters.operator.status import JobFinding
 
 
 class PodPlacer:
-    """Of all jobs. `nodes`: what is known of nodes; None: nothing."""
+    """Places the pods of all jobs. `nodes`: source of the nodes' labels; None: none are known."""
 
     def __init__(self, api: ClusterApi, nodes: NodeWatch | None) -> None:
         self._api, self._nodes = api, nodes
         self._refused: dict[str, str] = {}
-        """Of jobs, by their uid, what the API server has said."""
+        """By job uid: the API server's message of the refusal."""
 
     def node_ranks(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[int] | None:
-        """Of a gang that has its nodes and has not been told yet; None: as it was.
+        """Node ranks for a gang that has its nodes but no ranks yet; None: no change.
 
-        They are written into the job's status before any pod is told, so all pods of a gang hear of one order alone,
-        whoever tells them, and whatever labels say meanwhile.
+        They are written into the job's status before any pod is annotated, so all pods of a gang get the same order,
+        whichever operator annotates them, and even if labels change meanwhile.
         """
         gang = None if job.status.node_ranks else gang_pods(job, pods)
         if gang is None or all(pod.ranked for pod in gang):
@@ -33,7 +33,7 @@ class PodPlacer:
         return node_ranks(job, gang, known) if len(known) == len(paths) else None
 
     async def annotate(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[Manifest]:
-        """The pods that were told, as they are now. `job`: with its seats in the status. Raises `ApiFailure`."""
+        """Annotate pods; returns them as they are now. `job`: with node ranks in its status. Raises `ApiFailure`."""
         reported = []
         for pod in pods:
             asks = (bool(job.spec.topology_labels) or not pod.ranked) and not pod.topology
@@ -59,7 +59,7 @@ class PodPlacer:
         return reported
 
     def findings(self, job: TrainingJob, pods: Sequence[PodSeen]) -> list[JobFinding]:
-        """Condition that says if pods were told where they are; empty if none is to be."""
+        """Condition that reports whether pods have their places; empty if they need none or still wait."""
         if job.uid in self._refused:
             text = f"pods cannot be told where they are: {self._refused[job.uid]}; apply the operator's manifests again"
             return [JobFinding("PodsPlaced", False, "Refused", f"{text}, which have the right to patch pods")]

@@ -1,4 +1,4 @@
-"""Numbers of the nodes for the pods of a job's gang, by their places in the network. Pure."""
+"""Node ranks for the pods of a job's gang, by their places in the network. Pure."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -9,13 +9,13 @@ from regrow_clusters.operator.observed.pod_seen import PodSeen, index_of
 from regrow_clusters.operator.resource import TrainingJob
 
 _LONGEST_NAME: Final = 64
-"""Of what fails together, as `--domain` takes it."""
+"""Most characters of a failure domain's name, as `--domain` accepts it."""
 Paths = Mapping[str, Sequence[str]]
-"""Of nodes, from the root down."""
+"""By node: its path in the network, from the root down."""
 
 
 def path_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
-    """Place of a node by its labels, from the widest level to the last that is known."""
+    """Path of a node by its labels, from the widest level to the last known one."""
     path = [labels.get(key, "") for key in keys]
     while path and not path[-1]:
         path.pop()
@@ -23,18 +23,18 @@ def path_of(labels: Mapping[str, str], keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def path_text(path: Sequence[str]) -> str:
-    """As an annotation: `/zone/rack`; `/`: nothing is known."""
+    """Path as an annotation: `/zone/rack`; `/`: unknown."""
     return "/" + "/".join(path)
 
 
 def domain_in(text: str) -> str:
-    """Failure domain of a node, by that annotation: all with the same path; empty: the node alone."""
+    """Failure domain by that annotation: nodes with the same path share it; empty: the node is a domain of its own."""
     name = ".".join(word for word in text.split("/") if word)
     return name if len(name) <= _LONGEST_NAME else hashlib.sha256(name.encode()).hexdigest()[:_LONGEST_NAME]
 
 
 def gang_pods(job: TrainingJob, pods: Sequence[PodSeen]) -> list[PodSeen] | None:
-    """The gang's pods in the order of their places; None: not all of them have their nodes."""
+    """The gang's pods in the order of their places; None: not all of them have nodes."""
     count, each = job.spec.replica_count, job.spec.pods_per_replica
     found = {
         pod.place * each + index_of(job, pod): pod
@@ -45,10 +45,10 @@ def gang_pods(job: TrainingJob, pods: Sequence[PodSeen]) -> list[PodSeen] | None
 
 
 def node_ranks(job: TrainingJob, gang: Sequence[PodSeen], paths: Paths) -> list[int]:
-    """For each of the gang's pods the number of its node in the job.
+    """Node rank in the job for each pod of the gang.
 
-    Near ones are neighbours, at every level; pods of a replica stay together, for it leaves as a whole. The first one
-    stays the first: the coordinator is in it.
+    Nodes near each other get neighbouring ranks, at every level; pods of a replica stay together, because a replica
+    leaves as a whole. The first pod stays the first: the coordinator is in it.
     """
     each = job.spec.pods_per_replica
     full = [(*paths.get(pod.node, ()), f"node {pod.node}") for pod in gang]
@@ -67,7 +67,7 @@ def _near(paths: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _common(paths: Sequence[Sequence[str]]) -> Sequence[str]:
-    """Common beginning of all of them."""
+    """Common prefix of the paths."""
     first = paths[0]
     same = next(
         (at for at in range(len(first)) if any(path[at : at + 1] != first[at : at + 1] for path in paths)), None

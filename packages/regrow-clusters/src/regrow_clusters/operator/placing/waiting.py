@@ -1,4 +1,4 @@
-"""In a pod: waits until it is told where it is, and says with which words `regrow run` or `agent` begins there."""
+"""Runs in a pod: waits until the pod is placed, and adds its place to the arguments of `regrow run` or `agent`."""
 
 import time
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from regrow_clusters.operator.placing.node_ranks import domain_in
 
 _LOOK_EVERY_S: Final[Seconds] = 0.1
 _DOMAIN_S: Final[Seconds] = 60.0
-"""Wait for the failure domain: it is good to know, and no reason not to train."""
+"""Longest wait for the failure domain: training starts without it if need be."""
 
 
 class NotPlaced(RegrowError):
-    """Nobody has said in time which node of the job this pod is."""
+    """The pod did not get its node rank in time."""
 
 
 def placed_arguments(
     folder: Path, arguments: Sequence[str], *, ranked: bool, domain: bool, within: Seconds
 ) -> list[str]:
-    """The words with what the pod was told. `ranked`: without its number it must not begin. Raises `NotPlaced`."""
+    """Arguments with the pod's place added. `ranked`: it must not begin without its node rank. Raises `NotPlaced`."""
     rank, where = folder / NODE_RANK.partition("/")[2], folder / TOPOLOGY.partition("/")[2]
     last = time.monotonic() + (within if ranked else min(within, _DOMAIN_S))
     while not (_said(where) and (_said(rank) or not ranked)):
@@ -44,4 +44,4 @@ def _said(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
-        return ""  # the kubelet is just making it
+        return ""  # the kubelet is just writing it

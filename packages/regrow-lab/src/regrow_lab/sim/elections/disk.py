@@ -9,11 +9,11 @@ from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 
 WITNESS = Voter("witness", NodeId(""), "file:/shared")
 _OLD_LIST = 0.1
-"""Probability that the newest name is missing in a list of names."""
+"""Probability that the newest name is missing in a listing."""
 
 
 class WitnessDisk:
-    """Its places, of which each is written once.
+    """The witness's places on the disk, each of which is written once.
 
     Args:
         network: between launchers and disk.
@@ -23,12 +23,12 @@ class WitnessDisk:
         self._network = network
 
     def bind(self, host: SimLauncher) -> None:
-        """Let the witness stand for a coordinator for a lease more."""
+        """Renew the witness's support for a coordinator by one more lease."""
         voters = host.voters
         self._look(host, lambda: self._bind(host, voters))
 
     def elect(self, me: SimLauncher, asked: VoteAsked, voted: Callable[[], None]) -> None:
-        """Ask whether it elects this launcher, or would."""
+        """Ask the witness for its vote, or in a trial whether it would give it."""
 
         def looked() -> None:
             if not me.witness.elects(asked, self._network.clock(me)):

@@ -9,15 +9,15 @@ from regrow.core.ids import Instant, Seconds
 from regrow.membership.succession.voters import VOTE_LEASE
 
 COORDINATOR = -1
-"""In `ElectionFault.of`: the launcher that hosts the newest coordinator then."""
+"""In `ElectionFault.of`: the launcher that hosts the newest coordinator at that time."""
 How = Literal["dies", "restarts", "pauses", "cut", "off"]
 
 
 class ElectionFault(msgspec.Struct, frozen=True):
-    """One thing.
+    """One fault.
 
-    `how`: `dies`; `restarts`, as another process that joins; `pauses`; is `cut` from all others; or is `off`, without
-    the shared disk. `of`: whom, by number. `lasts`: for how long, or until when it is there again, in seconds.
+    `how`: a launcher `dies`; `restarts` as a new process that joins; `pauses`; is `cut` from all others; or is `off`,
+    without the shared disk. `of`: numbers of the launchers. `lasts`: duration, or time until the restart, in seconds.
     """
 
     at: Instant
@@ -29,8 +29,8 @@ class ElectionFault(msgspec.Struct, frozen=True):
 class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Behaviour of messages and clocks. Probabilities from 0 to 1.
 
-    `lost`: a message never comes. `slow`: it takes up to two leases. `doubled`: a request comes twice. `drift`: largest
-    deviation of a clock's rate. Clocks are also hours apart.
+    `lost`: a message never arrives. `slow`: it takes up to two leases. `doubled`: a request arrives twice. `drift`:
+    largest deviation of a clock's rate. Clocks also differ by hours.
     """
 
     lost: float = 0.0
@@ -40,11 +40,11 @@ class Conditions(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ElectionSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
-    """All that a run depends on.
+    """All inputs of a run.
 
-    `launchers`: how many there are; the first hosts the coordinator. `heals`: from then on nothing is lost or slow,
-    cuts and pauses are over, and the law holds that a coordinator comes back; None: never. `witness`: whether there is
-    one. `seed`: of all else.
+    `launchers`: their number; the first hosts the coordinator. `heals`: time from which no message is lost or slow,
+    cuts and pauses are over, and a coordinator must return; None: never. `witness`: true if there is one. `seed`: of
+    all other draws.
     """
 
     launchers: int
@@ -56,7 +56,7 @@ class ElectionSchedule(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def draw_election(number: int) -> ElectionSchedule:
-    """The schedule of this number. The coordinator is lost once at least, or seems so."""
+    """The schedule of this number. The coordinator is lost at least once, or seems to be."""
     rng = random.Random(f"election {number}")
     witness = rng.random() < 0.2
     launchers = rng.randint(2, 4) if witness else rng.randint(3, 7)
@@ -74,7 +74,7 @@ def draw_election(number: int) -> ElectionSchedule:
 
 
 _DRIFT = 1e-3
-"""Twice what a clock is set right by while it runs."""
+"""Twice the rate at which a running clock is adjusted."""
 
 
 def _fault(rng: random.Random, how: How, launchers: int, heals: Instant) -> ElectionFault:

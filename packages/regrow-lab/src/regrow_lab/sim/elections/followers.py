@@ -1,4 +1,4 @@
-"""Simulated launchers without the coordinator: they follow it, and elect another, as `FollowingLauncher` does."""
+"""Simulated launchers that follow the coordinator and elect its successor, as `FollowingLauncher` does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,14 +15,14 @@ _POLL_S: Seconds = 0.5
 
 
 class SimFollowers:
-    """Behaviour of all deputies.
+    """Behaviour of all followers.
 
     Args:
-        network: between them.
-        laws: that must hold.
-        disk: with the witness.
-        present: a launcher reports to a coordinator, and is answered.
-        begin: a coordinator begins.
+        network: between launchers.
+        laws: the laws to check.
+        disk: the witness's disk.
+        present: reports a launcher to a coordinator, which answers.
+        begin: starts a coordinator.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class SimFollowers:
         self._present, self._begin = present, begin
 
     def poll(self, me: SimLauncher) -> None:
-        """Look after the coordinator, or for another; again and again."""
+        """Contact the coordinator, or look for another one; repeats itself."""
         network, election = self._network, me.election
         free = network.clock(me) >= election.bound_until
         network.again(me, _POLL_S / 5 if free else _POLL_S, partial(self.poll, me))
@@ -59,7 +59,7 @@ class SimFollowers:
                 self._ask_all(me, asked)
 
     def answered(self, me: SimLauncher, host: int, answer: CoordinatorPresent) -> None:
-        """The coordinator has answered a beat."""
+        """Handle the coordinator's answer to a heartbeat."""
         if me.voters is not None or me.follows != (answer.term, host):
             return
         if me.election.received(answer.term, answer.handover, answer.lease, self._network.clock(me)):
@@ -68,13 +68,13 @@ class SimFollowers:
         self._laws.acted(me)
 
     def follow(self, me: SimLauncher, leader: Leader) -> None:
-        """Another launcher says who is coordinator."""
+        """Follow the coordinator that another launcher reports, if its term is newer."""
         if me.voters is None and (me.follows is None or leader.term > me.follows[0]):
             me.follows, me.beat = (leader.term, int(leader.address)), None
             me.election.follow(VOTE_LEASE, self._network.clock(me))
             self._beat(me, *me.follows)
 
-    # --- following ---------------------------------------------------------------------------------------------
+    # --- following --------------------------------------------------------------------------------------------
 
     def _beat(self, me: SimLauncher, term: int, coordinator: int) -> None:
         held = me.election.handover
@@ -95,7 +95,7 @@ class SimFollowers:
             leader = Leader(to.follows[0], str(to.follows[1]))
             self._network.send(to, asker, lambda me: self.follow(me, leader))
 
-    # --- electing ----------------------------------------------------------------------------------------------
+    # --- electing ---------------------------------------------------------------------------------------------
 
     def _ask_all(self, me: SimLauncher, asked: VoteAsked) -> None:
         me.votes[asked.term, asked.trial] = {me.election.me.name}

@@ -1,4 +1,4 @@
-"""Laws of elections, which hold whatever goes wrong."""
+"""Laws of elections, which must hold under all faults."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 from regrow_lab.sim.invariants import InvariantBroken
 
 ELECTED_S: Seconds = 10.0
-"""Within which somebody is elected once nobody counts on the last coordinator any more: after a lease at most."""
+"""Time for an election once no voter is bound to the last coordinator any more, which takes a lease at most."""
 
 
 @dataclass
 class Decided:
-    """A coordinator has decided something. `by`: its launcher's number."""
+    """A decision of a coordinator. `by`: its launcher's number."""
 
     at: Instant
     term: int
@@ -23,10 +23,10 @@ class Decided:
 
 
 class ElectionLaws:
-    """Watches. Each method raises `InvariantBroken`.
+    """Checks the laws of elections. Each method raises `InvariantBroken`.
 
     Args:
-        network: all launchers.
+        network: of all launchers.
     """
 
     def __init__(self, network: SimNetwork) -> None:
@@ -38,13 +38,13 @@ class ElectionLaws:
         self._network = network
 
     def elected(self, launcher: SimLauncher, term: int) -> None:
-        """A launcher takes office."""
+        """Check that a launcher is the only one elected in its term."""
         first = self.leaders.setdefault(term, launcher.number)
         if first != launcher.number:
             raise InvariantBroken(f"term {term} has two coordinators: launchers {first} and {launcher.number}")
 
     def decided(self, launcher: SimLauncher, term: int) -> None:
-        """A coordinator decides something."""
+        """Check a coordinator's decision: its term is not older than the last, and it was elected in it."""
         last = self.decisions[-1] if self.decisions else Decided(0.0, 0, launcher.number)
         if term < last.term:
             said = f"launcher {launcher.number} decides in term {term}, and launcher {last.by} has in term {last.term}"
@@ -54,21 +54,21 @@ class ElectionLaws:
         self.decisions.append(Decided(self._network.now, term, launcher.number))
 
     def obeys(self, launcher: SimLauncher, term: int) -> None:
-        """A launcher has taken the word of the coordinator of this term."""
+        """Check that a launcher obeys no older term than before."""
         last = self._obeyed.get(launcher.number, 0)
         if term < last:
             raise InvariantBroken(f"launcher {launcher.number} obeys term {term}, and has obeyed term {last}")
         self._obeyed[launcher.number] = term
 
     def acted(self, launcher: SimLauncher) -> None:
-        """A launcher has done something: what it has promised stands."""
+        """Check that a launcher's own term never decreases."""
         last = self._terms.get(launcher.number, 0)
         if launcher.election.term < last:
             raise InvariantBroken(f"launcher {launcher.number} goes back from term {last} to {launcher.election.term}")
         self._terms[launcher.number] = launcher.election.term
 
     def settled(self) -> bool:
-        """True if nothing more is awaited: all follow a coordinator that decides, or none can be elected."""
+        """True if the elections are over: all follow a deciding coordinator, or none can be elected."""
         alive = [each for each in self._network.launchers if not each.dead]
         last = self.decisions[-1]
         if self._network.now - last.at < 0.5:
@@ -87,16 +87,16 @@ class ElectionLaws:
 def limit(healed: Instant, *, witness: bool) -> Instant:
     """Time by which `ElectionLaws.recovered` must hold.
 
-    Of two launchers that stand at the same moment one may have the witness and the other the votes: that binds the
-    witness for another lease.
+    If two launchers are candidates at the same time, one may get the witness's vote and the other the rest: the witness
+    is then bound for another lease.
     """
     return healed + VOTE_LEASE * (1 + witness) + ELECTED_S
 
 
 def electable(network: SimNetwork) -> int | None:
-    """A launcher that knows no less than a majority of those that it counts as voters; None: there is none.
+    """Number of a launcher whose state is at least as new as that of a majority of its voters; None: there is none.
 
-    Or one that hosts a coordinator still, and has a majority.
+    A launcher that still hosts a coordinator with a majority counts too.
     """
     alive = {each.election.me.name: each for each in network.launchers if not each.dead}
     for launcher in alive.values():

@@ -1,4 +1,4 @@
-"""Simulated coordinators: they answer launchers, look after the voters and decide, as `SuccessionApi` does."""
+"""Simulated coordinators: they answer launchers, update the voters and decide, as `SuccessionApi` does."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,7 +15,7 @@ from regrow_lab.sim.elections.network import SimLauncher, SimNetwork
 
 _DECIDE_S: Seconds = 0.3
 _BIND = 0.2
-"""Probability that a deciding coordinator has its witness stand for it."""
+"""Probability that a deciding coordinator renews its witness's support."""
 
 
 class ElectedLeaders:
@@ -23,10 +23,10 @@ class ElectedLeaders:
 
     Args:
         network: between launchers.
-        laws: that must hold.
-        disk: with the witness; None: there is none.
-        answered: a launcher hears from the coordinator.
-        deposed: a coordinator has learned of another of a later term, or gets no answers any more.
+        laws: the laws to check.
+        disk: the witness's disk; None: there is no witness.
+        answered: delivers the coordinator's answer to a launcher.
+        deposed: called when a coordinator learns of a later term, or gets no answers any more.
     """
 
     def __init__(
@@ -43,13 +43,13 @@ class ElectedLeaders:
         """Time of each coordinator's last decision, by its clock."""
 
     def begin(self, host: SimLauncher, voters: Voters) -> None:
-        """A coordinator begins."""
+        """Start a coordinator."""
         host.voters = voters
         self._decided[host.number] = self._network.clock(host)
         self._decide(host, voters)
 
     def present(self, host: SimLauncher, sender: SimLauncher, term: int, present: LauncherPresent) -> None:
-        """A launcher is there."""
+        """Handle a launcher's heartbeat, and answer it."""
         voters = host.voters
         if voters is None or voters.term != term:
             return
@@ -88,7 +88,7 @@ class ElectedLeaders:
             self._gives_way(host, voters, None)
 
     def _ask(self, host: SimLauncher, voters: Voters, voter: Voter) -> None:
-        """Note that a launcher has ended; else, whom it follows."""
+        """Record that a launcher has ended, or ask it which coordinator it follows."""
         network, number = self._network, int(voter.address)
         if network.seen_gone(host, number, hosts=False):
             voters.ended(voter.name, network.clock(host))

@@ -1,4 +1,4 @@
-"""Carriers of messages between simulated launchers: processes, a network and a shared disk."""
+"""Simulated launchers, and the network and the shared disk between them."""
 
 import random
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from regrow_lab.sim.elections.faults import Conditions
 from regrow_lab.sim.network import Timeline
 
 _APART: Seconds = 1e4
-"""Clocks are at most so far from the true time."""
+"""Largest deviation of a clock from the true time."""
 
 
 @dataclass
 class SimLauncher:
-    """One process. While it is paused, what it would do waits.
+    """One process. While it is paused, its actions wait.
 
     Attributes:
         skew, rate: of its clock.
-        voters: where it hosts the coordinator.
-        follows: the term and the number of whom it follows.
+        voters: the voters of the coordinator that it hosts; None: it hosts none.
+        follows: the term and the number of the coordinator that it follows.
     """
 
     number: int
@@ -41,12 +41,12 @@ class SimLauncher:
 
 
 class SimNetwork:
-    """Launchers, and all that lies between them.
+    """Launchers, with the network and the disk between them.
 
     Args:
-        rng: draws delays and mishaps.
-        conditions: how likely those are.
-        heals: from then on there are none.
+        rng: draws delays and faults.
+        conditions: their probabilities.
+        heals: time from which there are no faults.
     """
 
     def __init__(self, rng: random.Random, conditions: Conditions, heals: Instant | None) -> None:
@@ -67,15 +67,15 @@ class SimNetwork:
 
     @property
     def rng(self) -> random.Random:
-        """Draws all that is not in the schedule."""
+        """Random generator for everything that is not in the schedule."""
         return self._rng
 
     def say(self, what: str, *values: Any) -> None:
-        """Write down what happens."""
+        """Log an event."""
         self.log.append((self.now, what, values))
 
     def make(self) -> SimLauncher:
-        """One launcher more."""
+        """Create one more launcher."""
         number, drift = len(self.launchers), self._conditions.drift
         node = NodeId(f"node{number}")
         skew, rate = self._rng.uniform(-_APART, _APART), 1.0 + self._rng.uniform(-drift, drift)
@@ -88,7 +88,7 @@ class SimNetwork:
         return launcher.skew + launcher.rate * self.now
 
     def apart(self, a: int, b: int) -> Instant | None:
-        """Until when nothing passes between two; None: it does."""
+        """Time until which two launchers are cut off from each other; None: they are connected."""
         if not self.cuts:
             return None
         now = self.timeline.now
@@ -96,12 +96,12 @@ class SimNetwork:
         return max((end for end, side in self.cuts if (a in side) != (b in side)), default=None)
 
     def seen_gone(self, by: SimLauncher, number: int, *, hosts: bool) -> bool:
-        """True if another launcher finds that nothing listens there any more. `hosts`: a coordinator did."""
+        """True if another launcher sees that nothing listens there any more. `hosts`: look for a coordinator."""
         there = self.launchers[number]
         return (there.dead or (hosts and there.voters is None)) and self.apart(by.number, number) is None
 
     def at(self, launcher: SimLauncher, act: Callable[[], None]) -> None:
-        """Act now, or when it is no longer paused."""
+        """Act now, or when the launcher is no longer paused."""
         if launcher.dead:
             return
         if launcher.paused_until > self.now:
@@ -114,7 +114,7 @@ class SimNetwork:
         self.timeline.after(delay, lambda: self.at(launcher, act))
 
     def send(self, sender: SimLauncher, to: int, deliver: Callable[[SimLauncher], None]) -> None:
-        """As TCP would: late, after a cut, or not at all; a request that is repeated may come twice."""
+        """Send a message as TCP would: late, after a cut, or not at all; a repeated request may arrive twice."""
         receiver, healthy = self.launchers[to], self.now >= self._heals
 
         def arrive() -> None:
@@ -132,7 +132,7 @@ class SimNetwork:
             self.timeline.after(delay, arrive)
 
     def at_disk(self, me: SimLauncher, act: Callable[[], Callable[[], None]]) -> None:
-        """As a shared file system would, with which this launcher has or has no connection: late, or not at all."""
+        """Access the shared file system: late, not at all, or after a disconnection of this launcher."""
         healthy = self.now >= self._heals
         if not healthy and self._rng.random() < self._conditions.lost:
             return

@@ -25,7 +25,7 @@ class ElectionWorld:
     """Launchers that elect coordinators, in virtual time.
 
     Args:
-        schedule: all that the run depends on.
+        schedule: all inputs of the run.
     """
 
     def __init__(self, schedule: ElectionSchedule) -> None:
@@ -51,7 +51,7 @@ class ElectionWorld:
 
     @property
     def decisions(self) -> list[Decided]:
-        """All that were made."""
+        """All decisions until now."""
         return self.laws.decisions
 
     def run(self, until: Instant) -> None:
@@ -62,7 +62,7 @@ class ElectionWorld:
             pass
 
     def run_all(self) -> None:
-        """Until all is well again, or must be. Raises `InvariantBroken`."""
+        """Run until the elections are settled, or must be. Raises `InvariantBroken`."""
         healed = self.schedule.heals or 0.0
         self.run(healed + 0.7)
         if not self.laws.settled():
@@ -78,7 +78,7 @@ class ElectionWorld:
         self._followers.answered(me, host, answer)
 
     def _give_way(self, host: SimLauncher, leader: Leader | None) -> None:
-        """One that was elected follows the other with all that it knows; the first goes on as another process does."""
+        """End a coordinator: an elected one becomes a follower with its state; the first restarts as a new process."""
         if host.number > 0:
             host.election.released(self.network.clock(host))
             if leader is not None:
@@ -88,7 +88,7 @@ class ElectionWorld:
             if leader is not None:
                 self._followers.follow(self._start(), leader)
 
-    # --- what goes wrong ---------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------
 
     def _happens(self, fault: ElectionFault) -> None:
         network = self.network
@@ -116,7 +116,7 @@ class ElectionWorld:
 
 
 def run_election(number: int) -> ElectionWorld:
-    """Run the schedule of this number. Raises `InvariantBroken`, with the command that shows it again as a note."""
+    """Run the schedule of this number. Raises `InvariantBroken`; a note gives the command that repeats the run."""
     world = ElectionWorld(draw_election(number))
     try:
         world.run_all()
@@ -134,7 +134,7 @@ def election_lines(schedule: ElectionSchedule) -> Iterator[str]:
         world.run_all()
         terms = sorted({decision.term for decision in world.decisions})
         last = f"ended well: {len(world.decisions)} decisions, in the terms {terms}"
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is what the run is looked at for
+    except Exception as error:  # noqa: BLE001 - any error is a result of the run
         last = f"{BROKEN}{type(error).__name__}: {error}"
     yield from (f"{at:10.3f} {what.format(*values)}" for at, what, values in world.network.log)
     yield last
