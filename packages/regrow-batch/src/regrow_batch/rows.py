@@ -257,7 +257,7 @@ def _changed(body: bytes, model: str, streams: bool) -> bytes:
     if model:
         fields["model"] = model
     if streams:
-        # vLLM and SGLang then count an answer that is ended early. A server that refuses this is asked for a whole answer.
+        # vLLM and SGLang then count an answer that is ended early. Servers that refuse this are asked without a stream.
         fields |= {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     return msgspec.json.encode(fields)
 

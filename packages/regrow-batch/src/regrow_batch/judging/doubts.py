@@ -92,7 +92,7 @@ class RowsInDoubt:
         self._trust(url, hand.row.kind, began)
 
     def _trust(self, url: str, kind: Kind, began: Instant) -> None:
-        """Settle rows that this worker refused before `began` as the rows' fault, unless another worker can be asked."""
+        """Settle rows that this worker refused before `began` as the rows' fault, unless others can be asked."""
         rows, self._rows = self._rows, []
         for hand in rows:
             word = next((each for each in hand.opinions if each.worker == url and each.at <= began), None)

@@ -50,10 +50,9 @@ class Opinion:
 
 @dataclass(slots=True, eq=False)
 class Hand:
-    """A row in hand.
-A row in hand, with its history.
+    """A row in hand, with its history.
+
     Attributes:
-        row: which.
         row: the row.
         size: its bytes in the input.
         attempt, busy: attempts that count, and attempts that do not.
@@ -63,6 +62,7 @@ A row in hand, with its history.
         alone: it must have no row beside it.
         asks_all: workers that do not fit are asked too, since no other is left.
         copies: number of attempts under way and not judged yet.
+        done: it has its result.
     """
 
     row: BatchRow
@@ -121,7 +121,7 @@ class WorkerEvidence:
         self._listed: set[str] = set()
         """Models that any worker has ever listed."""
         self._aliases: set[tuple[str, str]] = set()
-        """Workers with the model names that they answer with, although they were asked for another one that they list."""
+        """Workers with the model names that they answer with, although asked for another model that they list."""
 
     def _record(self, url: str, kind: Kind) -> _Record:
         found = self._records.get((url, kind))
@@ -157,7 +157,7 @@ class WorkerEvidence:
         self._aliases.add((url, name))
 
     def is_of_another_model(self, url: str, row: BatchRow, answer: Answer) -> bool:
-        """True if a worker answers as another model and does not list the row's, which some worker lists or did list."""
+        """True if a worker answers as another model and does not list the row's, which some worker has listed."""
         return answer.model not in ("", row.model) and not self.lists(row.model, url) and self.lists(row.model)
 
     def answered(self, url: str, row: BatchRow) -> None:

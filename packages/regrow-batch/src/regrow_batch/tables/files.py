@@ -217,7 +217,7 @@ def _separated(place: str, delimiter: str) -> Iterator[Sequence[Record]]:
     with open_unpacked(place) as stream, TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text, delimiter=delimiter, strict=True, restkey=_BEYOND)
         names = table.fieldnames or ()
-        if twice := sorted({name for name in names if name and names.count(name) > 1}):  # spreadsheets add empty columns
+        if twice := sorted({name for name in names if name and names.count(name) > 1}):  # from trailing commas
             raise UsageError(f"{place} has two columns {twice[0]!r}", hint="give each a name of its own")
         for record in table:
             if _BEYOND in record:
