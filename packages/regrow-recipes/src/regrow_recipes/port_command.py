@@ -16,7 +16,7 @@ def port(script: Path) -> int:
     from regrow_recipes.port.proposing import propose
 
     source = read_source(script)
-    # `patch` takes no absolute path for a file that it may change.
+    # `patch` does not change a file with an absolute path.
     shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
     made = propose(source.text, str(shown), modules_beside(script, source.text))
     for line in made.says:

@@ -1,4 +1,4 @@
-"""Commands that train by a recipe."""
+"""Commands that train from a recipe."""
 
 import json
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _GPU_MEMORY: Final = "80GB"
 _SCRIPT: Final = "regrow_recipes.recipes"
 _SIZES: Final = ("nproc_per_node", "nnodes", "local_nodes", "spares", "standalone")
-"""Flags that decide the world at the start; the recipe decides the rest."""
+"""Flags that set the initial world size; the recipe sets the rest."""
 
 
 @click.command(cls=options.RunCommand, context_settings={"token_normalize_func": torchrun.spelled_out})
@@ -175,14 +175,14 @@ def _yaml(path: Path) -> dict[str, Any]:
 
 
 def read(recipe: str, settings: Sequence[str]) -> "TrainingRecipe":
-    """The recipe of a command line."""
+    """The recipe of the command's arguments."""
     from regrow_recipes.recipes.reading import read_recipe
 
     return read_recipe(recipe, settings)
 
 
 def _settings(settings: Sequence[str], model_path: str, data_files: Sequence[str], out: str) -> list[str]:
-    """All that was said in words, as settings; the shortcuts last."""
+    """All arguments as settings; the shortcuts come last."""
     short = [("model.path", model_path), ("output.dir", out), ("data.train", list(data_files))]
     return [*settings, *(f"{key}={json.dumps(value)}" for key, value in short if value)]
 
