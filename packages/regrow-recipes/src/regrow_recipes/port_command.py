@@ -8,7 +8,7 @@ import click
 @click.command()
 @click.argument("script", type=click.Path(path_type=Path))
 def port(script: Path) -> int:
-    """Print what SCRIPT would change for regrow, as a diff, and what in it is to know. Nothing of it is run.
+    """Print the changes that SCRIPT needs for regrow, as a diff, and notes on it. None of it is run.
 
     The diff goes to standard output: regrow port train.py | patch -p0. Without a diff the exit code is 1.
     """

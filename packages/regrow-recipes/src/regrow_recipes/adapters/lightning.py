@@ -125,7 +125,7 @@ def _refuse(trainer: Any, model: Any, ckpt_path: object) -> None:
 
 
 def recoverable(trainer: Any) -> Any:
-    """A class like Lightning's `Trainer`, or a subclass, that survives faults; other classes are returned unchanged."""
+    """A subclass of the trainer class that survives faults; a class that already does is returned unchanged."""
     if issubclass(trainer, _Recoverable):
         return trainer
     made = type(trainer.__name__, (_Recoverable, trainer), {"__module__": trainer.__module__})

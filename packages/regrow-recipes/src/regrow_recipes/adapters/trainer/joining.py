@@ -36,7 +36,7 @@ def joined(seed: int, *, changes_classes: bool = False) -> Session:
 
 
 def joining(arguments: Any) -> Any:
-    """A subclass of `TrainingArguments` that joins the job before accelerate looks for one; else the same class.
+    """A subclass of a `TrainingArguments` class that joins the job before accelerate initializes the process group.
 
     Args:
         arguments: the framework's class.

@@ -355,7 +355,7 @@ def _refuse(trainer: Any, resume_from_checkpoint: object, trial: object) -> None
 
 @functools.cache
 def recoverable(trainer: Any) -> Any:
-    """A class like `Trainer`, or a subclass, that survives faults; other classes are returned unchanged."""
+    """A subclass of the trainer class that survives faults; a class that already does is returned unchanged."""
     if issubclass(trainer, Recoverable):
         return trainer
     made = type(trainer.__name__, (Recoverable, trainer), {"__module__": trainer.__module__})
