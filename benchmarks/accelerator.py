@@ -1,17 +1,16 @@
-"""A step on an accelerator under regrow against the same step without, on the tests' stand-in device.
+"""Step time on an accelerator with and without regrow, on the tests' stand-in device.
 
     python benchmarks/accelerator.py            # about 5 minutes
     python benchmarks/accelerator.py --quick    # about 2 minutes
 
-The stand-in takes 200 µs for each launch beside its arithmetic, and its queue has room for a step: a host that runs
-ahead of it keeps it at work, and each time that the host waits for all of it shows. One rank, two ranks that take
-the mean of their gradients over the host, and two of DDP over groups of the device's own, as NCCL's are. The sides live
-at once and train in turns, a block of steps each; `step_over_plain` is the shortest of regrow's blocks by the shortest
-of plain's, which other work on the machine touches least. `drains_a_step` are regrow's waits for the device beyond the
-script's own; `ahead_over_plain` is what stands in the queue as a step ends, by what stands there under plain torch.
-Figures of DDP end in `_ddp`: its gate has to wait for the sums of gradients, once a step. `silent_differences` are
-losses, and digests of parameters, that are not those of the same training on the processor. g++ builds the device at
-the first use.
+The stand-in takes 200 µs for each launch in addition to its arithmetic, and its queue has room for one step. A host
+that runs ahead keeps it busy, so each time that the host waits for the whole queue is visible. Sides: one rank; two
+ranks that average their gradients on the host; and two of DDP over groups of the device's own, as NCCL's are. All sides
+run at once and train in turns, a block of steps each. `step_over_plain`: regrow's shortest block over plain torch's,
+which other load on the machine affects least. `drains_a_step`: regrow's waits for the device in addition to the
+script's own; `ahead_over_plain`: length of the queue at the end of a step, over that under plain torch. Figures of DDP
+end in `_ddp`: its gate has to wait for the sums of gradients, once a step. `silent_differences`: losses, and digests of
+parameters, that differ from the same training on the CPU. g++ builds the device at the first use.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""SIDE FILE: a small model that trains on the tests' stand-in device when it is told; SIDE is `plain` or `regrow`.
+"""SIDE FILE: a small model that trains on the tests' stand-in device on command; SIDE is `plain` or `regrow`.
 
-Its losses and a digest of its parameters come into FILE. Two ranks take the mean of their gradients over the host
-themselves, so both sides have the same work, and the same waits that are the script's own; with `TURN_DDP=1` it is
-DistributedDataParallel's work, over groups of the device's own, and no wait is the script's.
+It writes its losses and a digest of its parameters to FILE. Two ranks average their gradients on the host, so both
+sides have the same work, and the same waits by the script; with `TURN_DDP=1`, DistributedDataParallel does this work
+over groups of the device's own, and the script never waits.
 """
 
 import hashlib

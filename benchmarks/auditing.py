@@ -1,9 +1,9 @@
-"""Cost of looking for replicas that differ.
+"""Cost of comparing replicas for differences.
 
-The figure is the time that the slowest rank spends looking, of all time: each look is timed where it is taken, on the
-thread that trains. Two jobs beside each other, one of them without it, differ by more from turn to turn than it costs;
-so its cost elsewhere (the coordinator compares) is looked for within the one job: a step before which the state was
-looked at, and the one behind it, against their calm neighbours.
+The figure is the share of its time that the slowest rank spends on comparisons, each timed on the training thread. Two
+jobs side by side, one without comparisons, differ by more from turn to turn than a comparison costs; so the cost
+elsewhere (the coordinator compares) is measured within one job: the step before a comparison and the step after it,
+against neighbouring steps without one.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Speed of the head of `regrow batch`: rows a second with workers that answer at once, memory at a million rows.
+"""Speed of the head of `regrow batch`: rows a second with workers that answer at once, and memory at a million rows.
 
-`python benchmarks/batch.py` sends a million rows (about eight minutes on two cores); `--quick` sends 30,000, and
-10,000 of a million of which the journal has the others, so that index, journal and output are those of a million.
+`python benchmarks/batch.py` sends a million rows (about eight minutes on two cores); `--quick` sends 30,000, and then
+the last 10,000 of a million whose other results are in the journal, so that index, journal and output have full size.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""`regrow batch` beside `vllm run-batch`: the same file through the same engine; rows a second, and where the CPU went.
+"""`regrow batch` against `vllm run-batch`: the same file through the same engine; rows a second, and use of the CPU.
 
-`build/vllm/venv/bin/python benchmarks/batch_vllm.py` after `make test-vllm`, whose environment and model it takes. Both
-run in turns. Starts of servers are left out: run-batch
-counts from where its log says that it reads the file to where it writes the results.
+`build/vllm/venv/bin/python benchmarks/batch_vllm.py` after `make test-vllm`, whose environment and model it uses. Both
+sides run in turns. Server start-up is excluded: run-batch is timed from its log line about reading the file to its
+writing of the results.
 """
 
 import argparse

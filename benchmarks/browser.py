@@ -1,4 +1,4 @@
-"""Headless Chromium over its DevTools protocol, as far as the live page's measurements need it."""
+"""Controls headless Chromium over its DevTools protocol, for the measurements of the live page."""
 
 import asyncio
 import base64

@@ -4,13 +4,13 @@
     python benchmarks/buddy.py --quick    # about 3 minutes
 
 One model of 25 million parameters with AdamW (300 MB of state), sharded by FSDP2 over four ranks on two nodes of this
-machine, with a thread each. At a copy every rank puts its 75 MB into shared memory, its node's agent sends it to the
-other node's while the next step runs, and that step's vote waits for it. On one machine both agents take their time
-from the same cores as the training; between machines the network does most of it.
+machine, with a thread each. For a copy every rank puts its 75 MB into shared memory, its node's agent sends it to the
+other node's agent during the next step, and that step's vote waits for it. On one machine both agents use the same
+cores as the training; between machines the network does most of the work.
 
-Four jobs run in turns, three paused while one trains. A turn has as many steps as hold the same number of copies for
-each side, and its figure is the mean time of a step; *overhead* is the median over the rounds of the ratio to the side
-without copies in the same round. *Streamed* is the speed at which one rank's copy reached the other node.
+Four jobs run in turns, three paused while one trains. A turn has enough steps for the same number of copies on each
+side, and its figure is the mean step time; *overhead* is the median over the rounds of the ratio to the side without
+copies in the same round. *Streamed* is the speed at which one rank's copy reached the other node.
 """
 
 import argparse

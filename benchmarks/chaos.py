@@ -1,24 +1,24 @@
-"""Minutes of seeded faults of all kinds against hosts with a network between them: regrow, and torchrun beside it.
+"""Seeded faults of all kinds, for minutes, against hosts connected by a network: regrow and torchrun side by side.
 
     python benchmarks/chaos.py              # 30 minutes of faults a side, one every 20 s: over an hour
     python benchmarks/chaos.py --quick      # at most 8 minutes
 
-Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of ours carries
-the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a fourth
-is the spare. On each side two jobs of the same steps go on beside each other: one that nobody disturbs, and one that
-has the faults of the seed's plan. *Goodput* is how long the undisturbed job took for the steps that the disturbed one
-made while there were faults, as a share of that time (what comes after the last one is not in it); of a job that goes
-on no more, the share that it made of all steps. Torchrun's side has the same plan, a checkpoint every 50 steps on a
-local disk, no spare (with one its agents start all workers again and again as soon as a host has come back),
-collectives that end after 20 s, and whatever ends there is started again as it is for regrow.
+Needs root and `ip` (iproute2): each host is a network namespace with its own launcher, and a process of the benchmark
+forwards the frames between them, so that links can be slow and lossy on any kernel. Three hosts have two ranks each, a
+fourth is the spare. Each side runs two jobs of the same steps side by side: one undisturbed, and one with the faults
+of the seed's plan. *Goodput*: the undisturbed job's time for the steps that the disturbed one made during the faults,
+as a share of the time of the faults (time after the last one is excluded); for a job that stops for good, the share of
+all steps that it made. Torchrun's side has the same plan, a checkpoint every 50 steps on a local disk, no spare (with
+one its agents restart all workers again and again once a host has come back) and collectives that time out after 20 s;
+ended processes are restarted as on regrow's side.
 
-Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for ever; regrow
+Of 40 faults, 24 kill a rank (SIGKILL), 2 kill two ranks within 0.3 s, 2 make a rank hang (SIGSTOP for good; regrow
 has `--hang-timeout 1`, 90 s otherwise), 1 kills an agent, 2 pause one for 5 s, 1 pauses the coordinator's launcher
-for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's, 2 cut a host's link, both
-ways or what it sends, until the job goes on without it, 20 s at most (regrow has `--node-lease 1`, 10 s otherwise),
-and for 3 s 1 has all frames come 200 ms later and 1 loses 5 of 100. Launchers that have ended are started again a
-second later. Under torchrun an agent is its launcher, and the coordinator the launcher of the host that its store is
-on. Where regrow's jobs have ended, what still runs of them and what they left in shared memory is counted.
+for 5 s and 1 kills it, 2 kill all processes of a host and 1 those of the coordinator's host, 2 cut a host's link, in
+both directions or outgoing only, until the job continues without it, 20 s at most (regrow has `--node-lease 1`, 10 s
+otherwise); for 3 s, 1 delays all frames by 200 ms and 1 loses 5 of 100. Ended launchers are restarted a second later.
+Under torchrun the agent is its launcher, and the coordinator is the launcher on the host of its store. After the end of
+regrow's jobs, their remaining processes and shared memory are counted.
 """
 
 import argparse

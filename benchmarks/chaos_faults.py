@@ -1,4 +1,4 @@
-"""Faults that strike the jobs of `chaos.py`: their kinds, how often each comes, and how each is made."""
+"""Faults of `chaos.py`: their kinds, their frequencies, and their implementation."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The jobs of `chaos.py`: a job on hosts of its own, under regrow or under torchrun, and what it has committed."""
+"""The jobs of `chaos.py`: a job on hosts of its own, under regrow or torchrun, and its committed steps."""
 
 import os
 import subprocess

@@ -1,7 +1,7 @@
-"""The training of `chaos.py`: a small model whose steps last as long as one is told, under torchrun or under regrow.
+"""The training of `chaos.py`: a small model with steps of a given duration, under torchrun or regrow.
 
-What a step computes is little, so that many ranks on few cores keep the pace, and a fault costs what its recovery
-costs. At the end rank 0 writes a digest of the parameters and the optimizer's state.
+A step computes little, so that many ranks on few cores keep the pace, and a fault costs only its recovery. At the end
+rank 0 writes a digest of the parameters and the optimizer's state.
 """
 
 import argparse

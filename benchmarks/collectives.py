@@ -1,16 +1,16 @@
-"""All-reduce of tensors in the processor's memory: gloo against regrow's own transport, side by side on one machine.
+"""All-reduce of CPU tensors: gloo against regrow's own transport, side by side on one machine.
 
     python benchmarks/collectives.py            # some minutes
     python benchmarks/collectives.py --quick    # one to two minutes
 
-Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are formed in the same processes and called in turns,
-each first in every other round; the time is rank 0's, from a barrier of all ranks until its call has returned, and the
-figure is the median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of
-gradients. Above 16 ranks regrow speaks in rounds to a few peers; `direct` is what it would be if each spoke to each.
+Forks 2, 4, 8, 16 and 32 ranks with a thread each. The transports are set up in the same processes and called in turns,
+in alternating order; the time is rank 0's, from a barrier of all ranks until its call returns, and the figure is the
+median over the rounds. Sizes: 1 KB, as a loss or a gradient norm, 1 MB, and 100 MB, as several buckets of gradients.
+Above 16 ranks regrow communicates in rounds with a few peers; `direct` has each rank communicate with all others.
 
     python benchmarks/collectives.py --before ../before --worlds 2 4 8 16
 
-has the transport of another checkout of this repository beside it, in the same processes and turns.
+adds the transport of another checkout of this repository, in the same processes and turns.
 """
 
 import argparse

@@ -1,11 +1,11 @@
-"""Every benchmark's `--quick` of another checkout and of this one, one after the other, and their figures in one table.
+"""Runs every benchmark's `--quick` of another checkout and of this one, and puts their figures into one table.
 
     git worktree add ../before COMMIT && make -C ../before venv
     python benchmarks/compare.py ../before --out build/compare.md
 
-The two sides take turns, benchmark by benchmark and round by round, so that a load hits both; which of them begins
-changes with each round. A figure is the median of its rounds. A benchmark that only one side has is left out; one that
-fails or takes too long is named, and the others go on.
+The two sides take turns, benchmark by benchmark and round by round, so that load affects both; they alternate in going
+first. A figure is the median of its rounds. A benchmark that only one side has is left out; one that fails or takes too
+long is named, and the others continue.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""One job of a benchmark: started, watched through its records, struck, and ended without leftovers.
+"""One job of a benchmark: started, followed through its records, subjected to faults, and ended without leftovers.
 
-The same code for every side. What differs between sides is a command line and a folder of records.
+The code is the same for every side. Sides differ in a command line and a folder of records.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""Speed at which the coordinator is heard: the real one, with up to 5,000 simulated agents over real sockets.
+"""Latency of the coordinator: the real one, with up to 5,000 simulated agents over real sockets.
 
-A worker dies; from the report of it until the last of the others is told to give its groups up (abort), and until the
-last of all is told its place in the next generation (assign). Coordinator and agents share this machine's cores, so
-the agents' needs are in the figures too. A process has many agents (`simulated_agents.py`), each with its own socket.
+A worker dies. Measured from the report of its death until the last survivor is ordered to abort its groups (abort), and
+until the last one has received its place in the next generation (assign). Coordinator and agents share this machine's
+cores, so the figures include the agents' work. A process has many agents (`simulated_agents.py`), a socket each.
 
 python benchmarks/control_plane.py [--quick] [--json FILE] [--ranks-per-agent N] [--agents N,...]
 """

@@ -4,27 +4,27 @@
     python benchmarks/data.py --quick     # fewer rounds and a small corpus, about 4 minutes
     python benchmarks/data.py --streaming-python ~/streaming/bin/python    # where that is another environment
 
-**First batch.** A new process, forked from one with torch imported, takes the place of a lost worker at step 10, 1,000
-and 100,000: the time from its first instruction to its first batch of 8 samples of 128 tokens, shuffled. regrow's
-slices it out of the mapped corpus. A `DataLoader` with one loader worker and `persistent_workers` reads all batches
-before and throws them away; *skips indices* draws their indices only, as good skipping samplers do; mosaicml-streaming
-is resumed by its `state_dict`, with the samples in its own format, forked after its imports just as the others. Step
-100,000 is measured once where all batches are read, the rest several times.
+**First batch.** A new process, forked from one with torch imported, replaces a lost worker at step 10, 1,000 and
+100,000: the time from its first instruction to its first batch of 8 samples of 128 tokens, shuffled. regrow slices the
+batch out of the mapped corpus. A `DataLoader` with one loader worker and `persistent_workers` reads all earlier batches
+and discards them; *skips indices* only draws their indices, as good skipping samplers do; mosaicml-streaming is resumed
+by its `state_dict`, with the samples in its own format, forked after its imports like the others. Step 100,000 is
+measured once if all batches are read, the rest several times.
 
-**Memory.** 1, 2, 4 and 8 ranks go through a corpus of 2 GB in batches of 16 windows of 1,024 tokens, each rank through
-its share; every eighth window, which brings in each page. Counted when all are through, each page once (Pss): all of
-the ranks and loader workers, and the corpus in the page cache; less what the same processes have had at their first
-batch besides the corpus. `DataLoader` over the corpus loaded into each rank, as far as it fits into half of the free
-memory, and over `numpy.memmap`. What was loaded is not counted a second time in the page cache.
+**Memory.** 1, 2, 4 and 8 ranks read a corpus of 2 GB in batches of 16 windows of 1,024 tokens, a share each; every
+eighth window, which loads every page. Counted at the end, each page once (Pss): all ranks and loader workers, and the
+corpus in the page cache; less the memory of the same processes at their first batch without the corpus. Sides:
+`DataLoader` over the corpus loaded into each rank, if it fits into half of the free memory, and over `numpy.memmap`. A
+loaded corpus is not counted a second time in the page cache.
 
 **Throughput.** Batches a second of ranks that compute nothing: 64 windows of 1,024 tokens, at 1, 2 and 4 ranks, and 16
-with a transform of 1 ms of the processor's time each, at 1 and 2. Tokens are sliced out of the mapped corpus by the
-ranks themselves. What is transformed comes from the node's cache, which a producer fills with one loader worker a rank;
-it has room for 64 batches, which are read before the clock starts: nothing was made in advance. `DataLoader` has one
-loader worker a rank and `persistent_workers`. The sides take turns, each after the other has come to rest. The figure
-is the median over the rounds of the ratio to `DataLoader` in the same round.
+with a transform of 1 ms of CPU time each, at 1 and 2. Ranks slice tokens out of the mapped corpus themselves.
+Transformed samples come from the node's cache, which a producer fills with one loader worker a rank; it has room for 64
+batches, which are read before the clock starts, so that no batch is made in advance. `DataLoader` has one loader worker
+a rank and `persistent_workers`. The sides take turns, each after the other has become idle. The figure is the median
+over the rounds of the ratio to `DataLoader` in the same round.
 
-Targets stand in `targets.py`; a missed one is printed as missed. Exits with 1 when something could not be measured.
+The targets are in `targets.py`; a missed one is printed as missed. Exits with 1 if a measurement failed.
 """
 
 import argparse

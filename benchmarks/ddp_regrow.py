@@ -1,7 +1,7 @@
 """The regrow side of `recovery.py`: the same training, with each step a transaction.
 
-Commits are recorded by regrow itself. The process that computed a step is logged with it, so that the benchmark knows
-whom to kill.
+regrow itself records the commits. The process that computed a step is logged with it, so that the benchmark knows which
+one to kill.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The torchrun side of `recovery.py`: plain DDP with a checkpoint every few steps, resumed after a restart.
 
-Run by `torchrun`; every rank writes its commits to `steps.rank<R>.jsonl` in the format that regrow's agents use.
+Run by `torchrun`; every rank writes its commits to `steps.rank<R>.jsonl` in the format of regrow's agents.
 """
 
 import argparse

@@ -1,16 +1,16 @@
-"""Cost of comparing replicas in a step: never, and every 100, 10 and 1 steps, in turns; and its two parts alone.
+"""Cost of comparing replicas in a step: never, and every 100, 10 and 1 steps, in turns; and of its two parts alone.
 
     python benchmarks/digests.py            # about 10 minutes
     python benchmarks/digests.py --quick    # about 2 minutes, without every 100
 
 One model of 25 million parameters with AdamW (300 MB of state) under DDP on two ranks of this machine, with a thread
-each. At a comparison every rank reads all of its state once for the digest, and once more to copy it; both are bound by
-the machine's memory, and nothing of it happens beside the training. The steps of this model are short for its size (32
-tokens a rank), so the percentages are far above those of a real training; the seconds a GB are what carries over.
+each. For a comparison every rank reads all of its state once for the digest, and once more to copy it; both are bound
+by memory bandwidth, and neither overlaps with the training. The steps of this model are short for its size (32 tokens a
+rank), so the percentages are far above those of a real training; the seconds a GB apply elsewhere.
 
-The jobs run in turns, the others paused while one trains. A turn has as many steps as hold the same number of
-comparisons for each side, and its figure is the mean time of a step; *overhead* is the median over the rounds of the
-ratio to the side without in the same round.
+The jobs run in turns, the others paused while one trains. A turn has enough steps for the same number of comparisons on
+each side, and its figure is the mean step time; *overhead* is the median over the rounds of the ratio to the side
+without comparisons in the same round.
 """
 
 import argparse

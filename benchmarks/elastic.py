@@ -1,18 +1,18 @@
-"""Cost of a change of the world to those who stay, of equal losses in any world, and the gain of more replicas.
+"""Cost of a change of the world size for the remaining ranks, cost of invariant losses, and gain of more replicas.
 
     python benchmarks/elastic.py            # about 12 minutes
     python benchmarks/elastic.py --quick    # about 5 minutes
 
 *Changes*: one model of 25 million parameters with AdamW (300 MB of state) in 8 micro-batches a step, on 2 and 4 ranks
-in turn, one thread each. Sides, by turns on one machine, one paused while the other runs: regrow, asked over HTTP as
-`regrow scale` does; torchrun's elastic agents with a checkpoint on local disk every 10 steps, one of which joins and
-leaves. *Pause* is the time from the last step committed before a change to the first one beyond it, minus a median
-step. Of regrow it is taken from its records, and again from the commits of rank 0 alone.
+in turn, one thread each. Sides, in turns on one machine, one paused while the other runs: regrow, requested over HTTP
+as by `regrow scale`; torchrun's elastic agents with a checkpoint on local disk every 10 steps, one of which joins and
+leaves. *Pause* is the time from the last step committed before a change to the first one after it, minus a median
+step. regrow's is taken from its records, and again from the commits of rank 0 alone.
 
-*Invariant*: the same model on 4 ranks in one job, blocks of steps in the default mode and in world-invariant mode by
-turns. *Throughput*: a model whose micro-batches take a fixed time, on 1 to 4 replicas of one job.
+*Invariant*: the same model on 4 ranks in one job, blocks of steps in the default mode and in world-invariant mode in
+turns. *Throughput*: a model with micro-batches of a fixed duration, on 1 to 4 replicas of one job.
 
-Exits with 1 when a change did not come about.
+Exits with 1 if a change did not happen.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""The regrow side of `elastic.py`: trainings in micro-batches, whose world may change at any step.
+"""The regrow side of `elastic.py`: trainings in micro-batches, with a world size that may change at any step.
 
 `train`: the model of `workload.py`. `swap`: the same, with the gradients of every other block of steps summed in
-world-invariant mode. `sleep`: a model whose every micro-batch takes a fixed time, whatever the machine.
+world-invariant mode. `sleep`: a model with micro-batches of a fixed duration on any machine.
 """
 
 import argparse

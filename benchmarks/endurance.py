@@ -1,17 +1,17 @@
-"""A long run among incidents of all kinds: what grows in it, and whether it is equal to a run that nobody disturbed.
+"""A long run with incidents of all kinds: growth of its resources, and equality with an undisturbed run.
 
     python benchmarks/endurance.py            # 20,000 steps, an incident every 300
     python benchmarks/endurance.py --quick    # 4,000 steps, an incident every 250: 10 minutes on busy cores
 
 Two replicas on two nodes of this machine, a spare node, a standby on each, a durable checkpoint every 10 s. In turns a
 worker is killed, a worker hangs, the ranks of a node move to the spare one, and the world shrinks to one replica and
-grows to two. Each tenth of the run the launcher and the agents, which live through all of it, are looked at (memory,
-descriptors, threads), and all processes of the job, its shared memory and the files in its folder are counted. *Growth*
-is the slope of a line through the last eight of the ten looks, over the time of these, in parts of their mean.
+grows to two. After each tenth of the run, memory, descriptors and threads of the launcher and the agents, which live
+throughout, are measured, and all processes, shared memory and files of the job are counted. *Growth* is the slope of a
+line through the last eight of the ten measurements, over their time, relative to their mean.
 
-A step lasts a second while an incident is under way, so that the next one finds its job as it should be.
+A step lasts a second during an incident, so that the job has recovered before the next one.
 
-Exits with 1 when the job did not come to its end, or its result is another.
+Exits with 1 if the job did not finish, or its result differs.
 """
 
 import argparse

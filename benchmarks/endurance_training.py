@@ -1,7 +1,7 @@
-"""The training of `endurance.py`: a small model in micro-batches, whose bits are the same in any world.
+"""The training of `endurance.py`: a small model in micro-batches, bitwise the same in any world.
 
-With `--hold FOLDER` a step lasts a second while the incident before it is not over: until the folder has a file of its
-number. At its end rank 0 writes a digest of parameters and moments.
+With `--hold FOLDER` a step lasts a second while the previous incident continues: until the folder has a file named by
+the incident's number. At its end rank 0 writes a digest of parameters and moments.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Processes for `rendezvous.py` and `data.py`: forked from one that has torch imported, agents' stores among them."""
+"""Processes for `rendezvous.py` and `data.py`, forked from one with torch imported; among them agents' stores."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Cost of a generation on the wire: bytes that coordinator and agents send, counted at the machine of production.
+"""Bytes that coordinator and agents send to form a generation, counted with the coordinator's real state machine.
 
 Described in `rendezvous.py`.
 """

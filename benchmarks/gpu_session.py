@@ -1,15 +1,15 @@
-"""Ten minutes with one GPU: everything that only a GPU can show, worst first, each part in processes of its own.
+"""Ten minutes with one GPU: all checks that need a GPU, the riskiest first, each part in processes of its own.
 
     python benchmarks/gpu_session.py                        # all parts on CUDA, 12 minutes at most
     python benchmarks/gpu_session.py --parts 1-9 --budget 480 --out seen.jsonl
     python benchmarks/gpu_session.py --device cpu           # what makes sense without one; the others say why not
 
-Each part prints one line of JSON as it ends, also where it is killed at its limit: its number and name, the result
-(`passed`, `failed`, `killed`, `skipped`, `interrupted`), seconds, and what it has measured so far. A part that does not
-fit into what is left of the budget is skipped, and a shorter one behind it may run. What a part has started ends with
-it. Needs torch 2.11 or newer, Linux, and `src` beside this folder; regrow need not be installed (docs/cuda.md).
+Each part prints one line of JSON at its end, even if it is killed at its limit: its number and name, the result
+(`passed`, `failed`, `killed`, `skipped`, `interrupted`), seconds, and its measurements so far. A part that does not fit
+into the rest of the budget is skipped, and a shorter later one may run. All processes of a part end with it. Needs
+torch 2.11 or newer, Linux, and `src` beside this folder; regrow need not be installed (docs/cuda.md).
 
-Exits with 1 when a part failed, was killed or left processes behind.
+Exits with 1 if a part failed, was killed or left processes behind.
 """
 
 import argparse

@@ -1,17 +1,17 @@
-"""The rewards of `regrow train grpo` beside those of TRL's own `GRPOTrainer` under torchrun, in the same steps.
+"""The rewards of `regrow train grpo` and of TRL's own `GRPOTrainer` under torchrun, in the same steps.
 
     python benchmarks/grpo.py            # 5 seeds of 60 updates
     python benchmarks/grpo.py --quick    # 3 seeds of 40 updates
 
 A Llama of 9 thousand parameters over 60 words, all weights, on two ranks of this machine with a thread each; an update
-has 32 completions of 8 words, in groups of 8, and the reward is the share of words with an even number: it begins at a
-half, and can come to 1. Both sides have the same model, prompts, order of prompts, reward, seed and steps.
+has 32 completions of 8 words, in groups of 8, and the reward is the share of words with an even number: it starts at
+a half, and can reach 1. Both sides have the same model, prompts, order of prompts, reward, seed and steps.
 
-regrow seeds generators for each step, so the two sides sample other tokens from the same model, and their curves are
-those of two draws: *final*, the mean reward of the last ten updates, is compared over the seeds. A third run is plain
+regrow seeds generators for each step, so the two sides sample different tokens from the same model, and their curves
+are two random draws: *final*, the mean reward of the last ten updates, is compared over the seeds. A third run is plain
 TRL that seeds its generators at each update as regrow does. It samples the same tokens, and has the same rewards in all
-four digits that `regrow train` prints, until another order of summation has one token sampled otherwise: *alike* is how
-many updates that takes.
+four digits that `regrow train` prints, until a different order of summation changes a sampled token: *alike* is the
+number of updates before that.
 """
 
 import argparse

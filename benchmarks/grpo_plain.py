@@ -1,7 +1,7 @@
-"""The plain side of `grpo.py`: TRL's own `GRPOTrainer` under torchrun, as a script without regrow has it.
+"""The plain side of `grpo.py`: TRL's own `GRPOTrainer` under torchrun, in a script without regrow.
 
-Rank 0 writes the mean reward of each update as JSON. With `--alike` the generators are seeded at each update as regrow
-does it, so that the same tokens are sampled on both sides.
+Rank 0 writes the mean reward of each update as JSON. With `--alike` the generators are seeded at each update as by
+regrow, so that both sides sample the same tokens.
 """
 
 import argparse

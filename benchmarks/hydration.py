@@ -1,16 +1,16 @@
-"""Speed at which a newcomer gets its state from healthy ranks, beside a plain socket and a memory copy.
+"""Speed at which a newcomer receives its state from healthy ranks, against a plain socket and a memory copy.
 
     python benchmarks/hydration.py            # 0.1, 1 and 4 GB, about 2 minutes
     python benchmarks/hydration.py --quick    # 0.1 and 1 GB, half a minute
 
-Holders and receivers are processes of their own with one thread for torch each. The plain socket is of the same kind,
-with the same buffers, between two processes, from and into memory that is there already, without checksums. `4 flows`:
-one holder read over four connections, beside four plain sockets with a thread at each end, and four that send each MiB
-with a checksum and check it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `memory` bytes are read
-out of the holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9
-bytes. *Beyond the state* is the most memory that a process took on top of its tensors.
+Holders and receivers are separate processes with one torch thread each. The plain socket is of the same kind, with the
+same buffers, between two processes, from and into allocated memory, without checksums. `4 flows`: one holder read over
+four connections, against four plain sockets with a thread at each end, and four that send each MiB with a checksum and
+verify it (`checked`). `--transport` is `regrow run`'s `--hydration`; with `memory`, bytes are read directly from the
+holder's memory. All sides run in turns; figures are medians, `of_4_...` of ratios within a turn; GB are 10^9 bytes.
+*Beyond the state* is the peak memory of a process in addition to its tensors.
 
-Exits with 1 when one holder brings less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
+Exits with 1 if one holder reaches less than 70 % of the plain socket, or a side takes more than 256 MiB beyond.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that answers at once with always the same, to measure what the head of a batch can do.
+"""An OpenAI-compatible server that returns a fixed answer at once, to measure the head of a batch.
 
 `python benchmarks/instant_worker.py`: prints its port.
 """

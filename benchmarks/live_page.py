@@ -1,9 +1,9 @@
-"""The live page in a browser: how often it draws 2,000 ranks, and what it looks like while ranks of a job are killed.
+"""The live page in a browser: its drawing rate for 2,000 ranks, and screenshots while ranks of a job are killed.
 
-A simulated job of 2,000 ranks tells of commits all the time and has an incident every two seconds; the page is offered
-more updates than it is asked to draw, and those that it has drawn are counted. Then a job of four ranks is trained,
-and two of them are killed: one by `regrow kill`, and one by the page itself, with its keyboard alone. Screenshots are
-taken before, while and after each is mended, the first in light and the second in dark.
+A simulated job of 2,000 ranks reports commits all the time and has an incident every two seconds; the page gets more
+updates than it should draw, and the drawn ones are counted. Then a job of four ranks is trained, and two of them are
+killed: one by `regrow kill`, and one by the page itself, with its keyboard alone. Screenshots are taken before, during
+and after each recovery, the first in light mode and the second in dark mode.
 
 python benchmarks/live_page.py [--quick] [--json FILE] [--shots DIR] [--chromium PATH]
 """

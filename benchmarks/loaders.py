@@ -1,4 +1,4 @@
-"""Processes for `data.py`: readers of a corpus by regrow's node cache and by torch's DataLoader, and what they read."""
+"""Processes for `data.py`: readers of a corpus by regrow's node cache and by torch's DataLoader, and their data."""
 
 import os
 import shutil

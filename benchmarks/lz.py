@@ -1,20 +1,20 @@
 """Effect of the LZ penalty on degenerate output and on accuracy, and its cost.
 
-    python benchmarks/lz.py            # more of all; estimated at 20 minutes, not timed yet
+    python benchmarks/lz.py            #     python benchmarks/lz.py            # all settings; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
-    python benchmarks/lz.py --quick --arrivals    # seconds: only what requests cost as they arrive under a server
+    python benchmarks/lz.py --quick --arrivals    #     python benchmarks/lz.py --quick --arrivals    # seconds: only the cost of requests that arrive under a server
 
-A small recurrent model (0.4 million parameters, 512 tokens) is trained here from Python's own documentation, a fifth of
-which it never sees. It goes on from prompts of that fifth, 320 tokens each, under no penalty, a repetition penalty, a
-frequency penalty and the LZ penalty, at several strengths and temperatures; all of them see the output alone. An output
-is degenerate where `lz_penalty.detector` finds a loop at its end and only the limit on the length ended it. The
-accuracy is that of the next token on the unseen text. In parentheses: 95 % confidence intervals, over the prompts and
-over the stretches of text.
+A small recurrent model (0.4 million parameters, 512 tokens) is trained here on Python's own documentation, a fifth of
+which is held out. It continues prompts from that fifth, 320 tokens each, without a penalty, and with a repetition
+penalty, a frequency penalty and the LZ penalty, at several strengths and temperatures; all penalties apply to the output
+alone. An output is degenerate if `lz_penalty.detector` finds a loop at its end and only the limit on the length ended
+it. The accuracy is that of the next token on the held-out text. In parentheses: 95 % confidence intervals, over the
+prompts and over the pieces of text.
 
-Then the time of a step is taken, beside transformers' own repetition penalty, the sides in turns. Both return new
-scores, as `generate` wants it; servers let the penalty edit their logits, which is the column *in place*.
+Then the time of a step is measured, against transformers' own repetition penalty, the sides in turns. Both return new
+scores, as `generate` expects; servers let the penalty edit their logits, which is the column *in place*.
 
-It is a small model, so what it shows is the penalty at work, not what it does to a large one. These are not the
+The small model shows that the penalty works, not its effect on a large model. These are not the
 paper's figures.
 """
 

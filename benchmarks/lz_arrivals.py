@@ -1,4 +1,4 @@
-"""Processor time that requests cost the LZ penalty under vLLM's V1 as they arrive, and once they have gone."""
+"""CPU time of the LZ penalty for requests that arrive under vLLM's V1, and after they have ended."""
 
 import time
 from collections.abc import Callable

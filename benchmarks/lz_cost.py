@@ -1,4 +1,4 @@
-"""Cost of a step of the LZ penalty on this machine, beside transformers' own repetition penalty."""
+"""Cost of a step of the LZ penalty on this machine, against transformers' own repetition penalty."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

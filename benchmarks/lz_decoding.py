@@ -1,4 +1,4 @@
-"""Effect of the penalties of `lz.py` on a small model's outputs, and on its accuracy on text it never saw."""
+"""Effect of the penalties of `lz.py` on a small model's outputs, and on its accuracy on held-out text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The small model of `lz.py`: trained from Python's own documentation, which each machine with Python has."""
+"""The small model of `lz.py`, trained on Python's own documentation, which every Python installation contains."""
 
 import math
 import pydoc_data.topics

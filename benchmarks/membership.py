@@ -1,4 +1,4 @@
-"""Speed of the coordinator's decisions: facts a second, and one incident of a job of 10,000 ranks, without I/O.
+"""Speed of the coordinator's decisions: facts a second, and one incident in a job of 10,000 ranks, without I/O.
 
 python benchmarks/membership.py [--json FILE] [--quick]
 """

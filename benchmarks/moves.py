@@ -1,16 +1,16 @@
-"""Pause of those who stay while ranks move to a spare node, by the size of the state; equality with a run without.
+"""Pause of the remaining ranks while others move to a spare node, by size of the state; equality with a run without moves.
 
     python benchmarks/moves.py              # 30 and 300 MB, about 6 minutes
     python benchmarks/moves.py --quick      # the same with fewer moves, about 3 minutes
     python benchmarks/moves.py --large      # 3 GB too: about 20 GB of memory
 
 Two nodes of one rank each, and a spare. Their ranks move to the spare node one after the other, so each node is the
-spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a rank
-which stays has committed before a move to its first one beyond it, minus a median step before, each without its sleep.
-Its stages are those of the job's records, whose total has a whole step in it; *hydrate* is the time
-in which the newcomer receives the state. The same job without moves is what the result has to be equal to.
+spare in turn; every element of the state changes in every step. *Pause* is the time from the last step that a
+remaining rank committed before a move to its first one after it, minus a median step before, each without its sleep.
+Its stages come from the job's records, whose total includes a whole step; *hydrate* is the time in which the newcomer
+receives the state. The result must equal that of the same job without moves.
 
-Exits with 1 when a move did not come about, a step ran again, or the result is another.
+Exits with 1 if a move did not happen, a step ran again, or the result differs.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""The training of `moves.py` and `endurance.py`: state of any size that changes everywhere in every step.
+"""The training of `moves.py` and `endurance.py`: a state of any size, every element of which changes in every step.
 
 The loss is a mean over all parameters, so every element has a gradient, and AdamW changes it and its two moments. A
-step lasts `--pace` seconds at least, and longer towards the end, until there is a file `--hurry`: so moves find a
-training. At its end each rank writes a digest of its parameters and moments.
+step lasts at least `--pace` seconds, and longer towards the end, until there is a file `--hurry`, so that the training
+still runs when the ranks move. At its end each rank writes a digest of its parameters and moments.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Time of a training script by itself to the end of its first step, which no launcher can shorten."""
+"""Time of a training script alone to the end of its first step, which no launcher can shorten."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""Sides of `peers.py`: the commands that start each tool, its settings, and the document that these come from."""
+"""Sides of `peers.py`: the commands that start each tool, its settings, and the documents from which they come."""
 
 import sys
 from collections.abc import Callable

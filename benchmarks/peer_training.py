@@ -1,6 +1,6 @@
 """The part of the training that all sides of `peers.py` share: model, batches, a line for each finished step, the end.
 
-Model and batches are those of `workload.py`. A side differs in the lines around them that its tool asks for.
+Model and batches are those of `workload.py`. Sides differ only in the lines that their tools require.
 """
 
 import argparse

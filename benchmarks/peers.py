@@ -5,19 +5,19 @@
     make peers                                                   # the environment of all: torch 2.14, torchft, NVRx
     build/peers/venv/bin/python benchmarks/peers.py              # all sides: 2 hours
 
-A decoder of 25 million parameters (300 MB of state) by DDP on four ranks of one machine, a thread each. Each side
-trains the same number of steps twice: undisturbed, and under the plan: a rank gets SIGKILL, two at once do, a rank is
-stopped for good by SIGSTOP. Between two faults are `--every` steps, and as many before the first and after the last:
-300 unless asked otherwise, which is a fault each 2 to 3 minutes at the 0.4 to 0.6 s of a step on two cores. A run is
-then 8 to 12 minutes, and a side has two. `SIDES` has each side's settings and where they come from. Columns:
+A decoder of 25 million parameters (300 MB of state) under DDP on four ranks of one machine, a thread each. Each side
+trains the same number of steps twice: undisturbed, and under the plan: a rank gets SIGKILL, two get it at once, a rank
+is stopped for good by SIGSTOP. There are `--every` steps between two faults, before the first and after the last: 300
+by default, which is a fault each 2 to 3 minutes at the 0.4 to 0.6 s of a step on two cores. A run then takes 8 to 12
+minutes, and a side has two. `SIDES` has each side's settings and their sources. Columns:
 
-- *without a step*: seconds from a fault to the first step beyond all finished ones, on any rank, less a median step;
-- *whole again*: seconds until all four ranks finish a new step; never, where the tool goes on with fewer;
+- *without a step*: seconds from a fault to the first new step on any rank, less a median step;
+- *whole again*: seconds until all four ranks finish a new step; never, if the tool continues with fewer;
 - *again*: steps that some rank ran more than once; *dropped*: batches of a rank and step that no finished step has;
-- *difference*: the largest of a final parameter to the side's own undisturbed ones; 0 is the same bits;
-- *time*: first to last step under the plan, over the undisturbed side's own; *step*: median without faults.
+- *difference*: largest difference of a final parameter from the side's own undisturbed run; 0: bitwise equal;
+- *time*: first to last step under the plan, over the side's undisturbed run; *step*: median without faults.
 
-Not in the plan, for want of a second machine in CI: a lost host, a cut link, capacity that comes and goes.
+Not in the plan, since CI has only one machine: a lost host, a cut link, capacity that comes and goes.
 """
 
 import argparse

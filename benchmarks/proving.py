@@ -1,9 +1,9 @@
-"""Cost of showing that a newcomer computes the same.
+"""Cost of proving that a newcomer computes the same results.
 
-A standby runs a step in a rank's shadow. In the job this is done once a minute at most, and as rarely as its cost asks
-for; here it is done again and again, so that steps with a proof and calm ones take turns within the one job. A proof's
-cost is the extra time of the steps from its begin until the standby was through; the figure is this, at the rate that
-the coordinator would choose by the cost that the standby reports (`membership/recovery/proving.py`).
+A standby runs a step in a rank's shadow. In a job this happens at most once a minute, and less often if its cost is
+high; here it is repeated, so that steps with a proof and without one alternate within one job. A proof's cost is the
+extra time of the steps from its start until the standby has finished; the figure is this cost at the rate that the
+coordinator would choose for the cost that the standby reports (`membership/recovery/proving.py`).
 """
 
 import json

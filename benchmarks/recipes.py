@@ -1,17 +1,16 @@
-"""Cost of a recipe's steps beside the same loop in plain PyTorch, without faults: `regrow train` and torchrun.
+"""Cost of a recipe's steps against the same loop in plain PyTorch, without faults: `regrow train` and torchrun.
 
     python benchmarks/recipes.py            # about 6 minutes: pretrain and lora
     python benchmarks/recipes.py --quick    # about 2 minutes
 
 A Llama of 3 million parameters over bytes, on packed prose, under DDP on two ranks of this machine, with a thread each;
 2 micro-batches of 2 rows of 256 tokens for each rank in a step. Both sides have the same model, rows, loss, clipping,
-schedule and lines; the plain one (`recipes_plain.py`) has DDP's own reduction over gloo, and no step of it can be
-undone, voted on or handed to another rank.
+schedule and printed lines; the plain one (`recipes_plain.py`) uses DDP's own reduction over gloo, and none of its steps
+can be undone, voted on or moved to another rank.
 
-Both jobs run in turns, the other paused while one trains, and who is first changes with each round. A turn's figure is
-the mean time of its steps; *ratio* is the median over the rounds of a round's ratio. Beside it are told its spread
-and two ratios that other work on the machine disturbs less: of the time that a quarter of all steps stays below, and of
-the ranks' processor time.
+Both jobs run in turns, the other paused while one trains, and they alternate in going first. A turn's figure is the mean
+time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that other
+load on the machine affects less: of the first quartile of the step times, and of the ranks' CPU time.
 """
 
 import argparse

@@ -1,29 +1,30 @@
-"""Groups that are ended and formed anew: torch's own reconfigure over gloo beside regrow's mesh, in one run.
+"""Groups that are ended and formed again: torch's own reconfigure over gloo against regrow's mesh, in one run.
 
     python benchmarks/reconfigure.py             # 4, 16 and 64 processes, three rounds: 20 minutes
     python benchmarks/reconfigure.py --quick     # 4 and 16 processes, each once: 5 minutes
 
-torch has `reconfigure` from 2.14 on. With an older one only regrow's side runs, and a sentence says so.
+torch has `reconfigure` since 2.14. With an older version only regrow's side runs, and a sentence says so.
 
-W processes form a group, all reduce once, and all but one reduce again. That one is killed (`kill`), or lives and never
-comes (`stuck`); then all others are told to halt, as by the coordinator. Times, in seconds, each of the last process:
+W processes form a group, all reduce once, and all but one reduce again. That one is killed (`kill`), or lives and
+never calls (`stuck`); then all others are ordered to halt, as by the coordinator. Times in seconds, each of the last
 
-* `form`: from the starting signal until the first all-reduce is done.
-* `ended`: from the fault until the second all-reduce has ended, whatever it said.
-* `left`: number of processes whose call ended by its own limit (`--limit`) only: no halt has ended it.
-* `anew`: from the next signal, in another generation and with another process in the lost one's place, until an
-  all-reduce is done, or all have given up.
-* `formed`: 1 where that all-reduce was done.
-* `same_bits`: 1 where the sum of random numbers had the same bits on all ranks, before the fault and after it.
 
-`unformed`: one is killed before it connects, when the others do; `vanished`: once its address is in the store, to which
-they connect. `ended`, from the halt on, and `left` are theirs; `vanished` is tried with 4 processes.
+* `form`: from the start signal until the first all-reduce is done.
+* `ended`: from the fault until the second all-reduce has ended, with any result.
+* `left`: number of processes whose call ended only by its own limit (`--limit`), not by the halt.
+* `anew`: from the next signal, in another generation and with another process in place of the lost one, until an
+    all-reduce is done, or all have given up.
+* `formed`: 1 if that all-reduce was done.
+* `same_bits`: 1 if the sum of random numbers had the same bits on all ranks, before the fault and after it.
 
-The sides of torch differ in what a halt does. `abort` calls `abort()` from another thread, which torch documents as
-the end of all operations where the backend supports it. `alone` does that too, and a process whose all-reduce has
-failed reconfigures to a group of itself, which closes its connections, and so passes the failure on. `lazy` is `alone`
-where connections are made when they are needed (`TORCH_GLOO_LAZY_INIT=1`, as `regrow run` starts large worlds); it is
-tried with 4 processes and a kill. Handles and addresses go through regrow's store on all sides, served by an agent
+`unformed`: one is killed before it connects, when the others connect; `vanished`: it is killed after its address is in
+the store, to which they connect. `ended`, from the halt on, and `left` apply; `vanished` is tried with 4 processes.
+
+The sides of torch differ in their reaction to a halt. `abort` calls `abort()` from another thread, which torch
+documents as the end of all operations if the backend supports it. `alone` does that too, and a process whose all-reduce
+has failed reconfigures to a group of itself, which closes its connections, and so passes the failure on. `lazy` is
+`alone` with connections made when they are needed (`TORCH_GLOO_LAZY_INIT=1`, as `regrow run` starts large worlds); it
+is tried with 4 processes and a kill. Handles and addresses go through regrow's store on all sides, served by an agent
 process for every 8 ranks: no rank is a root. While a group forms, a halt closes the store.
 """
 

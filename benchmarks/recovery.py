@@ -1,4 +1,4 @@
-"""Time lost to a SIGKILL, and the cost of fault tolerance while nothing happens: torchrun against regrow.
+"""Time lost to a SIGKILL, and the cost of fault tolerance without faults: torchrun against regrow.
 
     python benchmarks/recovery.py            # about 10 minutes
     python benchmarks/recovery.py --quick    # at most 4 minutes
@@ -8,14 +8,14 @@
     python benchmarks/recovery.py --device cuda # on a GPU, which the ranks share if it is alone; see docs/cuda.md
 
 One model of 25 million parameters with AdamW (300 MB of state), four ranks with a thread each, on one machine in one
-run. *Time lost* is the time from a SIGKILL until the first step beyond the last committed one is committed on every
+run. *Time lost* is the time from a SIGKILL until the first step after the last committed one is committed on every
 rank, minus a median step. Sides: torchrun with a checkpoint on local disk every 10 steps; regrow with a standby that
 has built and rehearsed; regrow that forks a worker when one is lost. The overhead is measured between two jobs that
 train in turns, one paused while the other runs, without any checkpoint. The cost of the audit is measured within one
-job, between the steps in which it looks and their neighbours (`auditing.py`), and so is that of shadow proofs
+job, between the steps with a comparison and their neighbours (`auditing.py`), and so is that of shadow proofs
 (`proving.py`).
 
-Exits with 1 when a kill was not recovered.
+Exits with 1 if the job did not recover from a kill.
 """
 
 import argparse

@@ -1,33 +1,33 @@
-"""Rendezvous of a job's processes: regrow's store without a root beside torch's TCPStore, in one run.
+"""Rendezvous of a job's processes: regrow's store without a root against torch's TCPStore, in one run.
 
     python benchmarks/rendezvous.py             # two to three minutes
     python benchmarks/rendezvous.py --quick     # each size once, the largest three times
 
-**Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use each
-group once; the time is from the starting signal until the last one is done. All sides have their turn in each of five
-rounds, each round in the other order; the figure is the median. Both stores run with gloo's connections made at once
-(eager), as torchrun starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`), as `regrow run` starts in a world of this
-size. regrow's keys are served by an agent process for every 8 ranks. `backend` is the `regrow` backend, which needs no
-gloo. TCPStore's server looks up the name of each client; it is told to give up at once, lest a slow resolver count.
+**Groups.** W processes, forked from one with torch imported, make the default group and a 2-D mesh on gloo and use
+each group once; the time is from the start signal until the last one is done. All sides run in each of five rounds, in
+alternating order; the figure is the median. Both stores run with gloo's connections made at once (eager), as torchrun
+starts, and made when needed (`TORCH_GLOO_LAZY_INIT=1`), as `regrow run` starts in a world of this size. regrow's keys
+are served by an agent process for every 8 ranks. `backend` is the `regrow` backend, which needs no gloo. TCPStore's
+server looks up the name of each client; the look-up is made to fail at once, so that a slow resolver does not count.
 
 **The store alone**, up to 4,096 ranks, 8 a node. Each rank does what a rendezvous does: it reads one key that rank 0
 writes (an NCCL id), writes its address and reads those of its two neighbours, and passes a barrier (add, wait).
 regrow's agents are the real ones (`agent/store/store_node.py`) with messages passed in memory and counted: requests,
 connections and bytes at the busiest agent, its own workers' included. TCPStore's server is its own busiest node; the
 cost of each call to it is measured at the real one through a proxy that counts, and multiplied by the number of calls.
-This is checked with 16 real clients, whose bytes must come out the same.
+This is checked with 16 real clients, for which the bytes must be equal.
 
-**The generation's table**, at 1,024 and 4,096 ranks, 8 a node: the coordinator's own machine is fed the facts of agents
-and workers, and its orders are encoded as its server does it. `form_bytes_a_rank_N` is what it sends for the first
+**The generation's table**, at 1,024 and 4,096 ranks, 8 a node: the coordinator's own state machine gets the facts of
+agents and workers, and its orders are encoded as by its server. `form_bytes_a_rank_N` is the traffic for the first
 generation, by ranks; `start_`, `kill_` and `node_bytes_a_rank_N` the same for starting all workers, for the generation
 after a kill and for the one after the loss of a node's ranks. `form_bytes_busiest_agent_a_rank_N` is the most that one
-agent passes on to others.
+agent forwards to others.
 
-`init_s_64` is the time of the groups as `regrow run` starts them, `tcpstore_init_s_64` as torchrun does. Like with like
-are `init_s_64` beside `tcpstore_lazy_init_s_64`, and `eager_init_s_64` beside `tcpstore_init_s_64`. 1,024 processes and
-more do not fit here: `init_s_1024` and `init_s_4096` are the processor seconds for which the busiest node's store
-server is busy with the store's part of the work, that is its requests times the cost of one at a real server process,
-measured on both sides. No network and no gloo is in them.
+`init_s_64` is the time of the groups as `regrow run` starts them, `tcpstore_init_s_64` as torchrun does. Comparable are
+`init_s_64` with `tcpstore_lazy_init_s_64`, and `eager_init_s_64` with `tcpstore_init_s_64`. 1,024 processes and more do
+not fit here: `init_s_1024` and `init_s_4096` are the CPU seconds of the busiest node's store server for the store's
+part of the work: its requests times the cost of one at a real server process, measured on both sides. They include no
+network and no gloo.
 """
 
 import argparse

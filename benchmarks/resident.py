@@ -1,4 +1,4 @@
-"""Memory of a node that ranks take which read the same corpus, each page counted once: for `data.py`."""
+"""Memory of a node's ranks that read the same corpus, each page counted once: for `data.py`."""
 
 import ctypes
 import mmap

@@ -1,7 +1,7 @@
-"""Jobs whose world changes its size, and what a change costs by their records: the parts of `elastic.py`.
+"""Jobs whose world size changes, and the cost of a change from their records: the parts of `elastic.py`.
 
-*Pause* is by one definition for all sides the time from the last step that was committed before a change to the first
-one beyond it, minus a median step of the new world: what those who stay have lost.
+*Pause* has one definition for all sides: the time from the last step committed before a change to the first one after
+it, minus a median step of the new world: the time that the remaining ranks have lost.
 """
 
 import signal

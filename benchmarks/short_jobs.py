@@ -1,20 +1,20 @@
-"""Cost of a short job beside its script: its start, its end, and twenty of them at once on one machine.
+"""Cost of a short job in addition to its script: its start, its end, and twenty of them at once on one machine.
 
     python benchmarks/short_jobs.py            # about 4 minutes on two idle cores
     python benchmarks/short_jobs.py --quick    # about 2 minutes
 
-*Start and end*: a linear layer by DDP on 4 ranks, by turns under `regrow run`, by itself (one process, the same
+*Start and end*: a linear layer under DDP on 4 ranks, in turns under `regrow run`, by itself (one process, the same
 script), under torchrun, and by itself without regrow. *First step*: seconds from the command until the last rank has
-made its first step; *exit*: from the end of the last rank's script to the exit of the command, which is what Python
-takes to leave a process with torch as well; *processor*: seconds of all its processes, which a busy machine changes
-least. `start_s_beyond_script` is the median over the rounds of the first step under `regrow run`, less that of the same
-script by itself; `start_s_beyond_plain`: less that of the script without regrow.
+made its first step; *exit*: from the end of the last rank's script to the exit of the command, which includes Python's
+own exit from a process with torch; *processor*: CPU seconds of all its processes, which load on the machine changes
+least. `start_s_beyond_script` is the median over the rounds of the first step under `regrow run`, less that of the
+same script by itself; `start_s_beyond_plain`: less that of the script without regrow.
 
-*At once*: 20 jobs of 2 ranks each. When all of them train, a rank of one is killed, and all may hurry. A job has failed
-where its exit code is not 0, its weights are not those of the others, or something of it is left: a process, a file
-for sockets or the data cache, shared memory. `jobs_disturbed` counts jobs with an incident whose rank was not killed.
+*At once*: 20 jobs of 2 ranks each. When all of them train, a rank of one is killed, and all are allowed to finish. A
+job has failed if its exit code is not 0, its weights differ from the others', or it leaves something behind: a process,
+a file for sockets or the data cache, shared memory. `jobs_disturbed` counts jobs with an incident but without a kill.
 
-Exits with 1 when a side could not be measured.
+Exits with 1 if a side could not be measured.
 """
 
 import argparse

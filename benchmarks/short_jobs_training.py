@@ -1,7 +1,7 @@
 """The training of `short_jobs.py`: a linear layer by DDP, under any launcher or alone, with regrow or not.
 
-Each rank appends `rank pid word seconds` to `--marks`: after its first step, and at its end. Seconds are the machine's,
-since the epoch. Rank 0 writes the weights to `--out`.
+Each rank appends `rank pid word seconds` to `--marks`: after its first step, and at its end. Seconds are those of the
+system clock, since the epoch. Rank 0 writes the weights to `--out`.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Agents for `control_plane.py`: each speaks with the coordinator as a real one does, and has workers in words only.
+"""Agents for `control_plane.py`: each communicates with the coordinator as a real one does, and simulates its workers.
 
-One process has many of them. They are as cheap as can be, since they share the machine with what is measured: frames
-are read and written by hand, and time is taken before anything is decoded. Commands come as lines on standard input.
+One process has many of them. They are as cheap as possible, since they share the machine with the measured coordinator:
+frames are read and written by hand, and times are taken before decoding. Commands are lines on standard input.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Time of the simulator for 100,000 ranks, and its forecast of the goodput of a real job.
+"""Run time of the simulator for 100,000 ranks, and its forecast of the goodput of a real job.
 
 The real job is the demo's: a small GPT in four workers with a standby, three of which are killed. The cost of recovery
-is measured in one run; with that alone the goodput of others, with kills at other moments, is foretold.
+is measured in one run; from it alone the goodput of other runs, with kills at other times, is predicted.
 
 python benchmarks/simulator.py [--quick] [--json FILE]
 """

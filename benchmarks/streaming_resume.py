@@ -1,10 +1,10 @@
-"""Time of a new process to its first batch with mosaicml-streaming; `data.py` starts this.
+"""Time until the first batch of a new process with mosaicml-streaming; `data.py` starts this.
 
     python benchmarks/streaming_resume.py CORPUS.bin FOLDER LENGTH BATCH_SIZE ROUNDS STEP...
 
 It can run in another environment than regrow: it needs numpy, torch and streaming. The samples are those of `data.py`,
-written as a local data set in FOLDER. The new process is forked from this one, so that all is imported when its clock
-starts. Prints one line of JSON at the end: the seconds of each step.
+written as a local data set in FOLDER. The new process is forked from this one, so that its imports are done when its
+clock starts. Prints one line of JSON at the end: the seconds of each step.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Targets of the benchmarks, in one table, and the end of each benchmark.
+"""Targets of the benchmarks in one table, and the common end of each benchmark.
 
-A missed target is printed as missed and stands under `missed` in the JSON; the exit code stays 0, so that the figures
-can always be read. A benchmark that could not measure ends with 1.
+A missed target is printed as missed and listed under `missed` in the JSON; the exit code stays 0, so that the figures
+are always readable. A benchmark that could not measure ends with 1.
 """
 
 import json

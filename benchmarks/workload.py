@@ -1,7 +1,7 @@
-"""The training that every side of `recovery.py` runs: model, data and settings, once for all.
+"""The training that every side of `recovery.py` runs: model, data and settings.
 
 A decoder over bytes, of 25 million parameters unless `REGROW_BENCH_MODEL` names another size; with AdamW that is 300 MB
-of state. The batch of a rank at a step is a function of both, so that no side has a data loader to wait for.
+of state. The batch is a function of rank and step, so that no side waits for a data loader.
 """
 
 import os
