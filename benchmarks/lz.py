@@ -1,12 +1,12 @@
 """Effect of the LZ penalty on degenerate output and on accuracy, and its cost.
 
-    python benchmarks/lz.py            #     python benchmarks/lz.py            # all settings; estimated at 20 minutes, not timed yet
+    python benchmarks/lz.py            # all settings; estimated at 20 minutes, not timed yet
     python benchmarks/lz.py --quick    # about 4 minutes: fewer strengths, temperatures and prompts
-    python benchmarks/lz.py --quick --arrivals    #     python benchmarks/lz.py --quick --arrivals    # seconds: only the cost of requests that arrive under a server
+    python benchmarks/lz.py --quick --arrivals    # seconds: only the cost of requests that arrive under a server
 
 A small recurrent model (0.4 million parameters, 512 tokens) is trained here on Python's own documentation, a fifth of
 which is held out. It continues prompts from that fifth, 320 tokens each, without a penalty, and with a repetition
-penalty, a frequency penalty and the LZ penalty, at several strengths and temperatures; all penalties apply to the output
+penalty, a frequency penalty and the LZ penalty, at several strengths and temperatures; all of them read the output
 alone. An output is degenerate if `lz_penalty.detector` finds a loop at its end and only the limit on the length ended
 it. The accuracy is that of the next token on the held-out text. In parentheses: 95 % confidence intervals, over the
 prompts and over the pieces of text.

@@ -1,4 +1,4 @@
-"""Pause of the remaining ranks while others move to a spare node, by size of the state; equality with a run without moves.
+"""Pause of the remaining ranks while others move to a spare node, by state size; equality with a run without moves.
 
     python benchmarks/moves.py              # 30 and 300 MB, about 6 minutes
     python benchmarks/moves.py --quick      # the same with fewer moves, about 3 minutes

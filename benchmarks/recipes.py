@@ -8,8 +8,8 @@ A Llama of 3 million parameters over bytes, on packed prose, under DDP on two ra
 schedule and printed lines; the plain one (`recipes_plain.py`) uses DDP's own reduction over gloo, and none of its steps
 can be undone, voted on or moved to another rank.
 
-Both jobs run in turns, the other paused while one trains, and they alternate in going first. A turn's figure is the mean
-time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that other
+Both jobs run in turns, the other paused while one trains, and they alternate in going first. A turn's figure is the
+mean time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that other
 load on the machine affects less: of the first quartile of the step times, and of the ranks' CPU time.
 """
 

@@ -6,8 +6,7 @@
 torch has `reconfigure` since 2.14. With an older version only regrow's side runs, and a sentence says so.
 
 W processes form a group, all reduce once, and all but one reduce again. That one is killed (`kill`), or lives and
-never calls (`stuck`); then all others are ordered to halt, as by the coordinator. Times in seconds, each of the last
-
+never calls (`stuck`); then all others are ordered to halt, as by the coordinator. Seconds, each of the last one:
 
 * `form`: from the start signal until the first all-reduce is done.
 * `ended`: from the fault until the second all-reduce has ended, with any result.
