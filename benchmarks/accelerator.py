@@ -34,12 +34,12 @@ TRAINING = HERE / "accelerator_training.py"
 LAG_US, BLOCK = 200, 5
 START_S, BLOCK_S = 240.0, 120.0
 WORLDS = ((1, ""), (2, ""), (2, "ddp"))
-"""Ranks, and how they take the mean of their gradients."""
+"""World size, and the way of averaging gradients."""
 WARM = 2
 
 
 class Block(NamedTuple):
-    """Of a step: milliseconds, times that the host has waited for the device, and what is queued as it ends."""
+    """One block: milliseconds a step, number of host waits for the device, and length of the queue at a step's end."""
 
     ms: float
     waits: float
@@ -47,7 +47,7 @@ class Block(NamedTuple):
 
 
 class Side:
-    """One training, which waits for its turns."""
+    """One training, which trains only in its turns."""
 
     def __init__(self, name: str, world: int, way: str, device: str, rounds: int, folder: Path) -> None:
         self.name, self.found = f"{name}, {world} ranks on {device} {way}", folder / f"{name}-{world}-{device}.json"
@@ -70,7 +70,7 @@ class Side:
             "REGROW_HOME": str(here),
             "PYTHONPATH": os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(HERE.parent)]),
         }
-        # Opened for both directions, so that neither side waits for the other to open it.
+        # Opened for both directions, so that opening does not block.
         self._asks, self._answers = os.open(go, os.O_RDWR), os.open(done, os.O_RDWR | os.O_NONBLOCK)
         self.log = here / "log"
         script = [str(TRAINING), name, str(self.found)]
@@ -81,7 +81,7 @@ class Side:
             self.processes.append(started)
 
     def block(self, limit: float) -> Block:
-        """Let it train for a block of steps."""
+        """Train for one block of steps."""
         os.write(self._asks, b"go\n")
         until = time.monotonic() + limit
         while time.monotonic() < until:
@@ -95,7 +95,7 @@ class Side:
         raise SystemExit(f"{self.name} does not train:\n{self.log.read_text(errors='replace')[-2000:]}")
 
     def result(self) -> dict[str, object]:
-        """Result at its end."""
+        """The side's final result."""
         for process in self.processes:
             if process.wait(timeout=BLOCK_S):
                 raise SystemExit(f"{self.name} has failed:\n{self.log.read_text(errors='replace')[-2000:]}")
@@ -103,7 +103,7 @@ class Side:
         return found
 
     def end(self) -> None:
-        """No more turns."""
+        """End the side."""
         for process in self.processes:
             process.terminate()
             process.wait(timeout=BLOCK_S)
@@ -112,7 +112,7 @@ class Side:
 
 
 def _commands(name: str, world: int, script: list[str]) -> list[tuple[list[str], dict[str, str]]]:
-    """The processes that make a side, each with what its environment has more."""
+    """The processes of a side, each with its additional environment variables."""
     if name == "regrow":
         words = ["run", "--standalone", f"--nproc-per-node={world}", "--hang-timeout=1h", "--job=accelerator"]
         return [(["-m", "regrow", *words, *script], {})]
@@ -123,7 +123,7 @@ def _commands(name: str, world: int, script: list[str]) -> list[tuple[list[str],
 
 
 def differences(truth: dict[str, object], found: dict[str, object]) -> int:
-    """Losses that are others, and 1 for the parameters."""
+    """Number of differing losses, plus 1 if the parameters differ."""
     mine, theirs = truth["losses"], found["losses"]
     if not isinstance(mine, list) or not isinstance(theirs, list) or len(mine) != len(theirs):
         return len(str(mine))
@@ -145,7 +145,7 @@ def measure(world: int, way: str, rounds: int, folder: Path) -> dict[str, float]
     silent = sum(differences(expected, side.result()) for side in sides)
     for side in sides:
         side.end()
-    theirs, ours = plain.blocks[WARM:], regrow.blocks[WARM:]  # before, the queue has not its size yet
+    theirs, ours = plain.blocks[WARM:], regrow.blocks[WARM:]  # earlier, the queue has no limit yet
     return {
         "step_over_plain": min(each.ms for each in ours) / min(each.ms for each in theirs),
         "plain_ms": min(each.ms for each in theirs),

@@ -9,8 +9,8 @@ schedule and printed lines; the plain one (`recipes_plain.py`) uses DDP's own re
 can be undone, voted on or moved to another rank.
 
 Both jobs run in turns, the other paused while one trains, and they alternate in going first. A turn's figure is the
-mean time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that other
-load on the machine affects less: of the first quartile of the step times, and of the ranks' CPU time.
+mean time of its steps; *ratio* is the median of the rounds' ratios. Also printed are its spread and two ratios that
+other load on the machine affects less: of the first quartile of the step times, and of the ranks' CPU time.
 """
 
 import argparse

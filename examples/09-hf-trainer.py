@@ -20,7 +20,7 @@ LENGTH = 64
 
 
 class Windows(Dataset[dict[str, torch.Tensor]]):
-    """Pieces of the text of Python's documentation and source, byte by byte."""
+    """Windows of the bytes of Python's `help()` topics."""
 
     def __init__(self, text: torch.Tensor) -> None:
         self.rows = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)

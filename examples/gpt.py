@@ -89,7 +89,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
         self.apply(self._init)
         for name, parameter in self.named_parameters():
-            if name.endswith(("out.weight", "mlp.2.weight")):  # GPT-2: smaller with depth for layers that add to the stream
+            if name.endswith(("out.weight", "mlp.2.weight")):  # GPT-2: residual outputs, smaller with the depth
                 nn.init.normal_(parameter, std=0.02 / (2 * config.layers) ** 0.5)
 
     @staticmethod
