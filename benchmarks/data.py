@@ -54,9 +54,9 @@ STEPS = (10, 1000, 100_000)
 FIRST = {"ours": "", "DataLoader": "dataloader_", "skips indices": "dataloader_skip_", "streaming": "streaming_"}
 
 SMALL_TOKENS = 105_000_000
-"""Of the corpus for first batches and throughput: a bit over 100,000 batches of 8 samples of 128."""
+"""Tokens of the corpus for first batches and throughput: a bit over 100,000 batches of 8 samples of 128."""
 AHEAD = 64
-"""Batches that the cache has room for where throughput is measured."""
+"""Batches for which the cache has room in the measurement of throughput."""
 KINDS = {
     "tokens": "",
     "transform": "_transform",
@@ -64,7 +64,7 @@ KINDS = {
     "tokens, 4 ranks": "_4_ranks",
     "transform, 2 ranks": "_transform_2_ranks",
 }
-"""Reads whose throughput is measured, and the endings of their figures' names."""
+"""Readings for the measurement of throughput, and the suffixes of their figures' names."""
 ON_DISK = 4_000_000_000
 
 
@@ -73,7 +73,7 @@ ON_DISK = 4_000_000_000
 
 @dataclass
 class FirstBatches:
-    """Seconds by side and step. `work`: of the processor, for ours; `copied`: whether one was no view of the cache."""
+    """Seconds by side and step. `work`: CPU seconds, for regrow; `copied`: True if a batch was no view of the cache."""
 
     seconds: dict[str, dict[int, list[Seconds]]]
     work: list[Seconds] = field(default_factory=list)
@@ -81,13 +81,13 @@ class FirstBatches:
     streaming_missing: str = ""
 
     def median(self, side: str, step: int) -> Seconds | None:
-        """Of what was measured, if anything was."""
+        """Median of the measured values; None: there is none."""
         told = self.seconds.get(side, {}).get(step)
         return median(told) if told else None
 
 
 def measure_first(place: Place, streaming_python: str) -> FirstBatches:
-    """All sides in turns; streaming, in processes of its own environment, afterwards."""
+    """Run all sides in turns; streaming afterwards, in processes of its own environment."""
     reading = Reading(str(place.tokens.parent), length=128, stride=128, batch_size=8)
     result = FirstBatches({side: {step: [] for step in STEPS} for side in list(FIRST)[:3]})
     for step in STEPS:
@@ -119,7 +119,7 @@ def _ask(body: Body) -> list[float]:
 
 
 def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Seconds]] | str:
-    """Measurements of `streaming_resume.py`, or the reason why there are none."""
+    """Measurements of `streaming_resume.py`, or the reason for having none."""
     try:
         found = subprocess.run([python, "-c", "import streaming"], capture_output=True, text=True, timeout=PATIENCE)
     except OSError as error:
@@ -144,7 +144,7 @@ def _streaming(place: Place, python: str, reading: Reading) -> dict[int, list[Se
 
 @dataclass
 class Rates:
-    """Batches a second of all ranks, by round; `work`: processor seconds of all processes together for a batch."""
+    """Batches a second of all ranks, by round; `work`: CPU seconds of all processes for a batch."""
 
     ours: list[float] = field(default_factory=list)
     dataloader: list[float] = field(default_factory=list)
@@ -154,12 +154,12 @@ class Rates:
 
     @property
     def ratio(self) -> float:
-        """Ours over DataLoader's: the median of the rounds'."""
+        """The rate of regrow over DataLoader's: the median of the rounds' ratios."""
         return median(mine / its for mine, its in zip(self.ours, self.dataloader, strict=True))
 
 
 def measure_rates(place: Place, reading: Reading, ranks: int, number: int) -> Rates:
-    """Both sides in turns, which change places each round; each rank reads `number` batches a turn."""
+    """Run both sides in turns, in alternating order; each rank reads `number` batches a turn."""
     result = Rates()
     budget = (AHEAD * ranks + 2) * (reading.batch_bytes + 4096)
     with (
@@ -266,7 +266,7 @@ def figures(
 
 
 def measure(place: Place, args: argparse.Namespace) -> tuple[FirstBatches | None, MemoryUsed | None, dict[str, Rates]]:
-    """Measure what was asked for, and show it as soon as it is there. Raises `Failed`."""
+    """Run the requested measurements, and print each when it is done. Raises `Failed`."""
     console = Console()
     first, used, rates = None, None, dict[str, Rates]()
     if "first" in args.only:

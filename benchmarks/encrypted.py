@@ -45,7 +45,7 @@ def _rank(files: dict[str, str]) -> Callable[[int, int, str, int], Times]:
         options = AllreduceOptions()
 
         def formed(name: str) -> MeshTransport:
-            """Over TCP, as between nodes; all its connections are made now, under the present setting."""
+            """A transport over TCP, as between nodes; all its connections are opened now, with the present setting."""
             site = Site(None, "127.0.0.1", "token")
             mesh = MeshTransport(SocketMesh(Links(PrefixStore(name, keys), "all", rank, world, site)))
             mesh.form(FORM_S)

@@ -26,7 +26,7 @@ def batch_of(step: int, share: int) -> Tensor:
 
 
 def hold(folder: Path | None, number: int) -> None:
-    """Give the others time while an incident is under way: all ranks wait, so nobody is taken for one that hangs."""
+    """Slow steps down during an incident: all ranks wait, so that no rank is taken for a hung one."""
     if folder is not None and not (folder / str(number)).exists():
         time.sleep(1.0)
 

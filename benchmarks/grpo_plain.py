@@ -22,14 +22,14 @@ from trl import GRPOConfig, GRPOTrainer
 from regrow.data.seeding import seed_everything
 
 MICRO = 8
-"""Completions of a forward."""
+"""Completions of a forward pass."""
 
 
 class Seeded(TrainerCallback):  # type: ignore[misc]
-    """Seeds as regrow does at each update."""
+    """Seeds the generators at each update as regrow does."""
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Before the update generates."""
+        """Seed before the update generates."""
         seed_everything(args.seed, state.global_step, args.process_index * args.gradient_accumulation_steps)
 
 

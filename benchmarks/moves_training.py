@@ -19,12 +19,12 @@ import regrow
 
 CHUNK = 1_000_000
 BYTES_AN_ELEMENT = 12
-"""A parameter and two moments."""
+"""Bytes of a parameter and two moments."""
 LONGEST_S = 2.0
 
 
 class Spread(nn.Module):
-    """As many parameters as a state of `state_bytes` has."""
+    """A model with as many parameters as fit a state of `state_bytes`."""
 
     def __init__(self, state_bytes: float) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Spread(nn.Module):
         self.chunks = nn.ParameterList(chunks)
 
     def forward(self, batch: Tensor) -> Tensor:
-        """A number of all parameters and the batch."""
+        """A scalar that depends on all parameters and the batch."""
         return torch.stack(
             [(chunk * scale).sin().mean() for chunk, scale in zip(self.chunks, batch, strict=False)]
         ).mean()
@@ -58,7 +58,7 @@ def sleep_of(pace: float, step: int, steps: int) -> float:
 
 
 def wait(pace: float, hurry: Path, step: int, steps: int) -> None:
-    """Sleep for as long as the others may need to come to their point."""
+    """Sleep for the duration of the step, unless the file `hurry` exists."""
     if pace and not hurry.exists():
         time.sleep(sleep_of(pace, step, steps))
 

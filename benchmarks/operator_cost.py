@@ -49,7 +49,7 @@ KEY = b"0123456789abcdef0123456789abcdef"
 
 
 def _serve(pipe: Connection, jobs: int, pods: int) -> None:
-    """The cluster: pods run as soon as they are made; on each word from the pipe one is lost."""
+    """Run the cluster: pods run as soon as they are created; each message on the pipe makes one fail."""
     store = FakeStore(time.time)
     store.install(crd())
 
@@ -157,7 +157,7 @@ async def _measure_capacity(folder: Path, rounds: int) -> dict[str, float]:
 
 
 def _node(name: str) -> dict[str, Any]:
-    """As large as one of a cloud: 40 images, 30 labels, 8 conditions; every hundredth has an Xid."""
+    """A node object as large as in a cloud: 40 images, 30 labels, 8 conditions; every hundredth has an Xid."""
     kinds = ("Ready", "MemoryPressure", "DiskPressure", "PIDPressure", "KernelDeadlock", "ReadonlyFilesystem")
     conditions = [
         {"type": each, "status": "True" if each == "Ready" else "False", "message": "m" * 80} for each in kinds

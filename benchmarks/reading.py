@@ -23,7 +23,7 @@ BYTES, ROUNDS = 32 << 20, 5
 
 
 def main() -> int:
-    """Print the table; 1 where nothing could be measured."""
+    """Print the table; returns 1 if nothing could be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

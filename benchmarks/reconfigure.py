@@ -69,26 +69,26 @@ STANDS_S = 0.3
 
 
 class Side(Protocol):
-    """One rank's group."""
+    """The group of one rank."""
 
     def publish(self, generation: int) -> None:
-        """Say in the store that this rank will be in the group of this generation."""
+        """Announce in the store that this rank will be in the group of this generation."""
 
     def connect(self, vanish: bool = False) -> None:
-        """Be in it, or be killed once the others know where this rank is."""
+        """Join the group; with `vanish`, be killed once the address is published."""
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """Sum it over all ranks."""
+        """Sum a tensor over all ranks."""
 
     def halt(self, forming: bool) -> None:
-        """End what is blocked, from another thread."""
+        """Abort blocked calls, from another thread."""
 
     def leave(self) -> None:
-        """The generation is over for the thread that trains."""
+        """End the generation on the training thread."""
 
 
 class VanishingStore(AgentStore):
-    """Its process can end as soon as an address of it is known."""
+    """A store client whose process can end as soon as its address is published."""
 
     vanishes = False
 
@@ -100,7 +100,7 @@ class VanishingStore(AgentStore):
 
 
 class Mesh:
-    """regrow's transport for the processor's memory.
+    """The transport of regrow for CPU tensors.
 
     Args:
         place: address of the agent's store.
@@ -112,52 +112,52 @@ class Mesh:
         self._site = Site(tempfile.gettempdir(), "127.0.0.1", TOKEN)
 
     def publish(self, generation: int) -> None:
-        """Listen and publish the address; connections are made when they are needed."""
+        """Listen and publish the address; connections are opened when they are needed."""
         self._store = AgentStore(self._place, TOKEN, f"g1/{generation}/")
         links = Links(self._store, "mesh/w", self._rank, self._world, self._site)
         self._transport = MeshTransport(SocketMesh(links), self._limit)
         self._transport.form(self._limit)
 
     def connect(self, vanish: bool = False) -> None:
-        """Nothing is left to do."""
+        """Do nothing: connections are opened when they are needed."""
         if vanish:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """By one call of the transport."""
+        """Reduce by one call of the transport."""
         self._transport.call("allreduce", ([tensor],), {}).wait()
 
     def halt(self, forming: bool) -> None:
-        """Shut the connections and the store's."""
+        """Close the connections of the group and of the store."""
         self._store.close()
         self._transport.halt()
 
     def leave(self) -> None:
-        """Free what it has."""
+        """Free all resources."""
         self._transport.halt()
         self._transport.close()
         self._store.close()
 
 
 class Reconfigured:
-    """torch's group over gloo, made to be reconfigured.
+    """A gloo group of torch, created for `reconfigure`.
 
     Args:
         place: address of the agent's store.
         limit: of one collective, and of a reconfigure.
-        leaves: it closes its connections once a collective has failed.
+        leaves: True to close its connections once a collective has failed.
     """
 
     def __init__(self, place: str, rank: int, world: int, limit: Seconds, *, leaves: bool) -> None:
         self._rank, self._world, self._leaves = rank, world, leaves
         self._limit = timedelta(seconds=limit)
-        self._store = VanishingStore(place, TOKEN, "g1/")  # one for all generations: the group keeps it
+        self._store = VanishingStore(place, TOKEN, "g1/")  # one for all generations, since the group keeps it
         making: Any = dist.ProcessGroupGloo
         self._group = making(self._store, rank, world, self._limit, enable_reconfigure=True)
         self._generation = 0
 
     def publish(self, generation: int) -> None:
-        """Put the handle into the store."""
+        """Write the handle to the store."""
         self._generation = generation
         self._store.set(f"h{generation}/{self._rank}", self._group.get_reconfigure_handle())
 
@@ -173,17 +173,17 @@ class Reconfigured:
         self._group.reconfigure(options).wait()
 
     def reduce(self, tensor: torch.Tensor) -> None:
-        """By gloo's own."""
+        """Reduce by gloo's own call."""
         self._group.allreduce([tensor], dist.AllreduceOptions()).wait()
 
     def halt(self, forming: bool) -> None:
-        """All that there is."""
+        """Abort all that the side can abort."""
         if forming:
             self._store.close()
         self._group.abort()
 
     def leave(self) -> None:
-        """Be alone in a group, where that is this side's way."""
+        """Reconfigure to a group of this rank alone, if the side does so."""
         if self._leaves:
             self._reconfigure(1_000_000 + self._rank, [self._group.get_reconfigure_handle()])
 
@@ -199,7 +199,7 @@ def make(side: str, place: str, rank: int, world: int, limit: Seconds) -> Side:
 
 
 def rank_of(rank: int, world: int, side: str, place: str, limit: Seconds) -> Callable[[Parent], None]:
-    """One rank, which does what it is told."""
+    """One rank, which carries out the parent's commands."""
 
     def body(parent: Parent) -> None:
         if side == "lazy":
@@ -221,7 +221,7 @@ def rank_of(rank: int, world: int, side: str, place: str, limit: Seconds) -> Cal
 
 
 def tried(call: Callable[[], str]) -> tuple[Seconds, str]:
-    """When a call has ended, and its answer or error."""
+    """Time at which a call ended, and its result or error."""
     try:
         said = call()
     except (RuntimeError, RegrowError) as error:
@@ -239,7 +239,7 @@ def formed(group: Side, rank: int, generation: int) -> str:
 
 
 def until_halted(group: Side, parent: Parent, forming: bool) -> None:
-    """Begin to connect, or only to reduce, and be halted by the parent's next word; says when it has ended, and how."""
+    """Start to connect, or only to reduce, until the parent's next message halts it; reports time and outcome."""
 
     def halt() -> None:
         parent.hear()
@@ -265,7 +265,7 @@ def until_halted(group: Side, parent: Parent, forming: bool) -> None:
 
 
 class Trial(NamedTuple):
-    """Times of one trial, in seconds; NaN where it had no such part."""
+    """Times of one trial, in seconds; NaN for a part that it did not have."""
 
     form: Seconds
     ended: Seconds
@@ -299,7 +299,7 @@ def trial(world: int, side: str, fault: str, limit: Seconds) -> Trial:
 
 
 def told(children: list[Child], order: str, generation: int, word: str) -> None:
-    """All of them are told, and have said that word."""
+    """Send an order to all, and wait until each has answered with `word`."""
     for child in children:
         child.tell([order, generation])
     for child in children:
@@ -317,7 +317,7 @@ def form_all(children: list[Child], generation: int) -> tuple[Seconds, set[str]]
 
 
 def strike(others: list[Child], lost: Child, order: str, fault: str, limit: Seconds) -> tuple[Seconds, float]:
-    """All but one begin; from the fault on: time until the last has ended, and how many did so by their limit only."""
+    """Start all but one, and inject the fault: time from it until all have ended, and how many by their limit."""
     told(others, order, 0, "begins")
     time.sleep(STANDS_S)
     if fault == "vanished":

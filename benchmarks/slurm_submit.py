@@ -28,7 +28,7 @@ NODES = 2
 
 
 def _round(cluster: SlurmCluster, folder: Path) -> float:
-    """One job from its submission to its end; how long it took to its first step."""
+    """Run one job from its submission to its end; returns the seconds to its first step."""
     with slurm_job(cluster, folder) as job:
         gang = job.submit(steps=STEPS, pace=0.0)
         cluster.until(lambda: job.ledger(gang).commits or None, "the first step")
