@@ -119,7 +119,7 @@ class Mesh:
         self._transport.form(self._limit)
 
     def connect(self, vanish: bool = False) -> None:
-        """Do nothing: connections are opened when they are needed."""
+        """Only carry out `vanish`: connections are opened when they are needed."""
         if vanish:
             os.kill(os.getpid(), signal.SIGKILL)
 

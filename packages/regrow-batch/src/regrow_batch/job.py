@@ -94,7 +94,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How records become rows, and results a table.
+    """Parameters of turning records into rows, and results into a table.
 
     Attributes:
         making: how a record becomes a row.

@@ -190,7 +190,7 @@ class WorkerEvidence:
         self.convicted(url, kind, now)
 
     def is_doubted(self, url: str, kind: Kind) -> bool:
-        """True if a worker has refused so many rows in a row, after it answered others, that a control must test it."""
+        """True if refusals in a row by a worker that answered others reach the limit: a control must test it."""
         return self._record(url, kind).refused >= _PROVEN_REFUSALS
 
     def control(self, kind: Kind) -> BatchRow | None:

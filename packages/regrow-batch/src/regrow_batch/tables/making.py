@@ -26,7 +26,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class RowMaking:
-    """How to make a row from a record. One of the first three gives the request.
+    """Parameters of making a row from a record. One of the first three gives the request.
 
     Attributes:
         prompt: the column of a text.
